@@ -1,0 +1,65 @@
+"""What the front end needs of a gang, whoever runs it: Ray in a cluster, plain processes or a fake in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from enum import Enum
+from typing import Protocol
+
+from gemray_workers.errors import GemrayError
+from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
+
+
+class GangState(Enum):
+    """Where a gang stands in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class GangUnavailable(GemrayError):
+    """The gang cannot take or finish a request now (starting, draining, failed)."""
+
+
+class GangClient(Protocol):
+    """A running gang as the gRPC service sees it. All methods run on the event loop."""
+
+    @property
+    def state(self) -> GangState:
+        """Where the gang stands."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed, when `state` is FAILED."""
+        ...
+
+    @property
+    def info(self) -> GangInfo:
+        """The model and its shards; raises `GangUnavailable` before the gang is ready."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The newest statistics of the engine, or None before the first step."""
+        ...
+
+    @property
+    def seconds_since_heartbeat(self) -> float:
+        """Age of the newest message from rank 0."""
+        ...
+
+    def generate(self, submit: Submit) -> AsyncIterator[SequenceDelta]:
+        """Run one request; yields each step's delta, the last one with `finish`.
+
+        Closing the iterator early (or cancelling its task) cancels the request within one step.
+        Raises `GangUnavailable` when the gang is not serving or dies half-way.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """End the gang and release what it holds. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""The data plane of gemray: one process a GPU; model, KV cache, scheduler, engine step, sampling."""

@@ -1,0 +1,1 @@
+"""Streaming Hugging Face checkpoints into each rank's shard."""

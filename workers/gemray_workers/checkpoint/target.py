@@ -1,0 +1,32 @@
+"""What a model asks of a checkpoint: for each tensor on disk, which part of it goes where on this rank.
+
+The model states its sharding as data (one `WeightTarget` a checkpoint tensor); the loader only reads and copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One block of a checkpoint tensor and its place in this rank's memory."""
+
+    source: tuple[slice, ...]
+    """One slice a dimension of the tensor on disk, with explicit start and stop."""
+    destination: Tensor
+    """A view of a parameter or buffer with the block's shape; the loader casts to its dtype."""
+
+
+@dataclass(frozen=True)
+class WeightTarget:
+    """A tensor that the checkpoint must hold, exactly once."""
+
+    name: str
+    """Name below the text model's prefix, e.g. ``layers.3.self_attn.q_proj.weight``."""
+    shape: tuple[int, ...]
+    """Shape on disk."""
+    copies: tuple[Copy, ...]
+    """Empty when this rank keeps no part of it; the loader still checks its name and shape."""

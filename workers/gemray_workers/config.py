@@ -1,0 +1,86 @@
+"""Settings of a gang: frozen, validated once, the same on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from gemray_workers.errors import InvalidField
+
+DTypeName = Literal["bfloat16", "float32", "float64"]
+DeviceName = Literal["cpu", "cuda"]
+
+_DTYPES: dict[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What every rank of a gang must agree on."""
+
+    model_path: str
+    """A local Hugging Face directory of a Gemma 4 model."""
+    tensor_parallel_size: int
+    dtype: DTypeName
+    device: DeviceName
+    kv_memory_bytes: int
+    """Bytes of KV pages on each rank, all groups together."""
+    max_model_len: int | None = None
+    """Most tokens of a sequence, prompt and output; None asks for the model's own maximum. The engine serves
+    the largest length that also fits `kv_memory_bytes`."""
+    max_num_seqs: int = 32
+    """Sequences that hold pages at one time."""
+    max_step_tokens: int = 512
+    """Rows of one forward pass, all sequences together."""
+    prefill_chunk: int = 256
+    """Most prompt rows of one sequence in a step."""
+    page_size: int = 16
+    """Tokens a page."""
+    max_draft_tokens: int = 0
+    """Most drafts of a sequence in a step; sizes the sliding pools."""
+    attention_backend: str | None = None
+    """None lets the engine choose; an explicit choice is never replaced."""
+    poison_freed_pages: bool = False
+    """Fill freed pages with NaN (debugging): a read of a freed page then cannot go unnoticed."""
+    collective_timeout_s: float = 60.0
+    """How long a rank waits for its peers before it gives up."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "tensor_parallel_size",
+            "kv_memory_bytes",
+            "max_num_seqs",
+            "max_step_tokens",
+            "prefill_chunk",
+            "page_size",
+        ):
+            if getattr(self, name) < 1:
+                raise InvalidField(name, getattr(self, name), "an integer >= 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2, or unset")
+        if self.max_draft_tokens < 0:
+            raise InvalidField("max_draft_tokens", self.max_draft_tokens, "an integer >= 0")
+        if self.dtype not in _DTYPES:
+            raise InvalidField("dtype", self.dtype, "one of " + ", ".join(_DTYPES))
+        if self.device not in ("cpu", "cuda"):
+            raise InvalidField("device", self.device, "cpu or cuda")
+        if self.max_step_tokens < self.max_num_seqs * (1 + self.max_draft_tokens):
+            raise InvalidField(
+                "max_step_tokens",
+                self.max_step_tokens,
+                f">= max_num_seqs * (1 + max_draft_tokens) = {self.max_num_seqs * (1 + self.max_draft_tokens)}, "
+                "so that every running sequence can decode in each step",
+            )
+        if self.collective_timeout_s <= 0:
+            raise InvalidField("collective_timeout_s", self.collective_timeout_s, "seconds > 0")
+
+    @cached_property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch names it."""
+        return _DTYPES[self.dtype]

@@ -1,0 +1,1 @@
+"""The engine step and the state that lives on every rank."""

@@ -1,0 +1,31 @@
+"""Errors that users read: each names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+
+class GemrayError(Exception):
+    """Base of every error that gemray raises on purpose."""
+
+
+class InvalidField(GemrayError, ValueError):
+    """A setting or request field has a value that is not allowed.
+
+    Attributes:
+        field: dotted name as the user wrote it, e.g. ``sampling.top_p``.
+        value: the value received.
+        allowed: what would have been accepted, in words.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field} = {value!r} is not allowed: {allowed}")
+
+
+class CheckpointError(GemrayError):
+    """A checkpoint directory cannot be loaded; the message names files and tensors."""
+
+
+class CapacityError(GemrayError):
+    """What was asked for does not fit; the message says wanted and available, with units."""

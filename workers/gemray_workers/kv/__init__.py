@@ -1,0 +1,1 @@
+"""KV cache in groups: geometry, pools, pages, budget."""

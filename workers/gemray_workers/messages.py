@@ -1,0 +1,157 @@
+"""Messages between the coordinator and rank 0 of a gang. Plain data, encoded as msgpack by msgspec."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.scheduling.plan import TokenLogprob
+
+FinishReason = Literal["stop_token", "length", "cancelled", "fault"]
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A request enters the engine."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    emitted_ids: list[int] = []
+    """Tokens that an earlier gang already gave to the client: replayed, not emitted again."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop a request and free its pages; unknown ids are ignored (the request may just have ended)."""
+
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the gang: cancel what runs and leave the loop."""
+
+
+ToGang = Submit | Cancel | Stop
+
+
+class SpeculationCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafting did for one request, or for the server as a whole."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = []
+
+
+class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one request in one step; the last delta of a request has `finish`."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    matched_stop_id: int | None = None
+    """Set when `finish` is stop_token; the stop id itself is the last of `token_ids`."""
+    fault: str | None = None
+    cached_tokens: int = 0
+    speculation: SpeculationCounters | None = None
+    """With the last delta."""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the engine after a step."""
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    """Since the start."""
+    pages_in_use: dict[str, int]
+    """By KV group."""
+    pages_total: dict[str, int]
+    prompt_tokens: int
+    """Since the start, computed prompt rows (recomputation included)."""
+    generated_tokens: int
+    last_step_seconds: float
+    speculation: SpeculationCounters
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag=True):
+    """Everything that one step gave, in one message; with no deltas it is a heartbeat."""
+
+    deltas: list[SequenceDelta]
+    stats: EngineStats
+
+
+class GangFailed(msgspec.Struct, frozen=True, tag=True):
+    """The loop of rank 0 ended with an error."""
+
+    reason: str
+
+
+FromGang = StepOutput | GangFailed
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A decision taken at start-up and its reason, for `gemray info`."""
+
+    what: str
+    chosen: str
+    reason: str
+
+
+class KVGroupInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One KV group as built on a rank."""
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    page_size: int
+    num_pages: int
+    """Pages that sequences can own (the null page not counted)."""
+    page_bytes: int
+
+
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank holds once it has loaded."""
+
+    rank: int
+    host: str
+    device: str
+    shard_indices: dict[str, int]
+    """The fields and derived counts of `ShardIndices`, by name."""
+    weight_bytes: int
+    kv_groups: list[KVGroupInfo]
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model, the same on every rank."""
+
+    model_type: str
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    layer_types: list[str]
+    vocab_size: int
+    max_model_len: int
+    """As fitted to the KV memory: what the server accepts."""
+    max_position_embeddings: int
+    dtype: str
+    tensor_parallel_size: int
+    sliding_window: int
+    choices: list[Choice]
+    """Attention backends and the like, each with its reason."""
+    drafter_method: str = "none"
+    max_draft_tokens: int = 0
+
+
+class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A gang that is ready to serve."""
+
+    model: ModelInfo
+    ranks: list[RankInfo]
+    """One a rank, in rank order."""

@@ -1,0 +1,1 @@
+"""The Gemma 4 text decoder, sharded by tensor parallelism."""

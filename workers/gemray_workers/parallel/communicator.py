@@ -1,0 +1,71 @@
+"""The few collective operations that the engine uses, named at every call site.
+
+A `Communicator` spans the tensor-parallel ranks of one gang. Tensors travel over NCCL on GPUs and gloo on
+CPU; small host messages (step plans) always travel over gloo.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Communicator(Protocol):
+    """Collectives over the tensor-parallel ranks. Every rank must call the same ones in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, 0 <= rank < size."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are (TP)."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The elementwise sum of every rank's `x`, bit-identical on all ranks. May reuse `x`'s memory."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x` stacked in rank order along a new first dimension: [size, *x.shape]."""
+        ...
+
+    def broadcast_bytes(self, payload: bytes | None) -> bytes:
+        """Rank 0's `payload` on every rank (others pass None). Host memory only."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every rank has arrived, or raise at the group's deadline."""
+        ...
+
+
+class SoloCommunicator:
+    """The communicator of TP = 1: every collective is the identity."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return `x`."""
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return `x` with a leading dimension of one."""
+        return x.unsqueeze(0)
+
+    def broadcast_bytes(self, payload: bytes | None) -> bytes:
+        """Return `payload`."""
+        if payload is None:
+            raise ValueError("rank 0 must give a payload to broadcast")
+        return payload
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of norms, softmax and logits for weights of `dtype`: the wider of float32 and `dtype`."""
+    return torch.promote_types(torch.float32, dtype)

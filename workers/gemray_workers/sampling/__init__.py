@@ -1,0 +1,1 @@
+"""Choosing tokens: logit edits, filters, keyed noise, logprobs."""

@@ -1,0 +1,82 @@
+"""The step plan: what rank 0 decides and every rank carries out, as deltas over the state they all hold."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gemray_workers.sampling.params import SamplingParams
+
+
+class Admission(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence takes a slot. Also how a preempted sequence comes back, with what it has generated."""
+
+    slot: int
+    request_id: str
+    token_ids: list[int]
+    """Prompt, then what was generated so far."""
+    prompt_len: int
+    params: SamplingParams
+
+
+class PageGrant(msgspec.Struct, frozen=True, array_like=True):
+    """Pages join a sequence's block table of one KV group, from column `first` on."""
+
+    slot: int
+    group: str
+    first: int
+    pages: list[int]
+
+
+class ScheduledRows(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one sequence in this step: known tokens, then drafts."""
+
+    slot: int
+    start: int
+    """Position of the first row: the tokens computed so far."""
+    num_known: int
+    """Rows of tokens that are already decided (prompt, or the newest token)."""
+    num_drafts: int
+    """Rows of drafted tokens behind them; 0 unless `samples`."""
+    samples: bool
+    """Whether the known rows reach the sequence's last token, so that the step chooses its next one."""
+    prompt_logprobs_from: int | None = None
+    """First prompt position whose log-probability this step must report, or None."""
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One step. An empty plan (no rows) only applies admissions, grants and releases."""
+
+    step: int
+    released: list[int] = []
+    """Slots that are free from now on; applied before admissions."""
+    admitted: list[Admission] = []
+    granted: list[PageGrant] = []
+    rows: list[ScheduledRows] = []
+    freed_pages: dict[str, list[int]] = {}
+    """Pages given back since the last plan, by group: only so that debug runs can poison them."""
+    stop: bool = False
+    """The gang ends after this plan."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token under the model's own distribution (before any edit or filter)."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+    """The most likely tokens, best first; as many as the request asked for."""
+
+
+class SequenceOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence's sampled rows gave: accepted drafts, then one token of the target's own."""
+
+    slot: int
+    token_ids: list[int]
+    """1 + number of accepted drafts; empty when only a prompt chunk ran."""
+    num_accepted: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    """One per token id when the request wants them."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt positions that this step covered."""
+    fault: str | None = None
+    """Why this sequence cannot go on (e.g. NaN logits); its request ends with INTERNAL."""
