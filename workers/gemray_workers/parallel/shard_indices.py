@@ -103,9 +103,7 @@ class ShardIndices:
     def global_ids(self, device: torch.device | str = "cpu") -> Tensor:
         """The id of every local row, int64 [num_elements_padded]; padding rows hold -1."""
         ids = torch.full((self.num_elements_padded,), -1, dtype=torch.int64, device=device)
-        ids[: self.num_org_elements] = torch.arange(
-            self.org_vocab_start_index, self.org_vocab_end_index, device=device
-        )
+        ids[: self.num_org_elements] = torch.arange(self.org_vocab_start_index, self.org_vocab_end_index, device=device)
         added = self.num_org_elements_padded
         ids[added : added + self.num_added_elements] = torch.arange(
             self.added_vocab_start_index, self.added_vocab_end_index, device=device
