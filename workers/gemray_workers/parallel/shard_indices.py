@@ -6,7 +6,7 @@ over the ranks, so one rank's local rows are ``[org | org padding | added | adde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -90,6 +90,19 @@ class ShardIndices:
     def num_elements_padded(self) -> int:
         """All local rows: the height of this rank's embedding shard."""
         return self.num_org_elements_padded + self.num_added_elements_padded
+
+    def record(self) -> dict[str, int]:
+        """Every field and derived count by its name of spec 6.2."""
+        derived = (
+            "num_org_elements",
+            "num_added_elements",
+            "num_org_elements_padded",
+            "num_added_elements_padded",
+            "num_org_vocab_padding",
+            "num_added_vocab_padding",
+            "num_elements_padded",
+        )
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def local_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Map ids (any shape) to (local rows, whether this rank holds them); absent ids map to row 0."""

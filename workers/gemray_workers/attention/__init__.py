@@ -1,0 +1,1 @@
+"""Attention backends: what each can do, and which one is chosen."""

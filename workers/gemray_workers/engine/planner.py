@@ -1,0 +1,143 @@
+"""Where a rank's step plans come from: rank 0 schedules and sends, the others receive.
+
+The two classes have the same verbs, so that `Engine.step` reads the same on every rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from gemray_workers.messages import (
+    Cancel,
+    EngineStats,
+    FromGang,
+    SequenceDelta,
+    StepOutput,
+    Stop,
+    Submit,
+    ToGang,
+)
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
+from gemray_workers.scheduling.scheduler import Scheduler
+
+
+class Inbox(Protocol):
+    """Where requests come from and results go: the channel to the coordinator, or a list in a test."""
+
+    def poll(self, timeout_s: float) -> list[ToGang]:
+        """All messages that have arrived; waits up to `timeout_s` for a first one."""
+        ...
+
+    def send(self, message: FromGang) -> None:
+        """Send without waiting for the receiver."""
+        ...
+
+
+class Planner(Protocol):
+    """The control side of a step."""
+
+    def schedule(self) -> StepPlan:
+        """The next plan; may be empty (a heartbeat). Waits while there is nothing to do."""
+        ...
+
+    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome]) -> list[SequenceDelta]:
+        """Turn what the rows gave into what each request gets."""
+        ...
+
+    def publish(self, deltas: list[SequenceDelta]) -> None:
+        """Hand the step's results to the coordinator."""
+        ...
+
+
+class LeadPlanner:
+    """Rank 0: takes requests, schedules, tells the peers, publishes."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        comm: Communicator,
+        inbox: Inbox,
+        *,
+        heartbeat_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._comm = comm
+        self._inbox = inbox
+        self._heartbeat_s = heartbeat_s
+        self._clock = clock
+        self._encoder = msgspec.msgpack.Encoder()
+        self._stopping = False
+        self._step_began = clock()
+        self._was_idle = True
+
+    def schedule(self) -> StepPlan:
+        """Take what has arrived, decide the step and broadcast it; idle waits end with an empty plan."""
+        self._receive(0.0 if self._scheduler.has_work else self._heartbeat_s)
+        self._step_began = self._clock()
+        plan = self._plan()
+        self._comm.broadcast_bytes(self._encoder.encode(plan))
+        return plan
+
+    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome]) -> list[SequenceDelta]:
+        """Move lengths, free pages, apply stops and budgets."""
+        deltas = self._scheduler.commit(plan, list(outcomes))
+        self._check_when_idle()
+        return deltas
+
+    def publish(self, deltas: list[SequenceDelta]) -> None:
+        """One message with every sequence's new tokens and the engine's statistics."""
+        self._inbox.send(StepOutput(deltas, self._stats()))
+
+    def _plan(self) -> StepPlan:
+        plan = self._scheduler.schedule()
+        if plan is None:
+            plan = StepPlan(step=self._scheduler.step)
+        if self._stopping and not self._scheduler.has_work:
+            plan = msgspec.structs.replace(plan, stop=True)
+        return plan
+
+    def _receive(self, timeout_s: float) -> None:
+        for message in self._inbox.poll(timeout_s):
+            match message:
+                case Submit():
+                    self._scheduler.submit(message)
+                case Cancel(request_id):
+                    self._scheduler.cancel(request_id)
+                case Stop():
+                    self._stopping = True
+                    self._scheduler.cancel_all()
+
+    def _check_when_idle(self) -> None:
+        """When the last sequence leaves, every page must be back in its pool."""
+        idle = not self._scheduler.has_work
+        if idle and not self._was_idle:
+            self._scheduler.check_integrity()
+        self._was_idle = idle
+
+    def _stats(self) -> EngineStats:
+        return self._scheduler.stats(last_step_seconds=self._clock() - self._step_began)
+
+
+class FollowPlanner:
+    """Ranks 1 and up: carry out rank 0's plans."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._decoder = msgspec.msgpack.Decoder(StepPlan)
+
+    def schedule(self) -> StepPlan:
+        """Wait for rank 0's next plan, at most the group's deadline."""
+        return self._decoder.decode(self._comm.broadcast_bytes(None))
+
+    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome]) -> list[SequenceDelta]:
+        """Nothing: what follows from the outcomes comes with the next plan."""
+        return []
+
+    def publish(self, deltas: list[SequenceDelta]) -> None:
+        """Nothing: rank 0 speaks for the gang."""

@@ -1,0 +1,79 @@
+"""One rank of a gang, whoever launches it: Ray in a cluster, plain processes in tests."""
+
+from __future__ import annotations
+
+import torch
+
+from gemray_workers.channel import ChannelAddress, LeadChannel
+from gemray_workers.checkpoint.progress import loading_progress
+from gemray_workers.config import EngineConfig
+from gemray_workers.engine.rank import EngineRank
+from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang, self_test
+
+
+class GangWorker:
+    """A rank's life: join the gang, load, warm up, run until told to stop."""
+
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: str) -> None:
+        """Do nothing yet.
+
+        Args:
+            config: the gang's settings, the same on every rank.
+            rank: this process's rank.
+            rendezvous: ``tcp://host:port`` on rank 0's node.
+        """
+        self._config = config
+        self._rank = rank
+        self._rendezvous = rendezvous
+        self._device = _device(config)
+        self._comm: TorchCommunicator | None = None
+        self._engine_rank: EngineRank | None = None
+
+    def load(self) -> tuple[ModelInfo, RankInfo]:
+        """Join the gang, load this rank's shard, generate a few tokens. Every rank must be loading."""
+        comm = self._join()
+        self_test(comm, device=self._device)
+        with loading_progress(enabled=self._rank == 0) as progress:
+            self._engine_rank = EngineRank(self._config, comm, self._device, progress)
+        self._engine_rank.warm_up()
+        return self._engine_rank.model_info(), self._engine_rank.rank_info()
+
+    def run(self, address: ChannelAddress | None) -> None:
+        """Step until the coordinator says stop; rank 0 is given the channel's address."""
+        if self._engine_rank is None:
+            raise RuntimeError("run() before load()")
+        if address is None:
+            self._engine_rank.engine(None).run()
+            return
+        channel = LeadChannel(address)
+        try:
+            self._engine_rank.engine(channel).run()
+        except Exception as error:
+            channel.send(GangFailed(f"rank {self._rank}: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        """Leave the gang."""
+        if self._comm is not None:
+            self._comm.close()
+            self._comm = None
+
+    def _join(self) -> Communicator:
+        size = self._config.tensor_parallel_size
+        if size == 1:
+            return SoloCommunicator()
+        self._comm = join_gang(
+            self._rank, size, self._rendezvous, device=self._device, timeout_s=self._config.collective_timeout_s
+        )
+        return self._comm
+
+
+def _device(config: EngineConfig) -> torch.device:
+    """This process's device: the current CUDA device, which the launcher has set, or the CPU."""
+    if config.device == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
