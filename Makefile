@@ -40,7 +40,7 @@ proto-check: $(INSTALLED)
 	$(BIN)/buf format proto --diff --exit-code
 	rm -rf $(VENV)/proto-check && mkdir -p $(VENV)/proto-check
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(VENV)/proto-check --pyi_out=$(VENV)/proto-check --grpc_python_out=$(VENV)/proto-check proto/gemray/v1/*.proto
-	for f in $(VENV)/proto-check/gemray/v1/*; do cmp $$f proto/gemray/v1/$$(basename $$f); done
+	for f in $(VENV)/proto-check/gemray/v1/*; do cmp $$f proto/gemray/v1/$$(basename $$f) || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from enum import Enum
 from typing import Protocol
 
@@ -52,10 +52,10 @@ class GangClient(Protocol):
         """Age of the newest message from rank 0."""
         ...
 
-    def generate(self, submit: Submit) -> AsyncIterator[SequenceDelta]:
+    def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
         """Run one request; yields each step's delta, the last one with `finish`.
 
-        Closing the iterator early (or cancelling its task) cancels the request within one step.
+        Closing the generator early (or cancelling its task) cancels the request within one step.
         Raises `GangUnavailable` when the gang is not serving or dies half-way.
         """
         ...

@@ -1,0 +1,1 @@
+"""Version 1: `generation.proto` and the modules generated from it."""
