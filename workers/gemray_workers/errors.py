@@ -22,9 +22,17 @@ class InvalidField(GemrayError, ValueError):
         self.allowed = allowed
         super().__init__(f"{field} = {value!r} is not allowed: {allowed}")
 
+    def __reduce__(self) -> tuple[type[InvalidField], tuple[str, object, str]]:
+        """Pickle by the three parts: a rank's error reaches the coordinator as itself."""
+        return type(self), (self.field, self.value, self.allowed)
+
 
 class CheckpointError(GemrayError):
     """A checkpoint directory cannot be loaded; the message names files and tensors."""
+
+
+class CommunicationError(GemrayError):
+    """A rank could not reach its peers, or a collective failed or passed its deadline: rebuild the gang."""
 
 
 class CapacityError(GemrayError):

@@ -1,0 +1,47 @@
+"""Fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch and ray are imported: the test machine has few cores, and its clusters are local.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.gang import GangPools, RunOnGang
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Ranks of a gang compute on one thread each; so does the session they are compared with."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def gang_pools() -> Iterator[GangPools]:
+    """Pools of gloo ranks, one a size, ended with the session."""
+    pools = GangPools()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="session")
+def run_on_gang(gang_pools: GangPools) -> RunOnGang:
+    """``run_on_gang(size, fn, *args, timeout_s=120.0)``: every rank's ``fn(comm, *args)``, in rank order.
+
+    `fn` must be a top-level function; size 1 runs in this process with SoloCommunicator.
+    """
+    return gang_pools.run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` need a CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,0 +1,210 @@
+"""A gang's communicator over torch.distributed: gloo for host memory, NCCL for CUDA tensors.
+
+The process groups are built on a store of their own and never registered as torch's default group, so one process
+can join gangs one after another (a rebuilt gang) or side by side (tests).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    Work,
+)
+
+from gemray_workers.errors import CommunicationError, InvalidField
+from gemray_workers.parallel.rendezvous import JoinDeadline, meet
+
+_HEADER_BYTES = 8
+_INLINE_BYTES = 4096
+"""Largest payload that `broadcast_bytes` sends in its first and only broadcast."""
+
+
+class _Group(Protocol):
+    """What torch's gloo and NCCL backends share, as far as it is used here (torch's stubs leave it out)."""
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None: ...
+
+    def _allgather_base(self, output: Tensor, input: Tensor, opts: AllgatherOptions) -> Work | None: ...
+
+    def broadcast(self, tensor: Tensor, root: int) -> Work: ...
+
+    def barrier(self) -> Work: ...
+
+    def shutdown(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class TorchCommunicator:
+    """`Communicator` of one rank. Build it with `join_gang`; CUDA tensors go over NCCL, all others over gloo."""
+
+    def __init__(self, rank: int, size: int, store: Store, host: _Group, device: _Group) -> None:
+        self._rank = rank
+        self._size = size
+        self._store: Store | None = store  # the groups lose their way home if rank 0 frees the store
+        self._host = host
+        self._device = device
+        self._all_reduce_options = AllreduceOptions()
+        self._all_gather_options = AllgatherOptions()
+        # On CUDA the current stream carries the collective itself: no second stream, nothing to wait for.
+        self._all_reduce_options.asyncOp = False
+        self._all_gather_options.asyncOp = False
+        self._inline = torch.zeros(_HEADER_BYTES + _INLINE_BYTES, dtype=torch.uint8)
+        self._inline_bytes = self._inline.numpy().data
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the gang has."""
+        return self._size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks, in place when `x` is contiguous.
+
+        Ring and tree reductions compute each element on one rank and pass the result on, so ranks hold equal bits;
+        `self_test` asserts it at start-up.
+        """
+        x = x.contiguous()
+        if x.numel() == 0:
+            return x
+        with self._collective("all_reduce"):
+            _wait(self._group_of(x).allreduce([x], self._all_reduce_options))
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x` in rank order: [size, *x.shape]."""
+        gathered = torch.empty((self._size, *x.shape), dtype=x.dtype, device=x.device)
+        if gathered.numel() == 0:
+            return gathered
+        with self._collective("all_gather"):
+            _wait(self._group_of(x)._allgather_base(gathered.view(-1), x.reshape(-1), self._all_gather_options))
+        return gathered
+
+    def broadcast_bytes(self, payload: bytes | None) -> bytes:
+        """Rank 0's payload on every rank: one gloo broadcast up to 4 KiB, a second one beyond."""
+        if self._rank == 0:
+            if payload is None:
+                raise ValueError("rank 0 must give a payload to broadcast")
+            self._inline_bytes[:_HEADER_BYTES] = len(payload).to_bytes(_HEADER_BYTES, "little")
+            if len(payload) <= _INLINE_BYTES:
+                self._inline_bytes[_HEADER_BYTES : _HEADER_BYTES + len(payload)] = payload
+        elif payload is not None:
+            raise ValueError(f"rank {self._rank} gave a payload to broadcast: only rank 0 does")
+        self._broadcast(self._inline)
+        length = int.from_bytes(self._inline_bytes[:_HEADER_BYTES], "little")
+        if length <= _INLINE_BYTES:
+            return bytes(self._inline_bytes[_HEADER_BYTES : _HEADER_BYTES + length])
+        body = torch.empty(length, dtype=torch.uint8)
+        if payload is not None:
+            body.numpy().data[:] = payload
+        self._broadcast(body)
+        return payload if payload is not None else body.numpy().tobytes()
+
+    def barrier(self) -> None:
+        """Return when every rank's host thread has arrived (queued CUDA work may still run)."""
+        with self._collective("barrier"):
+            _wait(self._host.barrier())
+
+    def close(self) -> None:
+        """Leave the gang in order. Collectives in flight on other ranks that need this one fail."""
+        for group in (self._device, self._host):
+            group.shutdown()
+        self._store = None
+
+    def abort(self) -> None:
+        """Leave the gang at once; safe from another thread while a collective hangs, which then raises."""
+        for group in (self._device, self._host):
+            group.abort()
+        self._store = None
+
+    def _group_of(self, x: Tensor) -> _Group:
+        return self._device if x.is_cuda else self._host
+
+    def _broadcast(self, buffer: Tensor) -> None:
+        with self._collective("broadcast"):
+            _wait(self._host.broadcast(buffer, 0))
+
+    @contextmanager
+    def _collective(self, verb: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            waited = time.monotonic() - started
+            raise CommunicationError(
+                f"{verb} failed on rank {self._rank} of {self._size} after {waited:.1f} s: {error}"
+            ) from error
+
+
+def join_gang(
+    rank: int,
+    size: int,
+    rendezvous: str,
+    *,
+    device: torch.device | str,
+    timeout_s: float,
+    collective_timeout_s: float | None = None,
+) -> TorchCommunicator:
+    """Meet the other ranks and connect to them.
+
+    Args:
+        rank: this process, 0 <= rank < size. Rank 0 listens at the rendezvous.
+        size: how many processes join.
+        rendezvous: ``tcp://host:port``, an address of rank 0's node that all ranks reach.
+        device: where this rank's tensors live; on ``cuda`` an index chooses the GPU, else the current one is used.
+        timeout_s: how long to wait for the others to arrive.
+        collective_timeout_s: how long a collective waits for its peers; `timeout_s` when None.
+
+    Raises:
+        InvalidField: a rank, size or address that cannot be.
+        CommunicationError: naming this rank, the address, the time waited and the ranks that never came.
+    """
+    if not 0 <= rank < size:
+        raise InvalidField("rank", rank, f"0 <= rank < size = {size}")
+    if timeout_s <= 0:
+        raise InvalidField("timeout_s", timeout_s, "seconds > 0")
+    deadline = JoinDeadline(rank, size, rendezvous, timeout_s)
+    store = meet(rank, size, rendezvous, deadline)
+    collective_timeout = timedelta(seconds=timeout_s if collective_timeout_s is None else collective_timeout_s)
+    try:
+        host = cast(_Group, ProcessGroupGloo(PrefixStore("host", store), rank, size, collective_timeout))
+        over_nccl = torch.device(device).type == "cuda"
+        tensors = _nccl_group(store, rank, size, torch.device(device), collective_timeout) if over_nccl else host
+        communicator = TorchCommunicator(rank, size, store, host, tensors)
+        communicator.barrier()
+    except (RuntimeError, CommunicationError) as error:
+        raise deadline.error(error) from error
+    return communicator
+
+
+def _nccl_group(store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> _Group:
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # absent from torch built for CPU
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    group = ProcessGroupNCCL(PrefixStore("device", store), rank, size, options)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    group.eager_connect_single_device(torch.device("cuda", index))
+    return cast(_Group, group)
+
+
+def _wait(work: Work | None) -> None:
+    """Finish a gloo operation; NCCL ones queued on the current stream return nothing to wait for."""
+    if work is not None:
+        work.wait()
