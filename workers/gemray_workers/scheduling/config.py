@@ -1,0 +1,45 @@
+"""The scheduler's limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemray_workers.errors import InvalidField
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Validated once; see `EngineConfig` for the meaning of the fields."""
+
+    max_num_seqs: int
+    max_step_tokens: int
+    prefill_chunk: int
+    max_model_len: int
+    """As fitted to the KV memory: prompt and output of one request together."""
+    max_draft_tokens: int = 0
+    admission_headroom: int = 16
+    """Tokens that each running sequence must be able to add before another one is admitted: an admission that
+    leads straight to a preemption wastes the prefill."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise InvalidField(name, getattr(self, name), "an integer >= 1")
+        for name in ("max_draft_tokens", "admission_headroom"):
+            if getattr(self, name) < 0:
+                raise InvalidField(name, getattr(self, name), "an integer >= 0")
+        if self.max_model_len < 2:
+            raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2")
+        least_rows = self.max_num_seqs * (1 + self.max_draft_tokens)
+        if self.max_step_tokens < least_rows:
+            raise InvalidField(
+                "max_step_tokens",
+                self.max_step_tokens,
+                f">= max_num_seqs * (1 + max_draft_tokens) = {least_rows}, "
+                "so that every running sequence can decode in each step",
+            )
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one sequence in a step."""
+        return max(min(self.prefill_chunk, self.max_step_tokens), 1 + self.max_draft_tokens)

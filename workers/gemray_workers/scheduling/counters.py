@@ -1,0 +1,34 @@
+"""Running counts behind the frozen statistics that the engine publishes."""
+
+from __future__ import annotations
+
+from gemray_workers.messages import SpeculationCounters
+
+
+class SpeculationTally:
+    """Counts drafting rounds of one request, or of all."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._drafted = 0
+        self._accepted_per_position: list[int] = []
+
+    def record(self, *, drafted: int, accepted: int) -> None:
+        """Count one round; a step without drafts is none. A position counts from when it was first drafted."""
+        if drafted == 0:
+            return
+        self._rounds += 1
+        self._drafted += drafted
+        counts = self._accepted_per_position
+        counts.extend([0] * (drafted - len(counts)))
+        for position in range(accepted):
+            counts[position] += 1
+
+    def counters(self) -> SpeculationCounters:
+        """The counts so far."""
+        return SpeculationCounters(
+            rounds=self._rounds,
+            drafted=self._drafted,
+            accepted=sum(self._accepted_per_position),
+            accepted_per_position=list(self._accepted_per_position),
+        )

@@ -1,0 +1,61 @@
+"""What one sequence's rows gave, applied to it: lengths move, the ending is found, a delta tells the client."""
+
+from __future__ import annotations
+
+from gemray_workers.messages import FinishReason, SequenceDelta
+from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome
+from gemray_workers.scheduling.request import Sequence
+from gemray_workers.scheduling.stopping import trim
+
+
+def apply_outcome(
+    sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome, max_model_len: int
+) -> SequenceDelta | None:
+    """Move `sequence` past its rows. Returns what the client learns, or None; with `finish` the sequence has ended."""
+    _check_outcome(rows, outcome)
+    _keep_prompt_logprobs(sequence, rows, outcome)
+    ending = trim(
+        outcome.token_ids,
+        num_generated=sequence.num_generated,
+        num_tokens=len(sequence.tokens),
+        params=sequence.params,
+        max_model_len=max_model_len,
+    )
+    kept_ids = outcome.token_ids[: ending.num_kept]
+    finish: FinishReason | None = ending.finish or ("fault" if outcome.fault is not None else None)
+
+    sequence.tokens.extend(kept_ids)
+    sequence.num_computed += rows.num_known + outcome.num_accepted
+    sequence.speculation.record(drafted=rows.num_drafts, accepted=min(outcome.num_accepted, ending.num_kept))
+    if finish is None:
+        sequence.check()
+    if not kept_ids and finish is None:
+        return None
+    prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs or None, []
+    return SequenceDelta(
+        request_id=sequence.request_id,
+        token_ids=kept_ids,
+        logprobs=None if outcome.logprobs is None else outcome.logprobs[: ending.num_kept],
+        prompt_logprobs=prompt_logprobs,
+        finish=finish,
+        matched_stop_id=ending.matched_stop_id,
+        fault=outcome.fault if finish == "fault" else None,
+        speculation=sequence.speculation.counters() if finish is not None else None,
+    )
+
+
+def _keep_prompt_logprobs(sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome) -> None:
+    if rows.prompt_logprobs_from is None or outcome.prompt_logprobs is None:
+        return
+    sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
+    sequence.next_prompt_logprob = rows.prompt_logprobs_from + len(outcome.prompt_logprobs)
+
+
+def _check_outcome(rows: ScheduledRows, outcome: SequenceOutcome) -> None:
+    """The engine answers what the plan asked."""
+    assert outcome.num_accepted <= rows.num_drafts, f"slot {rows.slot}: {outcome} accepts more than {rows} drafted"
+    if outcome.fault is None:
+        expected = outcome.num_accepted + 1 if rows.samples else 0
+        assert len(outcome.token_ids) == expected, f"slot {rows.slot}: {outcome} should have {expected} token ids"
+    if outcome.logprobs is not None:
+        assert len(outcome.logprobs) == len(outcome.token_ids), f"slot {rows.slot}: one logprob a token id, {outcome}"

@@ -1,0 +1,380 @@
+"""Rank 0's scheduler: which sequence computes how many tokens in the next step.
+
+One rule and no phases: a sequence has tokens, the first `num_computed` of which are computed; a step gives it rows for
+some of the pending ones. When the rows reach the last token the step also chooses the next one, and may verify drafts.
+
+Nothing starves, because at every moment each running sequence is older than each waiting one: admission takes the
+oldest that waits, preemption the newest that runs, and puts it in front of the waiting.
+- The oldest request is therefore never preempted, and is running or can be admitted at once: with nothing older there
+  is nothing running, all pages are free, and every request that was accepted fits alone.
+- It gets a row in every step: `max_step_tokens` has a row for each slot beside the drafts of the decoding sequences,
+  shares are max-min fair, and it takes pages from newer sequences if none is free.
+- So it ends within prompt + max_tokens steps, and a request waits at most for the sum of that over the older ones.
+A long prompt holds up nobody: slots permitting, a short one is admitted beside it and gets an equal share of the rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from gemray_workers.errors import CapacityError, InvalidField
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.messages import EngineStats, SequenceDelta, Submit
+from gemray_workers.scheduling.admission import replayed_ending, sequence_of
+from gemray_workers.scheduling.config import SchedulerConfig
+from gemray_workers.scheduling.counters import SpeculationTally
+from gemray_workers.scheduling.outcome import apply_outcome
+from gemray_workers.scheduling.page_ledger import PageLedger
+from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.request import Sequence
+from gemray_workers.scheduling.sharing import fair_shares
+
+__all__ = ["DraftTokensFor", "Scheduler", "SchedulerConfig", "no_drafts"]
+
+DraftTokensFor = Callable[[Sequence], int]
+
+
+def no_drafts(_sequence: Sequence) -> int:
+    """Plain decoding."""
+    return 0
+
+
+@dataclass
+class _Share:
+    """Rows of one sequence in the plan that is being made."""
+
+    sequence: Sequence
+    num_known: int
+    num_drafts: int = 0
+
+
+class Scheduler:
+    """Plans steps and commits what they gave; `schedule` and `commit` alternate."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        specs: SequenceOf[KVGroupSpec],
+        num_pages: Mapping[str, int],
+        draft_tokens_for: DraftTokensFor = no_drafts,
+    ) -> None:
+        """
+        Args:
+            draft_tokens_for: how many drafts the drafter wants to give a sequence in the next step, asked once a step
+                for each sequence whose only pending token is its last; limits of request and server apply on top.
+
+        Raises:
+            CapacityError: a sequence of `max_model_len` does not fit the pools.
+        """
+        self._config = config
+        self._draft_tokens_for = draft_tokens_for
+        self._ledger = PageLedger(specs, num_pages)
+        for name, wanted in self._ledger.demand(config.max_model_len, config.max_rows).items():
+            if wanted > num_pages[name]:
+                raise CapacityError(
+                    f"a sequence of max_model_len = {config.max_model_len} tokens wants {wanted} pages "
+                    f"of group {name}, {num_pages[name]} are available"
+                )
+        self._requests: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()  # oldest first
+        self._running: list[Sequence] = []  # oldest first
+        self._free_slots = list(range(config.max_num_seqs))  # a heap
+        self._released_slots: list[int] = []
+        self._cancelled: list[str] = []
+        self._deltas: list[SequenceDelta] = []
+        self._in_flight: StepPlan | None = None  # with rows to commit
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_prompt_rows = 0
+        self._num_generated = 0
+        self._speculation = SpeculationTally()
+
+    # Requests in and out
+
+    def submit(self, submit: Submit) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidField: it can never run (empty or over-long prompt), or its id is in use.
+        """
+        if submit.request_id in self._requests:
+            raise InvalidField("request_id", submit.request_id, "an id that no live request has")
+        max_model_len = self._config.max_model_len
+        sequence = sequence_of(submit, arrival=self._num_arrivals, max_model_len=max_model_len)
+        ending = replayed_ending(submit, max_model_len)
+        if ending.finish is not None:
+            self._deltas.append(
+                SequenceDelta(
+                    request_id=submit.request_id,
+                    token_ids=[],
+                    finish=ending.finish,
+                    matched_stop_id=ending.matched_stop_id,
+                    speculation=sequence.speculation.counters(),
+                )
+            )
+            return
+        self._num_arrivals += 1
+        self._requests[sequence.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next `schedule`; unknown ids are ignored."""
+        self._cancelled.append(request_id)
+
+    def cancel_all(self) -> None:
+        """End every request at the next `schedule`."""
+        self._cancelled.extend(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` has something to plan or `commit` something to tell."""
+        return bool(self._requests or self._released_slots or self._deltas)
+
+    # The step
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step, or None when there is nothing to compute and nothing to tell the peers."""
+        assert self._in_flight is None, "commit the last plan first"
+        self._end_cancelled()
+        decoding = [_Share(seq, 1, self._wanted_drafts(seq)) for seq in self._running if seq.num_pending == 1]
+        rest = [seq for seq in self._running if seq.num_pending > 1]
+        budget = self._config.max_step_tokens - sum(share.num_known + share.num_drafts for share in decoding)
+        admitted = self._admit(most=budget - len(rest))
+        prefilling = self._share_rows(budget, rest + admitted)
+        shares = self._find_pages(decoding + prefilling, admitted)
+        return self._plan(shares, admitted)
+
+    def commit(self, plan: StepPlan, outcomes: SequenceOf[SequenceOutcome]) -> list[SequenceDelta]:
+        """Apply what the step gave: one outcome for each sequence that sampled; others may be left out.
+
+        Also after a plan without rows: the endings that no step gives (cancelled requests, replays that were complete)
+        come from here too.
+        """
+        in_flight, self._in_flight = self._in_flight, None
+        assert not plan.rows or (in_flight is not None and plan.step == in_flight.step), "this plan is not in flight"
+        by_slot = {outcome.slot: outcome for outcome in outcomes}
+        running = {sequence.slot: sequence for sequence in self._running}
+        deltas, self._deltas = self._deltas, []
+        for rows in plan.rows:
+            outcome = by_slot.get(rows.slot, SequenceOutcome(slot=rows.slot, token_ids=[]))
+            delta = self._commit_rows(running[rows.slot], rows, outcome)
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    # What the step consists of
+
+    def _end_cancelled(self) -> None:
+        for request_id in self._cancelled:
+            sequence = self._requests.get(request_id)
+            if sequence is None:
+                continue
+            if sequence.slot is None:
+                self._waiting.remove(sequence)
+            self._end(sequence)
+            self._deltas.append(
+                SequenceDelta(
+                    request_id=request_id,
+                    token_ids=[],
+                    finish="cancelled",
+                    speculation=sequence.speculation.counters(),
+                )
+            )
+        self._cancelled.clear()
+
+    def _wanted_drafts(self, sequence: Sequence) -> int:
+        """Drafts for a sequence whose last token alone is pending. Never more than could be emitted."""
+        if sequence.num_computed == 0:
+            return 0
+        params = sequence.params
+        limits = [
+            self._config.max_draft_tokens,
+            params.max_tokens - sequence.num_generated - 1,
+            self._config.max_model_len - len(sequence.tokens) - 1,
+            self._draft_tokens_for(sequence),
+        ]
+        if params.num_draft_tokens is not None:
+            limits.append(params.num_draft_tokens)
+        return max(0, min(limits))
+
+    def _admit(self, most: int) -> list[Sequence]:
+        """Give slots to the oldest waiting sequences while slots, rows and pages allow; nobody overtakes."""
+        admitted: list[Sequence] = []
+        while self._waiting and self._free_slots and len(admitted) < most and self._has_pages_for(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            sequence.slot = heapq.heappop(self._free_slots)
+            self._ledger.open(sequence.slot)
+            self._running.append(sequence)
+            admitted.append(sequence)
+        return admitted
+
+    def _has_pages_for(self, candidate: Sequence) -> bool:
+        """Whether the candidate and every running sequence can compute all they know, and a little more.
+
+        Always true when nothing runs, since an accepted request fits alone.
+        """
+        wanted = [
+            self._ledger.still_missing(seq.running_slot, self._foreseen_len(seq), self._chunk(seq))
+            for seq in self._running
+        ]
+        wanted.append(self._ledger.demand(self._foreseen_len(candidate), self._chunk(candidate)))
+        return self._ledger.has_free(wanted)
+
+    def _foreseen_len(self, sequence: Sequence) -> int:
+        return min(
+            len(sequence.tokens) + self._config.admission_headroom,
+            sequence.prompt_len + sequence.params.max_tokens,
+            self._config.max_model_len,
+        )
+
+    def _chunk(self, sequence: Sequence) -> int:
+        return min(sequence.num_pending, self._config.prefill_chunk)
+
+    def _share_rows(self, budget: int, sequences: list[Sequence]) -> list[_Share]:
+        rows = fair_shares(budget, [self._chunk(sequence) for sequence in sequences])
+        return [_Share(sequence, num_known) for sequence, num_known in zip(sequences, rows, strict=True)]
+
+    def _find_pages(self, shares: list[_Share], admitted: list[Sequence]) -> list[_Share]:
+        """Back the rows with pages: known rows oldest first, at the cost of the newest sequence if need be, then drafts
+        with what is left. A share shrinks to the pages at hand; one that comes out empty is dropped.
+        """
+        oldest_first = sorted(shares, key=lambda share: share.sequence.arrival)
+        backed = [share for share in oldest_first if self._back_known_rows(share, admitted)]
+        for share in backed:
+            sequence = share.sequence
+            if share.num_drafts:
+                end = sequence.num_computed + share.num_known
+                share.num_drafts = min(share.num_drafts, self._ledger.reachable(sequence.running_slot) - end)
+                self._ledger.grow(sequence.running_slot, end + share.num_drafts)
+        return backed
+
+    def _back_known_rows(self, share: _Share, admitted: list[Sequence]) -> bool:
+        sequence = share.sequence
+        if sequence.slot is None:
+            return False  # preempted for the sake of an older one
+        while (room := self._ledger.reachable(sequence.slot) - sequence.num_computed) == 0:
+            newest = self._running[-1]
+            assert newest not in admitted, "an admission must leave pages for the running"
+            if newest is sequence:
+                return False
+            self._preempt(newest)
+        share.num_known = min(share.num_known, room)
+        self._ledger.grow(sequence.slot, sequence.num_computed + share.num_known)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take everything away; it comes back by an admission, with its tokens, and recomputes them."""
+        self._leave_slot(sequence)
+        sequence.num_computed = 0
+        self._waiting.appendleft(sequence)
+        self._num_preemptions += 1
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        slot = sequence.running_slot
+        self._running.remove(sequence)
+        self._ledger.close(slot)
+        self._released_slots.append(slot)
+        heapq.heappush(self._free_slots, slot)
+        sequence.slot = None
+
+    def _plan(self, shares: list[_Share], admitted: list[Sequence]) -> StepPlan | None:
+        if not shares and not self._released_slots:
+            return None
+        self._num_steps += 1
+        plan = StepPlan(
+            step=self._num_steps,
+            released=self._released_slots,
+            admitted=[
+                Admission(seq.running_slot, seq.request_id, list(seq.tokens), seq.prompt_len, seq.params)
+                for seq in admitted
+            ],
+            granted=[grant for share in shares for grant in self._ledger.take_grants(share.sequence.running_slot)],
+            rows=[_rows_of(share) for share in shares],
+            freed_pages=self._ledger.take_freed(),
+        )
+        self._released_slots = []
+        self._in_flight = plan if plan.rows else None
+        return plan
+
+    def _commit_rows(self, sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome) -> SequenceDelta | None:
+        self._num_prompt_rows += max(0, min(rows.start + rows.num_known, sequence.prompt_len) - rows.start)
+        delta = apply_outcome(sequence, rows, outcome, self._config.max_model_len)
+        num_new = 0 if delta is None else len(delta.token_ids)
+        self._num_generated += num_new
+        self._speculation.record(drafted=rows.num_drafts, accepted=min(outcome.num_accepted, num_new))
+        if delta is not None and delta.finish is not None:
+            self._end(sequence)
+        else:
+            self._ledger.release_out_of_window(sequence.running_slot, sequence.num_computed)
+        return delta
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            self._leave_slot(sequence)
+        del self._requests[sequence.request_id]
+
+    # What can be observed
+
+    @property
+    def step(self) -> int:
+        """Number of the newest plan."""
+        return self._num_steps
+
+    @property
+    def running(self) -> SequenceOf[Sequence]:
+        """The sequences that hold slots, oldest first."""
+        return self._running
+
+    @property
+    def ledger(self) -> PageLedger:
+        """The pages; to look at."""
+        return self._ledger
+
+    def stats(self, last_step_seconds: float) -> EngineStats:
+        """The state after the last commit."""
+        return EngineStats(
+            step=self._num_steps,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_preemptions=self._num_preemptions,
+            pages_in_use=self._ledger.pages_in_use,
+            pages_total=self._ledger.pages_total,
+            prompt_tokens=self._num_prompt_rows,
+            generated_tokens=self._num_generated,
+            last_step_seconds=last_step_seconds,
+            speculation=self._speculation.counters(),
+        )
+
+    def check_integrity(self) -> None:
+        """Every page is free or owned by exactly one running sequence (so all are free when nothing runs), every slot
+        is free or taken by one, and every running sequence is older than every waiting one.
+
+        Raises:
+            PageError: the pages do not add up. The rest is asserted.
+        """
+        slots = [sequence.running_slot for sequence in self._running]
+        self._ledger.check(slots)
+        assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs)), (slots, self._free_slots)
+        in_order = [*self._running, *self._waiting]
+        arrivals = [sequence.arrival for sequence in in_order]
+        assert arrivals == sorted(set(arrivals)), arrivals
+        assert {sequence.request_id for sequence in in_order} == self._requests.keys(), self._requests.keys()
+        for sequence in in_order:
+            sequence.check()
+
+
+def _rows_of(share: _Share) -> ScheduledRows:
+    sequence = share.sequence
+    return ScheduledRows(
+        slot=sequence.running_slot,
+        start=sequence.num_computed,
+        num_known=share.num_known,
+        num_drafts=share.num_drafts,
+        samples=share.num_known == sequence.num_pending,
+        prompt_logprobs_from=sequence.prompt_logprobs_from(share.num_known),
+    )
