@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
+from gemray_kernels.precision import compute_dtype
 from torch import Tensor
+
+__all__ = ["Communicator", "SoloCommunicator", "compute_dtype"]
 
 
 class Communicator(Protocol):
@@ -64,8 +66,3 @@ class SoloCommunicator:
 
     def barrier(self) -> None:
         """Return at once."""
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of norms, softmax and logits for weights of `dtype`: the wider of float32 and `dtype`."""
-    return torch.promote_types(torch.float32, dtype)

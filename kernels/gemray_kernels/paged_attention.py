@@ -1,0 +1,111 @@
+"""Attention of ragged rows over paged keys and values: the plain-PyTorch reference.
+
+Shape legend: T rows of all sequences together, S sequences, P block-table columns, N query heads, K KV heads,
+G = N / K query heads a KV head, D head dim, Q rows of one sequence, L keys that it reads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gemray_kernels.precision import compute_dtype
+
+
+def paged_attention(
+    q_TND: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table_SP: Tensor,
+    query_start_S1: Tensor,
+    kv_len_S: Tensor,
+    *,
+    window: int | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """Softmax attention [T, N, D] in `q`'s dtype; scores and softmax in the compute dtype.
+
+    Row i of the Q rows of a sequence is the query at position ``kv_len - Q + i``: masks are aligned to the last key.
+    It sees key j iff ``j < kv_len``, and ``j <= position`` when `causal`, and ``j > position - window`` when there is
+    a window. Query head n reads KV head ``n // (N / K)``. Rows that see no key give zeros. Pages whose keys no row
+    sees are not read.
+
+    Args:
+        q_TND: queries, after RoPE.
+        k_pages: [pages, page_size, K, D].
+        v_pages: as `k_pages`.
+        block_table_SP: integer; page of position p of sequence s is ``block_table[s, p // page_size]``.
+        query_start_S1: integer [S + 1], cumulative rows.
+        kv_len_S: integer, keys of each sequence.
+        window: keys a query sees, itself included; None for no limit.
+        causal: hide keys behind the query.
+        scale: multiplies the scores (1.0 in Gemma 4).
+    """
+    out_TND = torch.zeros_like(q_TND)
+    starts, kv_lens = query_start_S1.tolist(), kv_len_S.tolist()
+    for s, kv_len in enumerate(kv_lens):
+        rows = slice(starts[s], starts[s + 1])
+        num_rows = rows.stop - rows.start
+        if num_rows == 0 or kv_len == 0:
+            continue
+        first_key = 0 if window is None else max(0, kv_len - num_rows - window + 1)
+        keys = _Keys(block_table_SP[s], first_key, kv_len)
+        out_TND[rows] = _attend(
+            q_TND[rows],
+            keys.gather(k_pages),
+            keys.gather(v_pages),
+            _visible(num_rows, first_key, kv_len, window=window, causal=causal, device=q_TND.device),
+            scale,
+        )
+    return out_TND
+
+
+class _Keys:
+    """The slots of a sequence's keys ``first <= j < end``."""
+
+    def __init__(self, block_table_P: Tensor, first: int, end: int) -> None:
+        self._block_table_P = block_table_P
+        self._first = first
+        self._end = end
+
+    def gather(self, pages: Tensor) -> Tensor:
+        """The keys or values [L, K, D] in order of position."""
+        page_size = pages.shape[1]
+        first_page = self._first // page_size
+        numbers = self._block_table_P[first_page : -(-self._end // page_size)]
+        skipped = first_page * page_size
+        return pages[numbers.long()].flatten(0, 1)[self._first - skipped : self._end - skipped]
+
+
+def _visible(
+    num_rows: int, first_key: int, kv_len: int, *, window: int | None, causal: bool, device: torch.device
+) -> Tensor | None:
+    """Which keys each row sees, bool [Q, L]; None when every row sees all of them."""
+    if num_rows == 1 or (not causal and window is None):
+        return None  # a lone row's keys were chosen by its window, and it is the last position
+    position_Q1 = torch.arange(kv_len - num_rows, kv_len, device=device).unsqueeze(1)
+    key_L = torch.arange(first_key, kv_len, device=device)
+    visible_QL = torch.ones(num_rows, kv_len - first_key, dtype=torch.bool, device=device)
+    if causal:
+        visible_QL &= key_L <= position_Q1
+    if window is not None:
+        visible_QL &= key_L > position_Q1 - window
+    return visible_QL
+
+
+def _attend(q_QND: Tensor, k_LKD: Tensor, v_LKD: Tensor, visible_QL: Tensor | None, scale: float) -> Tensor:
+    num_rows, num_heads, head_dim = q_QND.shape
+    num_kv_heads = k_LKD.shape[1]
+    wide = compute_dtype(q_QND.dtype)
+    # One matrix product a KV head: its G query heads and the Q rows together are the rows.
+    q_KRD = q_QND.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
+    scores_KRL = torch.matmul(q_KRD.to(wide), k_LKD.permute(1, 2, 0).to(wide)) * scale
+    if visible_QL is not None:
+        hidden_RL = ~visible_QL.repeat(num_heads // num_kv_heads, 1)
+        scores_KRL = scores_KRL.masked_fill(hidden_RL, -torch.inf)
+    weights_KRL = torch.softmax(scores_KRL, dim=-1)
+    if visible_QL is not None:
+        weights_KRL = weights_KRL.masked_fill(hidden_RL, 0.0)  # a row that sees nothing: softmax gave NaN
+    o_KRD = torch.matmul(weights_KRL.to(q_QND.dtype), v_LKD.permute(1, 0, 2))
+    return o_KRD.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)

@@ -1,0 +1,24 @@
+"""Root-mean-square normalisation (Zhang & Sennrich, arXiv 1910.07467), as Gemma 4 rounds it (spec 1.2)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gemray_kernels.precision import compute_dtype
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """``x · (mean(x²) + eps)^(-1/2) · weight`` over the last axis, in `x`'s shape and dtype.
+
+    The weight multiplies in the compute dtype, before the cast back; it is plain `w`, not ``1 + w``.
+
+    Args:
+        x: [..., D].
+        weight: [D], or None for a norm without scale.
+        eps: added to the mean square.
+    """
+    wide = x.to(compute_dtype(x.dtype))
+    wide = wide * (wide.pow(2).mean(-1, keepdim=True) + eps).pow(-0.5)
+    if weight is not None:
+        wide = wide * weight.to(wide.dtype)
+    return wide.to(x.dtype)

@@ -1,0 +1,119 @@
+"""Self-attention of one decoder layer, heads sharded over the ranks (spec 1.4 and 6.1).
+
+Shape legend: T rows, H hidden size, N query heads, K KV heads (this rank's), D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from gemray_kernels.rms_norm import rms_norm
+from gemray_kernels.rope import apply_rope
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.kv.cache import KVCaches
+from gemray_workers.model.batch import ForwardBatch
+from gemray_workers.model.config import LayerConfig, ModelConfig
+from gemray_workers.model.kv_groups import first_kv_head, local_kv_heads
+from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
+from gemray_workers.model.norm import RMSNorm
+from gemray_workers.model.placement import Part, Placement
+from gemray_workers.model.rope import CosSin
+from gemray_workers.parallel.communicator import Communicator
+
+ATTENTION_SCALE = 1.0
+"""Gemma 4 neither divides scores by sqrt(D) nor caps them: the norms of q and k bound them."""
+
+
+class AttentionKernel(Protocol):
+    """Signature of `gemray_kernels.paged_attention.paged_attention`, which states the masks."""
+
+    def __call__(
+        self,
+        q_TND: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        block_table_SP: Tensor,
+        query_start_S1: Tensor,
+        kv_len_S: Tensor,
+        *,
+        window: int | None,
+        causal: bool,
+        scale: float,
+    ) -> Tensor:
+        """Attend over paged keys and values."""
+        ...
+
+
+class Attention:
+    """Attention over the layer's own KV cache or, on KV-shared layers, over the donor's, which it cannot write."""
+
+    def __init__(
+        self,
+        prefix: str,
+        model: ModelConfig,
+        layer: LayerConfig,
+        comm: Communicator,
+        place: Placement,
+        kernel: AttentionKernel,
+    ) -> None:
+        self._comm = comm
+        self._kernel = kernel
+        self._layer = layer
+        self._eps = model.rms_norm_eps
+        heads = place.part(model.num_attention_heads)
+        kv_heads = Part(
+            start=first_kv_head(layer.num_kv_heads, place.size, place.rank),
+            length=local_kv_heads(layer.num_kv_heads, place.size),
+            whole=layer.num_kv_heads,
+        )
+        outputs = [(f"{prefix}.q_proj", heads.times(layer.head_dim))]
+        if self._owns_kv:
+            outputs.append((f"{prefix}.k_proj", kv_heads.times(layer.head_dim)))
+            if not layer.k_eq_v:
+                outputs.append((f"{prefix}.v_proj", kv_heads.times(layer.head_dim)))
+            self._k_norm = RMSNorm(f"{prefix}.k_norm", layer.head_dim, self._eps, place)
+        self._qkv_proj = ColumnParallelLinear(outputs, model.hidden_size, place)
+        self._q_norm = RMSNorm(f"{prefix}.q_norm", layer.head_dim, self._eps, place)
+        self._o_proj = RowParallelLinear(f"{prefix}.o_proj", heads.times(layer.head_dim), model.hidden_size, place)
+
+    @property
+    def _owns_kv(self) -> bool:
+        return self._layer.kv_donor is None
+
+    def __call__(self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
+        """Attention output [T, H], summed over the ranks; writes the rows' K and V first where the layer owns KV."""
+        q_TND, *kv_rows = (
+            rows.view(rows.shape[0], rows.shape[1] // self._layer.head_dim, self._layer.head_dim)
+            for rows in torch.split(self._qkv_proj(x_TH), self._qkv_proj.sizes, dim=-1)
+        )
+        q_TND = apply_rope(self._q_norm(q_TND), *rope)
+        cache_layer = self._layer.index if self._layer.kv_donor is None else self._layer.kv_donor
+        metadata = batch.groups[kv.group_of(cache_layer)]
+        if self._owns_kv:
+            # Without a v_proj, V is the key projection's raw output, before k_norm and RoPE.
+            k_TKD, v_TKD = kv_rows[0], kv_rows[-1]
+            k_TKD = apply_rope(self._k_norm(k_TKD), *rope)
+            v_TKD = rms_norm(v_TKD, None, self._eps)
+            kv.writer(cache_layer).write(k_TKD, v_TKD, metadata.slot_mapping_T)
+        cache = kv.reader(cache_layer)
+        o_TND = self._kernel(
+            q_TND,
+            cache.k_pages,
+            cache.v_pages,
+            metadata.block_table_SP,
+            batch.query_start_S1,
+            batch.kv_len_S,
+            window=self._layer.window,
+            causal=True,
+            scale=ATTENTION_SCALE,
+        )
+        return self._comm.all_reduce(self._o_proj.partial_sum(o_TND.flatten(1)))
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Projections and norms that this layer has."""
+        norms = [self._q_norm, self._k_norm] if self._owns_kv else [self._q_norm]
+        targets = self._qkv_proj.weight_targets() + self._o_proj.weight_targets()
+        return targets + [target for norm in norms for target in norm.weight_targets()]

@@ -1,0 +1,112 @@
+"""One decoder layer (spec 1.3).
+
+Shape legend: T rows, H hidden size, P width of a per-layer embedding.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.kv.cache import KVCaches
+from gemray_workers.model.attention import Attention, AttentionKernel
+from gemray_workers.model.batch import ForwardBatch
+from gemray_workers.model.config import LayerConfig, ModelConfig
+from gemray_workers.model.mlp import MLP
+from gemray_workers.model.moe import Experts, Router
+from gemray_workers.model.norm import RMSNorm
+from gemray_workers.model.per_layer_embedding import PerLayerBranch
+from gemray_workers.model.placement import Placement, whole_tensor
+from gemray_workers.model.rope import CosSin
+from gemray_workers.parallel.communicator import Communicator
+
+
+class DecoderLayer:
+    """Attention and feed-forward, each between two norms; optionally a per-layer embedding; then one scalar."""
+
+    def __init__(
+        self, model: ModelConfig, layer: LayerConfig, comm: Communicator, place: Placement, kernel: AttentionKernel
+    ) -> None:
+        prefix = f"layers.{layer.index}"
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, place)
+
+        self._prefix = prefix
+        self._input_norm = norm("input_layernorm")
+        self._attention = Attention(f"{prefix}.self_attn", model, layer, comm, place, kernel)
+        self._post_attention_norm = norm("post_attention_layernorm")
+        self._pre_feedforward_norm = norm("pre_feedforward_layernorm")
+        self._mlp = MLP(f"{prefix}.mlp", model.hidden_size, layer.intermediate_size, comm, place)
+        self._moe = None if model.moe is None else _ExpertBranch(prefix, model, comm, place)
+        self._post_feedforward_norm = norm("post_feedforward_layernorm")
+        self._per_layer = (
+            None
+            if model.per_layer_embedding is None
+            else PerLayerBranch(prefix, model, model.per_layer_embedding, place)
+        )
+        self._scalar = place.empty(1)
+
+    def __call__(
+        self, x_TH: Tensor, rope: CosSin, per_layer_input_TP: Tensor | None, batch: ForwardBatch, kv: KVCaches
+    ) -> Tensor:
+        """The residual stream [T, H] after this layer.
+
+        Args:
+            x_TH: the stream before it.
+            rope: angles for this layer's type.
+            per_layer_input_TP: this layer's embeddings, in models that have them.
+            batch: whose rows these are.
+            kv: the caches.
+        """
+        x_TH = x_TH + self._post_attention_norm(self._attention(self._input_norm(x_TH), rope, batch, kv))
+        x_TH = x_TH + self._post_feedforward_norm(self._feed_forward(x_TH))
+        if self._per_layer is not None and per_layer_input_TP is not None:
+            x_TH = x_TH + self._per_layer(x_TH, per_layer_input_TP)
+        return x_TH * self._scalar
+
+    def _feed_forward(self, x_TH: Tensor) -> Tensor:
+        dense_TH = self._mlp(self._pre_feedforward_norm(x_TH))
+        return dense_TH if self._moe is None else self._moe(x_TH, dense_TH)
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Every tensor of this layer."""
+        parts = (
+            self._input_norm,
+            self._attention,
+            self._post_attention_norm,
+            self._pre_feedforward_norm,
+            self._mlp,
+            self._moe,
+            self._post_feedforward_norm,
+            self._per_layer,
+        )
+        targets = [target for part in parts if part is not None for target in part.weight_targets()]
+        return [*targets, whole_tensor(f"{self._prefix}.layer_scalar", self._scalar)]
+
+
+class _ExpertBranch:
+    """Routed experts beside the dense MLP: the router reads the stream itself, the experts their own norm of it."""
+
+    def __init__(self, prefix: str, model: ModelConfig, comm: Communicator, place: Placement) -> None:
+        if model.moe is None:
+            raise ValueError("a model without experts has no expert branch")
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, place)
+
+        self._router = Router(f"{prefix}.router", model, model.moe, place)
+        self._experts = Experts(f"{prefix}.experts", model.hidden_size, model.moe, comm, place)
+        self._post_dense_norm = norm("post_feedforward_layernorm_1")
+        self._pre_experts_norm = norm("pre_feedforward_layernorm_2")
+        self._post_experts_norm = norm("post_feedforward_layernorm_2")
+
+    def __call__(self, x_TH: Tensor, dense_TH: Tensor) -> Tensor:
+        """Norms of the dense MLP's output and of the experts', added [T, H]."""
+        routed_TH = self._experts(self._pre_experts_norm(x_TH), *self._router(x_TH))
+        return self._post_dense_norm(dense_TH) + self._post_experts_norm(routed_TH)
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Router, experts and the three norms."""
+        parts = (self._router, self._experts, self._post_dense_norm, self._pre_experts_norm, self._post_experts_norm)
+        return [target for part in parts for target in part.weight_targets()]

@@ -1,0 +1,34 @@
+"""The dense gated MLP, its width sharded over the ranks (spec 1.7).
+
+Shape legend: T rows, H hidden size.
+"""
+
+from __future__ import annotations
+
+from gemray_kernels.activation import gelu_tanh_and_mul
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
+from gemray_workers.model.placement import Placement
+from gemray_workers.parallel.communicator import Communicator
+
+
+class MLP:
+    """``down(gelu_tanh(gate(x)) · up(x))``."""
+
+    def __init__(self, prefix: str, hidden_size: int, width: int, comm: Communicator, place: Placement) -> None:
+        self._comm = comm
+        part = place.part(width)
+        self._gate_up_proj = ColumnParallelLinear(
+            [(f"{prefix}.gate_proj", part), (f"{prefix}.up_proj", part)], hidden_size, place
+        )
+        self._down_proj = RowParallelLinear(f"{prefix}.down_proj", part, hidden_size, place)
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        """Output [T, H], summed over the ranks."""
+        return self._comm.all_reduce(self._down_proj.partial_sum(gelu_tanh_and_mul(self._gate_up_proj(x_TH))))
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """The three projections."""
+        return self._gate_up_proj.weight_targets() + self._down_proj.weight_targets()

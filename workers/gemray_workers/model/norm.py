@@ -1,0 +1,26 @@
+"""A norm with its weight (spec 1.2)."""
+
+from __future__ import annotations
+
+from gemray_kernels.rms_norm import rms_norm
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.model.placement import Placement, whole_tensor
+
+
+class RMSNorm:
+    """Root-mean-square norm over the last axis, the same on every rank."""
+
+    def __init__(self, name: str, width: int, eps: float, place: Placement) -> None:
+        self.weight = place.empty(width)
+        self._name = name
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Norm of `x` [..., width], in its dtype."""
+        return rms_norm(x, self.weight, self._eps)
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """The norm's weight."""
+        return [whole_tensor(f"{self._name}.weight", self.weight)]

@@ -1,0 +1,79 @@
+"""Per-layer embeddings: a second table that feeds a small vector into every layer (spec 1.8).
+
+The table is the larger half of the small models (E4B: 2.8 of 7.5 billion parameters), so it is split over the ranks by
+vocabulary like the first; one all-reduce a forward pass brings a batch's rows together. The two projections are small
+and whole on every rank.
+
+Shape legend: T rows, H hidden size, L layers, P width a layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from gemray_kernels.activation import gelu_tanh
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.model.config import ModelConfig, PerLayerEmbeddingConfig
+from gemray_workers.model.linear import ReplicatedLinear
+from gemray_workers.model.norm import RMSNorm
+from gemray_workers.model.placement import Placement
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.shard_indices import ShardIndices
+
+
+class PerLayerEmbedding:
+    """Computes every layer's input once a forward pass, before the first layer."""
+
+    def __init__(
+        self, model: ModelConfig, config: PerLayerEmbeddingConfig, comm: Communicator, place: Placement
+    ) -> None:
+        self._config = config
+        self._num_layers = model.num_layers
+        packed = model.num_layers * config.width
+        shard = ShardIndices.of_rank(place.rank, place.size, org_vocab_size=config.vocab_size)
+        self._table = VocabParallelEmbedding(
+            "embed_tokens_per_layer", shard, packed, comm, place, scale=config.width**0.5
+        )
+        self._projection = ReplicatedLinear("per_layer_model_projection", model.hidden_size, packed, place)
+        self._projection_scale = model.hidden_size**-0.5
+        self._norm = RMSNorm("per_layer_projection_norm", config.width, model.rms_norm_eps, place)
+
+    def __call__(self, token_ids_T: Tensor, embeddings_TH: Tensor) -> Tensor:
+        """Inputs of every layer [T, L, P].
+
+        Args:
+            token_ids_T: ids beyond the table use its row 0.
+            embeddings_TH: the scaled token embeddings.
+        """
+        in_table_T = (token_ids_T >= 0) & (token_ids_T < self._config.vocab_size)
+        per_layer = (self._num_layers, self._config.width)
+        tokens_TLP = self._table(torch.where(in_table_T, token_ids_T, 0)).view(-1, *per_layer)
+        context_TLP = (self._projection(embeddings_TH) * self._projection_scale).view(-1, *per_layer)
+        return (self._norm(context_TLP) + tokens_TLP) * 2**-0.5
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Table, projection and its norm."""
+        return (
+            self._table.weight_targets(self._config.vocab_size)
+            + self._projection.weight_targets()
+            + self._norm.weight_targets()
+        )
+
+
+class PerLayerBranch:
+    """Adds one layer's input to its residual stream."""
+
+    def __init__(self, prefix: str, model: ModelConfig, config: PerLayerEmbeddingConfig, place: Placement) -> None:
+        self._gate = ReplicatedLinear(f"{prefix}.per_layer_input_gate", model.hidden_size, config.width, place)
+        self._projection = ReplicatedLinear(f"{prefix}.per_layer_projection", config.width, model.hidden_size, place)
+        self._norm = RMSNorm(f"{prefix}.post_per_layer_input_norm", model.hidden_size, model.rms_norm_eps, place)
+
+    def __call__(self, x_TH: Tensor, input_TP: Tensor) -> Tensor:
+        """The summand [T, H]."""
+        return self._norm(self._projection(gelu_tanh(self._gate(x_TH)) * input_TP))
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Gate, projection and norm."""
+        return self._gate.weight_targets() + self._projection.weight_targets() + self._norm.weight_targets()

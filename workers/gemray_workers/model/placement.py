@@ -1,0 +1,62 @@
+"""Which part of the model one rank holds, and how that part is said to the checkpoint loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import Copy, WeightTarget
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A rank's share of every tensor: its place among the ranks, and the dtype and device of what it keeps."""
+
+    rank: int
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self, *shape: int) -> Tensor:
+        """A tensor that a checkpoint is to fill."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def part(self, length: int) -> Part:
+        """This rank's even share of a dimension; `check_tensor_parallel` has made sure that it divides."""
+        local = length // self.size
+        return Part(start=self.rank * local, length=local, whole=length)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A contiguous share of a dimension of a checkpoint tensor."""
+
+    start: int
+    length: int
+    whole: int
+
+    def times(self, width: int) -> Part:
+        """The same share of a dimension that holds `width` entries for each of this one's (heads -> features)."""
+        return Part(start=self.start * width, length=self.length * width, whole=self.whole * width)
+
+
+def whole_tensor(name: str, destination: Tensor) -> WeightTarget:
+    """A tensor that every rank keeps in full."""
+    shape = tuple(destination.shape)
+    return WeightTarget(name, shape, (Copy(tuple(slice(0, n) for n in shape), destination),))
+
+
+def sliced_tensor(name: str, dim: int, part: Part, destination: Tensor) -> WeightTarget:
+    """A tensor of which a rank keeps `part` of dimension `dim`."""
+    shape = list(destination.shape)
+    shape[dim] = part.whole
+    return WeightTarget(name, tuple(shape), (slice_copy(dim, part, destination),))
+
+
+def slice_copy(dim: int, part: Part, destination: Tensor, offset: int = 0) -> Copy:
+    """Copy `part` of dimension `dim`, counted from `offset`, and all of the other dimensions, to `destination`."""
+    source = [slice(0, n) for n in destination.shape]
+    source[dim] = slice(offset + part.start, offset + part.start + part.length)
+    return Copy(tuple(source), destination)

@@ -1,0 +1,74 @@
+"""Embedding tables whose rows are split over the ranks by `ShardIndices` (spec 1.1, 1.10 and 6.2).
+
+Shape legend: T rows, H width, R rows to score, V local vocabulary rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from gemray_kernels.precision import compute_dtype, wide_linear
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.model.placement import Placement
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.shard_indices import ShardIndices
+
+
+class VocabParallelEmbedding:
+    """A scaled lookup: ``table[id] · scale``, where each rank holds some rows."""
+
+    def __init__(
+        self, name: str, shard: ShardIndices, width: int, comm: Communicator, place: Placement, *, scale: float
+    ) -> None:
+        self._name = name
+        self._shard = shard
+        self._comm = comm
+        self.table_VH = place.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
+        self._scale = _rounded(scale, place.dtype)
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        """Scaled embeddings [T, H] on every rank; ids that no rank holds give zeros."""
+        rows_T, is_here_T = self._shard.local_rows(token_ids_T)
+        local_TH = self.table_VH[rows_T].masked_fill(~is_here_T.unsqueeze(-1), 0)
+        # One rank at most contributes to each row, so the sum is exact and scaling may follow it.
+        return self._comm.all_reduce(local_TH) * self._scale
+
+    def weight_targets(self, num_ids: int) -> list[WeightTarget]:
+        """The table, `num_ids` rows on disk: this rank's original ids, then its added ones."""
+        shard, width = self._shard, self.table_VH.shape[1]
+        regions = (
+            (shard.org_vocab_start_index, shard.num_org_elements, 0),
+            (shard.added_vocab_start_index, shard.num_added_elements, shard.num_org_elements_padded),
+        )
+        copies = tuple(
+            Copy((slice(first, first + count), slice(0, width)), self.table_VH[row : row + count])
+            for first, count, row in regions
+            if count
+        )
+        return [WeightTarget(f"{self._name}.weight", (num_ids, width), copies)]
+
+
+class VocabParallelHead:
+    """Logits from the rows of an embedding table (tied weights)."""
+
+    def __init__(self, embedding: VocabParallelEmbedding, shard: ShardIndices, softcap: float | None) -> None:
+        self._table_VH = embedding.table_VH
+        self._softcap = softcap
+        is_padding_V = shard.global_ids(self._table_VH.device) < 0
+        has_padding = shard.num_org_vocab_padding + shard.num_added_vocab_padding > 0
+        self._is_padding_V = is_padding_V if has_padding else None
+
+    def __call__(self, hidden_RH: Tensor) -> Tensor:
+        """This rank's logits [R, V] in the compute dtype, soft-capped; padding columns are -inf."""
+        logits_RV = wide_linear(hidden_RH, self._table_VH)
+        if self._softcap is not None:
+            logits_RV = torch.tanh(logits_RV / self._softcap) * self._softcap
+        if self._is_padding_V is not None:
+            logits_RV = logits_RV.masked_fill(self._is_padding_V, -torch.inf)
+        return logits_RV
+
+
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    """`scale` as weights of `dtype` hold it: bfloat16 turns sqrt(2816) = 53.066 into 53 (spec 1.1)."""
+    return torch.tensor(scale, dtype=compute_dtype(dtype)).to(dtype).item()
