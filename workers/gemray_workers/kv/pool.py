@@ -1,0 +1,79 @@
+"""The memory of the KV groups: for each layer that owns KV, pages of keys and pages of values.
+
+Shape legend: B pages (the null page 0 included), P tokens a page, N KV heads on this rank, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from gemray_workers.errors import InvalidField
+from gemray_workers.kv.cache import KVCaches
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.model.config import ModelConfig
+
+
+class KVPools:
+    """All pages of one rank, and each layer's view of them.
+
+    Memory is zeroed, so that a masked read of a slot that was never written is a number.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        specs: Iterable[KVGroupSpec],
+        num_pages: Mapping[str, int],
+        *,
+        device: torch.device,
+    ) -> None:
+        """Allocate `num_pages` pages a group, and the null page.
+
+        Raises:
+            InvalidField: some layer of the model neither owns KV in a group nor reads the KV of one that does.
+        """
+        self._specs = {spec.name: spec for spec in specs}
+        self._pages_BPND = {
+            layer: (_zeros(spec, num_pages[name], device), _zeros(spec, num_pages[name], device))
+            for name, spec in self._specs.items()
+            for layer in spec.layers
+        }
+        donors = {layer.index: layer.kv_donor for layer in model_config.layers if layer.kv_donor is not None}
+        self._check_every_layer(model_config, donors)
+        self._caches = KVCaches(self._specs.values(), self._pages_BPND, donors)
+
+    @property
+    def caches(self) -> KVCaches:
+        """What the model's layers read and write."""
+        return self._caches
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages, null pages included."""
+        return sum(tensor.nbytes for pair in self._pages_BPND.values() for tensor in pair)
+
+    def poison(self, pages: Mapping[str, Iterable[int]]) -> None:
+        """Fill pages, by group, with NaN (debugging): whoever still reads them gets NaN, and whoever owns them next
+        must write before reading."""
+        for name, numbers in pages.items():
+            index = torch.tensor(list(numbers), dtype=torch.int64)
+            for layer in self._specs[name].layers:
+                for tensor_BPND in self._pages_BPND[layer]:
+                    tensor_BPND[index.to(tensor_BPND.device)] = float("nan")
+
+    def _check_every_layer(self, model_config: ModelConfig, donors: Mapping[int, int]) -> None:
+        for layer in model_config.layers:
+            if donors.get(layer.index, layer.index) not in self._pages_BPND:
+                raise InvalidField(
+                    f"layers[{layer.index}].kv_donor",
+                    layer.kv_donor,
+                    f"None in a KV group, or one of the layers that own KV: {sorted(self._pages_BPND)}",
+                )
+
+
+def _zeros(spec: KVGroupSpec, num_pages: int, device: torch.device) -> Tensor:
+    shape = (num_pages + 1, spec.page_size, spec.num_kv_heads, spec.head_dim)
+    return torch.zeros(shape, dtype=spec.dtype, device=device)
