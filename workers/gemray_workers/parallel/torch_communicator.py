@@ -122,16 +122,20 @@ class TorchCommunicator:
             _wait(self._host.barrier())
 
     def close(self) -> None:
-        """Leave the gang in order. Collectives in flight on other ranks that need this one fail."""
-        for group in (self._device, self._host):
-            group.shutdown()
+        """Leave the gang in order. A peer's collective that still needs this rank fails."""
+        self._host.shutdown()
+        if self._device is not self._host:
+            self._device.shutdown()
         self._store = None
 
     def abort(self) -> None:
-        """Leave the gang at once; safe from another thread while a collective hangs, which then raises."""
-        for group in (self._device, self._host):
-            group.abort()
-        self._store = None
+        """Give up the NCCL collectives in flight, from any thread: GPU work that waits for a dead peer then ends.
+
+        gloo has nothing to abort: its collectives end by themselves when a peer's connection closes, or at their
+        deadline.
+        """
+        if self._device is not self._host:
+            self._device.abort()
 
     def _group_of(self, x: Tensor) -> _Group:
         return self._device if x.is_cuda else self._host
