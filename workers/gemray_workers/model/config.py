@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -123,7 +123,7 @@ class ModelConfig:
     def _from_text_config(
         cls, text: Any, *, model_type: str, weight_prefix: str, eos_token_ids: tuple[int, ...], rows: int | None
     ) -> ModelConfig:
-        _refuse_other_variants(text)
+        refuse_other_variants(text)
         num_added = 0 if rows is None else max(0, rows - text.vocab_size)
         # Early transcriptions of the 26B config hold null for "no PLE" (spec 11); the unified class has no such field.
         ple_width = getattr(text, "hidden_size_per_layer_input", None) or 0
@@ -197,7 +197,7 @@ def _model_type(config_json: Path) -> str:
     return str(content.get("model_type", "")) if isinstance(content, dict) else ""
 
 
-def _refuse_other_variants(text: Any) -> None:
+def refuse_other_variants(text: Any) -> None:
     """Refuse what the decoder here would compute wrongly, rather than serve other numbers."""
     allowed: tuple[tuple[str, tuple[Any, ...]], ...] = (
         ("use_bidirectional_attention", (None, "vision")),
@@ -231,10 +231,13 @@ def _layers(text: Any) -> tuple[LayerConfig, ...]:
             + ", ".join(sorted(missing))
             + ")",
         )
-    return tuple(_layer(text, index, donors if index >= first_shared else {}) for index in range(len(text.layer_types)))
+    return tuple(
+        layer_config(text, index, donors if index >= first_shared else {}) for index in range(len(text.layer_types))
+    )
 
 
-def _layer(text: Any, index: int, donors: dict[str, int]) -> LayerConfig:
+def layer_config(text: Any, index: int, donors: Mapping[str, int]) -> LayerConfig:
+    """Layer `index` of a Hugging Face text config; `donors` maps a layer type to the layer whose KV it reads."""
     layer_type = text.layer_types[index]
     kind = _LAYER_KINDS[layer_type]
     own = text.per_layer_config[index]

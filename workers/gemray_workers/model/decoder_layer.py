@@ -25,9 +25,16 @@ class DecoderLayer:
     """Attention and feed-forward, each between two norms; optionally a per-layer embedding; then one scalar."""
 
     def __init__(
-        self, model: ModelConfig, layer: LayerConfig, comm: Communicator, place: Placement, kernel: AttentionKernel
+        self,
+        model: ModelConfig,
+        layer: LayerConfig,
+        comm: Communicator,
+        place: Placement,
+        kernel: AttentionKernel,
+        *,
+        layers_name: str = "layers",
     ) -> None:
-        prefix = f"layers.{layer.index}"
+        prefix = f"{layers_name}.{layer.index}"
 
         def norm(name: str) -> RMSNorm:
             return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, place)

@@ -1,0 +1,90 @@
+"""The assistant's arithmetic and weights: one draft step for a batch of sequences (spec 4.2).
+
+Shape legend: S sequences, H the target's hidden size, D the drafter's hidden size, V local vocabulary rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from gemray_kernels.paged_attention import paged_attention
+from torch import Tensor
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.drafters.mtp.config import AssistantConfig
+from gemray_workers.drafters.mtp.heads import assistant_head
+from gemray_workers.kv.cache import KVCaches
+from gemray_workers.model.attention import AttentionKernel
+from gemray_workers.model.batch import ForwardBatch
+from gemray_workers.model.decoder_layer import DecoderLayer
+from gemray_workers.model.linear import ReplicatedLinear
+from gemray_workers.model.norm import RMSNorm
+from gemray_workers.model.placement import Placement
+from gemray_workers.model.rope import RotaryEmbeddings
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.shard_indices import ShardIndices
+
+
+class AssistantModel:
+    """Q-only decoder layers between two projections, heads sharded like the target's; it keeps nothing of requests.
+
+    Layers, heads and the vocabulary are sharded as the target's are, so that each rank's draft heads read KV heads
+    that it holds (spec 6.4). The projections are small and replicated: the recurrent state must be whole anyway.
+    """
+
+    def __init__(
+        self,
+        config: AssistantConfig,
+        shard: ShardIndices,
+        comm: Communicator,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: AttentionKernel = paged_attention,
+    ) -> None:
+        decoder = config.decoder
+        place = Placement(comm.rank, comm.size, dtype, device)
+        self.config = config
+        self._dtype = dtype
+        self._pre_projection = ReplicatedLinear(
+            "pre_projection", 2 * config.backbone_hidden_size, decoder.hidden_size, place
+        )
+        self._post_projection = ReplicatedLinear(
+            "post_projection", decoder.hidden_size, config.backbone_hidden_size, place
+        )
+        self._rope = RotaryEmbeddings(decoder.layers, device)
+        self._layers = [
+            DecoderLayer(decoder, layer, comm, place, attention, layers_name="model.layers") for layer in decoder.layers
+        ]
+        self._norm = RMSNorm("model.norm", decoder.hidden_size, decoder.rms_norm_eps, place)
+        # The drafter's own table: it is its head, never its input, which is the target's embedding.
+        self._table = VocabParallelEmbedding("model.embed_tokens", shard, decoder.hidden_size, comm, place, scale=1.0)
+        self._head = assistant_head(config, self._table, shard, place)
+
+    def step(self, embedded_SH: Tensor, state_SH: Tensor, batch: ForwardBatch, kv: KVCaches) -> tuple[Tensor, Tensor]:
+        """Draft one token a sequence.
+
+        Args:
+            embedded_SH: the target's scaled embedding of each sequence's newest token, or of the last draft.
+            state_SH: the target's post-norm hidden state that chose the newest token, then the drafter's own state.
+            batch: one query a sequence, over the committed keys alone.
+            kv: the target's caches, which are only read.
+
+        Returns:
+            This rank's logits [S, V] in the compute dtype, and the next state [S, H].
+        """
+        x_SD = self._pre_projection(torch.cat([embedded_SH, state_SH], dim=-1))
+        rope = self._rope.cos_sin(batch.positions_T, self._dtype)
+        for config, layer in zip(self.config.decoder.layers, self._layers, strict=True):
+            x_SD = layer(x_SD, rope[config.kind], None, batch, kv)
+        x_SD = self._norm(x_SD)
+        return self._head(x_SD), self._post_projection(x_SD)
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Every tensor of an assistant checkpoint."""
+        targets = self._pre_projection.weight_targets() + self._post_projection.weight_targets()
+        targets += self._table.weight_targets(self.config.decoder.vocab_size)
+        for layer in self._layers:
+            targets += layer.weight_targets()
+        targets += self._norm.weight_targets()
+        return targets + self._head.weight_targets()

@@ -1,0 +1,119 @@
+"""An MTP assistant's config, checked against the target that it is to draft for (spec 0.2 and 4.8)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.model.config import ModelConfig, layer_config, refuse_other_variants
+
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentroidConfig:
+    """The ordered-embeddings head: only the tokens of the best clusters are scored (spec 4.5)."""
+
+    num_centroids: int
+    top_k: int
+    """Clusters that are scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantConfig:
+    """What the drafter computes. Its decoder layers are described like a target's, each with a donor."""
+
+    decoder: ModelConfig
+    backbone_hidden_size: int
+    """Hidden size of the target."""
+    centroids: CentroidConfig | None
+    """None: a dense head."""
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str], target: ModelConfig) -> AssistantConfig:
+        """Read an assistant's config.json and tie its layers to the target's donor layers.
+
+        Raises:
+            CheckpointError: the directory holds no readable config.
+            InvalidField: not an MTP assistant, or one of another target; both sides' values are named.
+        """
+        from transformers import AutoConfig
+
+        directory = Path(path)
+        try:
+            root = AutoConfig.from_pretrained(directory, local_files_only=True)
+        except Exception as error:  # strict config classes raise errors of several libraries
+            raise CheckpointError(f"{directory} holds no valid MTP assistant config: {error}") from error
+        if root.model_type not in MODEL_TYPES:
+            raise InvalidField("drafter model_type", root.model_type, "one of " + ", ".join(MODEL_TYPES))
+        text = root.get_text_config()
+        refuse_other_variants(text)
+        _check_against(root, text, target)
+        return cls(
+            decoder=_decoder(root, text, target),
+            backbone_hidden_size=root.backbone_hidden_size,
+            centroids=_centroids(root, text),
+        )
+
+
+def _decoder(root: Any, text: Any, target: ModelConfig) -> ModelConfig:
+    donors = {f"{kind}_attention": owners[-1] for kind, owners in target.kv_owners.items() if owners}
+    return ModelConfig(
+        model_type=root.model_type,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        num_added=target.num_added,
+        num_attention_heads=text.num_attention_heads,
+        max_position_embeddings=text.max_position_embeddings,
+        rms_norm_eps=text.rms_norm_eps,
+        final_logit_softcapping=text.final_logit_softcapping,
+        sliding_window=text.sliding_window,
+        weight_prefix="",
+        layers=tuple(layer_config(text, index, donors) for index in range(text.num_hidden_layers)),
+        moe=None,
+        per_layer_embedding=None,
+        eos_token_ids=(),
+    )
+
+
+def _centroids(root: Any, text: Any) -> CentroidConfig | None:
+    if not root.use_ordered_embeddings:
+        return None
+    if text.vocab_size % root.num_centroids:
+        raise InvalidField("num_centroids", root.num_centroids, f"a divisor of vocab_size = {text.vocab_size}")
+    if not 1 <= root.centroid_intermediate_top_k <= root.num_centroids:
+        raise InvalidField(
+            "centroid_intermediate_top_k",
+            root.centroid_intermediate_top_k,
+            f"1 to num_centroids = {root.num_centroids}",
+        )
+    return CentroidConfig(num_centroids=root.num_centroids, top_k=root.centroid_intermediate_top_k)
+
+
+def _check_against(root: Any, text: Any, target: ModelConfig) -> None:
+    """An assistant of another target drafts noise, or reads KV of another shape."""
+
+    def same(field: str, drafter: object, of_target: object, name: str) -> None:
+        if drafter != of_target:
+            raise InvalidField(f"drafter {field}", drafter, f"{of_target}, the target's {name}")
+
+    same("backbone_hidden_size", root.backbone_hidden_size, target.hidden_size, "hidden_size")
+    same("vocab_size", text.vocab_size, target.vocab_size, "vocab_size")
+    same("sliding_window", text.sliding_window, target.sliding_window, "sliding_window")
+    for index, layer_type in enumerate(text.layer_types):
+        kind = layer_type.removesuffix("_attention")
+        owners = target.kv_owners.get(kind, ())
+        if not owners:
+            raise InvalidField("drafter layer_types", layer_type, "a type of which the target has a layer that owns KV")
+        donor = target.layers[owners[-1]]
+        own = text.per_layer_config[index]
+        same(f"head_dim of {kind} layers", own.head_dim, donor.head_dim, f"head_dim in layer {donor.index}")
+        if text.num_attention_heads % donor.num_kv_heads:
+            raise InvalidField(
+                "drafter num_attention_heads",
+                text.num_attention_heads,
+                f"a multiple of the target's {donor.num_kv_heads} KV heads in layer {donor.index}",
+            )
