@@ -12,15 +12,29 @@ Shape legend: R rows, V local vocabulary columns, N entries, L rows with an allo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.row_request import RowRequest, wants_history
+
+
+class Edit(NamedTuple):
+    """Ids of one row and a value for each."""
+
+    ids: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    @classmethod
+    def of_ids(cls, ids: Sequence[int], value: float = 0.0) -> Edit:
+        """The same value for every id."""
+        return cls(np.asarray(ids, dtype=np.int64), np.full(len(ids), value))
 
 
 @dataclass(frozen=True)
@@ -35,14 +49,16 @@ class Entries:
     """float64, CPU."""
 
     @classmethod
-    def of_rows(cls, values_by_row: Iterable[tuple[int, Mapping[int, float]]]) -> Entries:
-        """From (row, {id: value}) pairs."""
-        flat = [(row, token, value) for row, values in values_by_row for token, value in values.items()]
-        rows, ids, values = zip(*flat, strict=True) if flat else ((), (), ())
+    def of_rows(cls, edits_by_row: Iterable[tuple[int, Edit]]) -> Entries:
+        """From each row's ids and their values."""
+        rows, edits = [], []
+        for row, edit in edits_by_row:
+            rows.append(np.full(len(edit.ids), row, dtype=np.int64))
+            edits.append(edit)
         return cls(
-            torch.tensor(rows, dtype=torch.int64),
-            torch.tensor(ids, dtype=torch.int64),
-            torch.tensor(values, dtype=torch.float64),
+            torch.from_numpy(np.concatenate([np.empty(0, np.int64), *rows])),
+            torch.from_numpy(np.concatenate([np.empty(0, np.int64), *(edit.ids for edit in edits)])),
+            torch.from_numpy(np.concatenate([np.empty(0, np.float64), *(edit.values for edit in edits)])),
         )
 
     def on_shard(self, shard: ShardIndices, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,17 +91,17 @@ class LogitEdits:
     def build(cls, requests: Sequence[RowRequest]) -> LogitEdits:
         """The edits that each row's parameters and history ask for."""
         rows = list(enumerate(requests))
-        restricted = [
-            (row, request.params.allowed_token_ids) for row, request in rows if request.params.allowed_token_ids
-        ]
+        restricted = [(row, request) for row, request in rows if request.params.allowed_token_ids]
         penalised = [(row, request) for row, request in rows if wants_history(request.params)]
         return cls(
             restricted_L=torch.tensor([row for row, _ in restricted], dtype=torch.int64),
-            allowed=Entries.of_rows((i, dict.fromkeys(ids, 0.0)) for i, (_, ids) in enumerate(restricted)),
-            banned=Entries.of_rows((row, dict.fromkeys(_banned_ids(request), 0.0)) for row, request in rows),
+            allowed=Entries.of_rows(
+                (i, Edit.of_ids(request.params.allowed_token_ids)) for i, (_, request) in enumerate(restricted)
+            ),
+            banned=Entries.of_rows((row, Edit.of_ids(_banned_ids(request))) for row, request in rows),
             repetition=Entries.of_rows((row, _repetition(request)) for row, request in penalised),
             occurrence=Entries.of_rows((row, _occurrence(request)) for row, request in penalised),
-            bias=Entries.of_rows((row, request.params.logit_bias) for row, request in rows),
+            bias=Entries.of_rows((row, _bias(request)) for row, request in rows if request.params.logit_bias),
         )
 
     @property
@@ -130,18 +146,20 @@ def _banned_ids(request: RowRequest) -> tuple[int, ...]:
     return params.suppress_tokens
 
 
-def _repetition(request: RowRequest) -> dict[int, float]:
+def _repetition(request: RowRequest) -> Edit:
     penalty = request.params.repetition_penalty
-    if penalty == 1.0:
-        return {}
-    return dict.fromkeys(np.unique(np.asarray(request.history, dtype=np.int64)).tolist(), penalty)
+    seen = request.history if penalty != 1.0 else []
+    return Edit.of_ids(np.unique(np.asarray(seen, dtype=np.int64)).tolist(), penalty)
 
 
-def _occurrence(request: RowRequest) -> dict[int, float]:
+def _occurrence(request: RowRequest) -> Edit:
     params = request.params
-    if params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
-        return {}
-    output = np.asarray(request.history[request.prompt_len :], dtype=np.int64)
-    ids, counts = np.unique(output, return_counts=True)
-    penalties = params.presence_penalty + params.frequency_penalty * counts
-    return dict(zip(ids.tolist(), penalties.tolist(), strict=True))
+    wanted = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    output = request.history[request.prompt_len :] if wanted else []
+    ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
+    return Edit(ids, params.presence_penalty + params.frequency_penalty * counts.astype(np.float64))
+
+
+def _bias(request: RowRequest) -> Edit:
+    bias = request.params.logit_bias
+    return Edit(np.fromiter(bias.keys(), dtype=np.int64), np.fromiter(bias.values(), dtype=np.float64))

@@ -10,8 +10,11 @@ from torch import Tensor
 
 
 def kept_by_min_p(scaled: Tensor, largest_R1: Tensor, min_p_R1: Tensor) -> Tensor:
-    """Where ``probability >= min_p * largest probability``, of logits already divided by T; False beside a NaN."""
-    return scaled - largest_R1 >= min_p_R1.log().to(scaled.dtype)
+    """Where ``probability >= min_p * largest probability``, of logits already divided by T.
+
+    Written as a sum: beside a NaN or +inf in its row, no finite logit is kept, even with min_p = 0.
+    """
+    return scaled >= largest_R1 + min_p_R1.log().to(scaled.dtype)
 
 
 def kept_by_filters(scaled_RC: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
@@ -19,7 +22,7 @@ def kept_by_filters(scaled_RC: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R
 
     top_k keeps the first k (0: all). top_p keeps the shortest prefix of what is left whose renormalised mass
     reaches top_p, the candidate that crosses it included (1: all). min_p keeps probabilities of at least min_p
-    times the largest. The best candidate always stays, unless its row holds a NaN or +inf: then none does.
+    times the largest. The best candidate always stays; in a row with a NaN or +inf no finite one does.
 
     Masses are summed in float64 whatever the dtype, so that the place of the cut does not depend on how many
     candidates (that is, which other rows) share the tensor.
