@@ -2,7 +2,7 @@
 
 Every token is a hash of the request's seed and the token's position, so a request has one right answer. Each cell of
 each page remembers whose token at which position was written last; whatever a row would attend to is looked up
-through the block tables and compared. A page that two sequences share, or that was freed too early, cannot go unnoticed.
+through the block tables and compared. A page that two sequences share, or that was freed too early, is found out.
 """
 
 from __future__ import annotations

@@ -74,12 +74,10 @@ class PageLedger:
         demand = self.demand(num_tokens, max_rows)
         return {name: max(0, demand[name] - len(table.pages)) for name, table in self._tables[slot].items()}
 
-    def has_free(self, demands: Iterable[Mapping[str, int]]) -> bool:
-        """Whether the free pages cover all these demands together."""
-        listed = list(demands)
-        return all(
-            sum(demand[name] for demand in listed) <= allocator.num_free for name, allocator in self._allocators.items()
-        )
+    @property
+    def pages_free(self) -> dict[str, int]:
+        """Pages by group that nobody owns."""
+        return {name: allocator.num_free for name, allocator in self._allocators.items()}
 
     @property
     def pages_total(self) -> dict[str, int]:

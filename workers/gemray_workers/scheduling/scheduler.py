@@ -203,27 +203,34 @@ class Scheduler:
         return max(0, min(limits))
 
     def _admit(self, most: int) -> list[Sequence]:
-        """Give slots to the oldest waiting sequences while slots, rows and pages allow; nobody overtakes."""
+        """Give slots to the oldest waiting sequences while slots, rows and pages allow; nobody overtakes.
+
+        Pages allow if the newcomer and every running sequence can compute all they know, and a little more. When
+        nothing runs they always do, since an accepted request fits alone.
+        """
         admitted: list[Sequence] = []
-        while self._waiting and self._free_slots and len(admitted) < most and self._has_pages_for(self._waiting[0]):
-            sequence = self._waiting.popleft()
-            sequence.slot = heapq.heappop(self._free_slots)
-            self._ledger.open(sequence.slot)
-            self._running.append(sequence)
-            admitted.append(sequence)
+        if not self._waiting or not self._free_slots:
+            return admitted
+        unclaimed = self._unclaimed_pages()
+        while self._waiting and self._free_slots and len(admitted) < most:
+            candidate = self._waiting[0]
+            demand = self._ledger.demand(self._foreseen_len(candidate), self._chunk(candidate))
+            unclaimed = {name: num_free - demand[name] for name, num_free in unclaimed.items()}
+            if min(unclaimed.values()) < 0:
+                break
+            self._take_slot(self._waiting.popleft())
+            admitted.append(candidate)
         return admitted
 
-    def _has_pages_for(self, candidate: Sequence) -> bool:
-        """Whether the candidate and every running sequence can compute all they know, and a little more.
-
-        Always true when nothing runs, since an accepted request fits alone.
-        """
-        wanted = [
-            self._ledger.still_missing(seq.running_slot, self._foreseen_len(seq), self._chunk(seq))
-            for seq in self._running
-        ]
-        wanted.append(self._ledger.demand(self._foreseen_len(candidate), self._chunk(candidate)))
-        return self._ledger.has_free(wanted)
+    def _unclaimed_pages(self) -> dict[str, int]:
+        """Free pages by group, less those that running sequences may take before long; can be negative."""
+        unclaimed = self._ledger.pages_free
+        for sequence in self._running:
+            missing = self._ledger.still_missing(
+                sequence.running_slot, self._foreseen_len(sequence), self._chunk(sequence)
+            )
+            unclaimed = {name: num_free - missing[name] for name, num_free in unclaimed.items()}
+        return unclaimed
 
     def _foreseen_len(self, sequence: Sequence) -> int:
         return min(
@@ -233,7 +240,7 @@ class Scheduler:
         )
 
     def _chunk(self, sequence: Sequence) -> int:
-        return min(sequence.num_pending, self._config.prefill_chunk)
+        return min(sequence.num_pending, self._config.prefill_chunk, self._config.max_step_tokens)
 
     def _share_rows(self, budget: int, sequences: list[Sequence]) -> list[_Share]:
         rows = fair_shares(budget, [self._chunk(sequence) for sequence in sequences])
@@ -273,6 +280,11 @@ class Scheduler:
         sequence.num_computed = 0
         self._waiting.appendleft(sequence)
         self._num_preemptions += 1
+
+    def _take_slot(self, sequence: Sequence) -> None:
+        sequence.slot = heapq.heappop(self._free_slots)
+        self._ledger.open(sequence.slot)
+        self._running.append(sequence)
 
     def _leave_slot(self, sequence: Sequence) -> None:
         slot = sequence.running_slot

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from gemray_workers.errors import CapacityError, InvalidField
+from gemray_workers.kv.block_table import most_pages, pages_for
+from gemray_workers.kv.budget import PoolPlan, fit_pools
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.scheduling.page_ledger import PageLedger
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+MIB = 1 << 20
+
+
+def groups(page_size: int = 16, window: int = 1024) -> list[KVGroupSpec]:
+    """The groups of the 12B, bf16, one rank."""
+    return [
+        KVGroupSpec("sliding", tuple(range(40)), 8, 256, page_size, window, torch.bfloat16),
+        KVGroupSpec("full", tuple(range(40, 48)), 1, 512, page_size, None, torch.bfloat16),
+    ]
+
+
+def fit(specs: list[KVGroupSpec], mib: float, **changes: int) -> PoolPlan:
+    load = {"requested_len": 32768, "max_num_seqs": 32, "max_step_tokens": 512, "max_draft_tokens": 0} | changes
+    return fit_pools(specs, kv_memory_bytes=int(mib * MIB), **load)
+
+
+def test_plenty_of_memory_gives_no_more_than_the_sequences_can_use() -> None:
+    plan = fit(groups(), 1 << 20, max_num_seqs=4)
+    assert plan.max_model_len == 32768
+    assert plan.num_windows == 4
+    assert plan.num_pages["full"] == 4 * 2048
+    assert plan.num_pages["sliding"] == 4 * (64 + 2) + 32
+    assert plan.num_bytes < 4 * 1024 * MIB
+
+
+def test_short_sequences_need_no_whole_window() -> None:
+    plan = fit(groups(), 1 << 20, max_num_seqs=4, requested_len=100)
+    assert plan.num_pages == {"sliding": 4 * 7, "full": 4 * 7}
+
+
+def test_short_budget_keeps_the_requested_length_and_gives_up_windows() -> None:
+    """One sequence of 32k needs 512 MiB of full pages; each window beside it 330 MiB."""
+    plan = fit(groups(), 2048)
+    assert plan.max_model_len == 32768
+    assert 1 < plan.num_windows < 32
+    assert plan.num_pages["full"] >= 2048
+
+
+def test_shorter_budget_gives_up_length() -> None:
+    plan = fit(groups(), 700)
+    assert plan.num_windows == 1
+    assert 8192 < plan.max_model_len < 32768
+    assert fit(groups(), 700, requested_len=4096).max_model_len == 4096
+
+
+def test_too_small_says_wanted_and_available() -> None:
+    with pytest.raises(CapacityError, match=r"needs 10\.50 MiB, 5\.00 MiB are available \(32768 tokens would need"):
+        fit(groups(), 5)
+
+
+def test_a_length_that_allows_no_request() -> None:
+    with pytest.raises(InvalidField, match="max_model_len = 1"):
+        fit(groups(), 1000, requested_len=1)
+
+
+@given(
+    pages=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    window=st.integers(1, 40),
+    heads=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    requested_len=st.integers(2, 400),
+    max_num_seqs=st.integers(1, 12),
+    spare_rows=st.integers(0, 60),
+    max_draft_tokens=st.integers(0, 5),
+    kib=st.integers(0, 400),
+)
+@settings(deadline=None, max_examples=300)
+def test_properties(
+    pages: tuple[int, int],
+    window: int,
+    heads: tuple[int, int],
+    requested_len: int,
+    max_num_seqs: int,
+    spare_rows: int,
+    max_draft_tokens: int,
+    kib: int,
+) -> None:
+    specs = [
+        KVGroupSpec("sliding", (0, 1), heads[0], 8, pages[0], window, torch.float32),
+        KVGroupSpec("full", (2,), heads[1], 16, pages[1], None, torch.float32),
+    ]
+    max_step_tokens = max_num_seqs * (1 + max_draft_tokens) + spare_rows
+
+    def planned(length: int, num_bytes: int) -> PoolPlan:
+        return fit_pools(
+            specs,
+            kv_memory_bytes=num_bytes,
+            requested_len=length,
+            max_num_seqs=max_num_seqs,
+            max_step_tokens=max_step_tokens,
+            max_draft_tokens=max_draft_tokens,
+        )
+
+    def alone(length: int) -> dict[str, int]:
+        return {spec.name: most_pages(length, spec.page_size, spec.window, max_step_tokens) for spec in specs}
+
+    def bytes_of(num_pages: dict[str, int]) -> int:
+        return sum((num_pages[spec.name] + 1) * spec.page_bytes for spec in specs)
+
+    memory = kib * 1024
+    if bytes_of(alone(2)) > memory:
+        with pytest.raises(CapacityError):
+            planned(requested_len, memory)
+        return
+    plan = planned(requested_len, memory)
+    assert plan.num_bytes == bytes_of(plan.num_pages) <= memory
+    assert 2 <= plan.max_model_len <= requested_len
+    for spec in specs:
+        assert alone(plan.max_model_len)[spec.name] <= plan.num_pages[spec.name], "one sequence alone must fit"
+        assert plan.num_pages[spec.name] <= max_num_seqs * pages_for(plan.max_model_len, spec.page_size)
+    if plan.max_model_len < requested_len:
+        assert bytes_of(alone(plan.max_model_len + 1)) > memory, "a longer sequence would have fitted"
+    assert planned(requested_len, memory + 1024).max_model_len >= plan.max_model_len
+    PageLedger(specs, plan.num_pages).check([])
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200)
+def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
+    """With memory for all, no deal of a step's rows makes the sliding pages run out."""
+    page_size, window = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 20))
+    max_num_seqs, max_draft_tokens = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
+    max_step_tokens = max_num_seqs * (1 + max_draft_tokens) + data.draw(st.integers(0, 30))
+    specs = [
+        KVGroupSpec("sliding", (0,), 1, 8, page_size, window, torch.float32),
+        KVGroupSpec("full", (1,), 1, 8, 4, None, torch.float32),
+    ]
+    plan = fit_pools(
+        specs,
+        kv_memory_bytes=1 << 30,
+        requested_len=1000,
+        max_num_seqs=max_num_seqs,
+        max_step_tokens=max_step_tokens,
+        max_draft_tokens=max_draft_tokens,
+    )
+    ledger, computed = PageLedger(specs, plan.num_pages), [0] * max_num_seqs
+    for slot in range(max_num_seqs):
+        ledger.open(slot)
+    for _ in range(12):
+        budget, rows = max_step_tokens, []
+        for _slot in range(max_num_seqs):
+            rows.append(data.draw(st.integers(0, budget)))
+            budget -= rows[-1]
+        for slot, num_rows in enumerate(rows):
+            assert ledger.reachable(slot) >= computed[slot] + num_rows
+            ledger.grow(slot, computed[slot] + num_rows)
+        for slot, num_rows in enumerate(rows):
+            rejected = data.draw(st.integers(0, min(max_draft_tokens, num_rows)))
+            computed[slot] += num_rows - rejected
+            ledger.release_out_of_window(slot, computed[slot])

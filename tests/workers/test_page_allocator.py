@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+from gemray_workers.kv.allocator import PageAllocator, PageError
+from gemray_workers.kv.block_table import SequencePages, most_pages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def test_all_pages_but_the_null_page_are_handed_out_once() -> None:
+    allocator = PageAllocator(5)
+    assert sorted(allocator.allocate(2) + allocator.allocate(3)) == [1, 2, 3, 4, 5]
+    assert allocator.num_free == 0
+    assert allocator.allocate(1) is None
+    assert allocator.allocate(0) == []
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        ([1, 1], "occurs twice"),
+        ([1, 3], "page 3 was given back while free"),
+        ([0], "page 0 .* pool of pages 1..4"),
+        ([1, 5], "page 5 .* pool of pages 1..4"),
+    ],
+)
+def test_wrong_pages_are_refused_and_nothing_changes(pages: list[int], message: str) -> None:
+    allocator = PageAllocator(4)
+    assert allocator.allocate(2) == [1, 2]
+    with pytest.raises(PageError, match=message):
+        allocator.free(pages)
+    assert allocator.held == {1, 2}
+    assert allocator.num_free == 2
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60))
+@settings(deadline=None)
+def test_allocator_against_a_set(actions: list[tuple[bool, int]]) -> None:
+    allocator, held = PageAllocator(20), set[int]()
+    for is_allocation, count in actions:
+        if is_allocation:
+            pages = allocator.allocate(count)
+            assert (pages is None) == (count > 20 - len(held))
+            assert not held & set(pages or [])
+            held |= set(pages or [])
+        else:
+            back = sorted(held)[:count]
+            allocator.free(back)
+            held -= set(back)
+        assert allocator.held == held
+        assert allocator.num_free == 20 - len(held)
+
+
+@given(
+    page_size=st.integers(1, 5),
+    window=st.one_of(st.none(), st.integers(1, 12)),
+    steps=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=30),
+)
+@settings(deadline=None)
+def test_a_sequence_holds_exactly_the_columns_it_needs(
+    page_size: int, window: int | None, steps: list[tuple[int, int]]
+) -> None:
+    """Each step covers `rows` more positions and then drops `rejected` of them again."""
+    table, num_computed, next_page = SequencePages(page_size, window), 0, 1
+    announced: dict[int, int] = {}
+    for rows, rejected in steps:
+        end = num_computed + rows
+        pages = list(range(next_page, next_page + table.num_missing(end)))
+        next_page += len(pages)
+        table.extend(pages)
+        assert table.num_missing(end) == 0
+        assert end <= table.end < end + page_size or not pages
+        assert len(table.pages) <= most_pages(table.end, page_size, window, max(9 + 3, rows))
+        new = table.take_new()
+        assert (new is not None) == bool(pages)
+        if new is not None:
+            announced.update(enumerate(new[1], new[0]))
+        num_computed += rows - min(rejected, rows - 1)
+        released = table.release_out_of_window(num_computed)
+        first_kept = 0 if window is None else max(0, num_computed - window)
+        assert table.first_column == first_kept // page_size
+        columns = range(table.first_column, table.first_column + len(table.pages))
+        assert [announced[column] for column in columns] == list(table.pages)
+        assert not set(released) & set(table.pages)
+    assert sorted(announced) == list(range(len(announced)))
+
+
+@given(
+    num_tokens=st.integers(1, 80),
+    page_size=st.integers(1, 6),
+    window=st.integers(1, 20),
+    max_rows=st.integers(1, 20),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_most_pages_is_reached_by_no_chunking(
+    num_tokens: int, page_size: int, window: int, max_rows: int, data: st.DataObject
+) -> None:
+    table, num_computed = SequencePages(page_size, window), 0
+    while num_computed < num_tokens:
+        num_computed += data.draw(st.integers(1, min(max_rows, num_tokens - num_computed)))
+        table.extend([1] * table.num_missing(num_computed))
+        assert len(table.pages) <= most_pages(num_tokens, page_size, window, max_rows)
+        table.release_out_of_window(num_computed)
