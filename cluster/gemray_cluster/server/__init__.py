@@ -1,0 +1,1 @@
+"""The gRPC front end: requests in, messages out, health, limits, authentication."""

@@ -1,0 +1,65 @@
+"""How many requests the server holds at one time, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gemray_cluster.gang_client import GangUnavailable
+from gemray_cluster.server.status import QueueFull
+from gemray_workers.errors import InvalidField
+
+
+class Admission:
+    """Counts live requests against a limit. A refused request costs nothing but the refusal."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.active = 0
+        self.completed = 0
+        self.cancelled = 0
+        self.failed = 0
+        self.rejected = 0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server takes no more requests."""
+        return self._closed
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Hold a place while the block runs; raises QueueFull, or GangUnavailable when closed."""
+        if self._closed:
+            raise GangUnavailable("the server is draining: it takes no new requests")
+        if self.active >= self.limit:
+            self.rejected += 1
+            raise QueueFull(f"the server holds {self.active} requests, its limit is {self.limit}: try again later")
+        self.active += 1
+        self._idle.clear()
+        try:
+            yield
+            self.completed += 1
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        except InvalidField:
+            raise
+        except Exception:
+            self.failed += 1
+            raise
+        finally:
+            self.active -= 1
+            if self.active == 0:
+                self._idle.set()
+
+    def close(self) -> None:
+        """Take no more requests; those that are in go on."""
+        self._closed = True
+
+    async def wait_until_idle(self) -> None:
+        """Return once no request is active."""
+        await self._idle.wait()

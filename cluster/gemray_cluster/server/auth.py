@@ -1,0 +1,72 @@
+"""Bearer-token authentication of every call except health checks, which probes make without credentials."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gemray_workers.errors import InvalidField
+
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+
+
+def read_tokens(path: str | Path) -> tuple[str, ...]:
+    """One accepted token a line, so that tokens can be rotated; raises InvalidField."""
+    try:
+        tokens = tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
+    except OSError as error:
+        raise InvalidField("auth_token_file", str(path), f"a readable file ({error.strerror})") from error
+    if not tokens:
+        raise InvalidField("auth_token_file", str(path), "a file with at least one token, one a line")
+    return tokens
+
+
+class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Ends calls without a known ``authorization: Bearer TOKEN`` with UNAUTHENTICATED."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._tokens = tuple(token.encode() for token in tokens)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Let the call pass, or put a refusal of the same kind in its place."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(HEALTH_PREFIX):
+            return handler
+        if self._is_known(handler_call_details):
+            return handler
+        return _refusal_like(handler)
+
+    def _is_known(self, details: grpc.HandlerCallDetails) -> bool:
+        for key, value in details.invocation_metadata or ():
+            if key == "authorization" and isinstance(value, str):
+                scheme, _, token = value.partition(" ")
+                given = token.strip().encode()
+                # Every token is compared, and in constant time: timing tells nothing.
+                return scheme.lower() == "bearer" and sum(hmac.compare_digest(given, t) for t in self._tokens) > 0
+        return False
+
+
+async def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this server asks for 'authorization: Bearer TOKEN'")
+
+
+def _refusal_like(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(
+        _refuse,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )

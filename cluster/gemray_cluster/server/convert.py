@@ -1,0 +1,174 @@
+"""Messages of the gang as messages of the gRPC interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.gang_client import GangState
+from gemray_cluster.server.admission import Admission
+from gemray_cluster.server.generation import Generation
+from gemray_cluster.text.output import Ending, OutputPiece
+from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.messages import (
+    EngineStats,
+    GangInfo,
+    KVGroupInfo,
+    ModelInfo,
+    RankInfo,
+    SpeculationCounters,
+)
+from gemray_workers.scheduling.plan import TokenLogprob
+
+FINISH_REASONS = {
+    "stop_token": pb.FINISH_REASON_STOP_TOKEN,
+    "stop_string": pb.FINISH_REASON_STOP_STRING,
+    "length": pb.FINISH_REASON_LENGTH,
+}
+
+SERVER_STATES = {
+    GangState.STARTING: pb.SERVER_STATE_STARTING,
+    GangState.SERVING: pb.SERVER_STATE_SERVING,
+    GangState.DRAINING: pb.SERVER_STATE_DRAINING,
+    GangState.FAILED: pb.SERVER_STATE_FAILED,
+    GangState.STOPPED: pb.SERVER_STATE_STOPPED,
+}
+
+
+def delta_of(piece: OutputPiece) -> pb.Delta:
+    """One step's output."""
+    return pb.Delta(
+        token_ids=piece.token_ids,
+        text=piece.text,
+        logprobs=token_logprobs(piece.logprobs),
+        prompt_logprobs=token_logprobs(piece.prompt_logprobs),
+    )
+
+
+def completion_of(generation: Generation, ending: Ending, model: ModelInfo) -> pb.Completion:
+    """The last message of a generation."""
+    submit = generation.request.submit
+    counters = generation.speculation
+    return pb.Completion(
+        finish_reason=FINISH_REASONS[ending.reason],
+        stop_token_id=ending.stop_token_id,
+        stop_string=ending.stop_string,
+        usage=pb.Usage(
+            prompt_tokens=len(submit.prompt_ids),
+            cached_tokens=generation.cached_tokens,
+            completion_tokens=generation.num_completion_tokens,
+        ),
+        speculation=speculation(counters, model) if counters and counters.rounds else None,
+        seed=submit.params.seed,
+    )
+
+
+def token_logprobs(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
+    """Log-probabilities, one a token."""
+    return [
+        pb.TokenLogprob(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            top=[pb.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+        )
+        for entry in logprobs
+    ]
+
+
+def speculation(counters: SpeculationCounters, model: ModelInfo) -> pb.Speculation:
+    """What drafting did."""
+    return pb.Speculation(
+        method=model.drafter_method,
+        rounds=counters.rounds,
+        drafted=counters.drafted,
+        accepted=counters.accepted,
+        accepted_per_position=counters.accepted_per_position,
+    )
+
+
+def model_info(info: GangInfo, defaults: GenerationDefaults) -> pb.GetModelInfoResponse:
+    """The served model and its shards."""
+    model = info.model
+    return pb.GetModelInfoResponse(
+        model_type=model.model_type,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_attention_heads=model.num_attention_heads,
+        layer_types=model.layer_types,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        max_position_embeddings=model.max_position_embeddings,
+        sliding_window=model.sliding_window,
+        dtype=model.dtype,
+        tensor_parallel_size=model.tensor_parallel_size,
+        choices=[pb.Choice(what=c.what, chosen=c.chosen, reason=c.reason) for c in model.choices],
+        drafter=_drafter(model),
+        ranks=[_rank(rank) for rank in info.ranks],
+        generation_defaults=pb.GenerationDefaults(
+            temperature=defaults.temperature,
+            top_k=defaults.top_k,
+            top_p=defaults.top_p,
+            stop_token_ids=defaults.stop_token_ids,
+            suppress_tokens=defaults.suppress_tokens,
+        ),
+    )
+
+
+def _drafter(model: ModelInfo) -> pb.Drafter | None:
+    if model.drafter_method == "none":
+        return None
+    return pb.Drafter(method=model.drafter_method, max_draft_tokens=model.max_draft_tokens)
+
+
+def _rank(rank: RankInfo) -> pb.Rank:
+    return pb.Rank(
+        rank=rank.rank,
+        host=rank.host,
+        device=rank.device,
+        weight_bytes=rank.weight_bytes,
+        shard_indices=pb.ShardIndices(**rank.shard_indices),
+        kv_groups=[_kv_group(group) for group in rank.kv_groups],
+    )
+
+
+def _kv_group(group: KVGroupInfo) -> pb.KvGroup:
+    return pb.KvGroup(
+        name=group.name,
+        num_layers=group.num_layers,
+        num_kv_heads=group.num_kv_heads,
+        head_dim=group.head_dim,
+        window=group.window,
+        page_size=group.page_size,
+        num_pages=group.num_pages,
+        page_bytes=group.page_bytes,
+    )
+
+
+def requests_of(admission: Admission) -> pb.Requests:
+    """The server's own counts."""
+    return pb.Requests(
+        active=admission.active,
+        limit=admission.limit,
+        completed=admission.completed,
+        cancelled=admission.cancelled,
+        failed=admission.failed,
+        rejected=admission.rejected,
+    )
+
+
+def engine_stats(stats: EngineStats, model: ModelInfo) -> pb.EngineStats:
+    """The engine's counts."""
+    return pb.EngineStats(
+        steps=stats.step,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        num_preemptions=stats.num_preemptions,
+        pools=[
+            pb.PoolUsage(group=group, pages_in_use=in_use, pages_total=stats.pages_total[group])
+            for group, in_use in stats.pages_in_use.items()
+        ],
+        prompt_tokens=stats.prompt_tokens,
+        generated_tokens=stats.generated_tokens,
+        last_step_seconds=stats.last_step_seconds,
+        speculation=speculation(stats.speculation, model) if stats.speculation.rounds else None,
+    )

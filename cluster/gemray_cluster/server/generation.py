@@ -1,0 +1,54 @@
+"""One accepted request on its way through the gang."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from gemray_cluster.gang_client import GangClient, GangUnavailable
+from gemray_cluster.server.requests import AcceptedRequest
+from gemray_cluster.server.status import EngineFault
+from gemray_cluster.text.detokenizer import Detokenizer
+from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.messages import SpeculationCounters
+
+
+class Generation:
+    """Runs a request and keeps what its last message needs."""
+
+    def __init__(self, gang: GangClient, request: AcceptedRequest, tokenizer: ChatTokenizer) -> None:
+        self._gang = gang
+        self.request = request
+        params = request.submit.params
+        self._output = OutputStream(Detokenizer(tokenizer), request.stop_strings, min_tokens=params.min_tokens)
+        self.ending: Ending | None = None
+        """Set once `pieces` is exhausted."""
+        self.cached_tokens = 0
+        self.speculation: SpeculationCounters | None = None
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens given to the client, the one that ended the output included."""
+        return self._output.num_tokens
+
+    async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
+        """The output, one piece an engine step. Closing it early stops the generation.
+
+        Raises EngineFault and GangUnavailable: an output without an ending is never taken for a whole one.
+        """
+        async with aclosing(self._gang.generate(self.request.submit)) as deltas:
+            async for delta in deltas:
+                if delta.finish == "fault":
+                    raise EngineFault(f"the engine could not go on: {delta.fault or 'no reason given'}")
+                if delta.finish == "cancelled":
+                    raise GangUnavailable("the server cancelled the request")
+                self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+                self.speculation = delta.speculation or self.speculation
+                piece = self._output.push(delta)
+                self.ending = piece.ending
+                if not piece.is_empty:
+                    yield piece
+                if piece.ending is not None:
+                    return
+        raise EngineFault("the engine ended the request without a reason")

@@ -1,0 +1,117 @@
+"""From a gRPC request to what the gang runs. Whatever is not allowed is refused here, before it reaches a rank."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.fields import check_token_ids
+from gemray_cluster.server.sampling import read_sampling
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.errors import InvalidField
+from gemray_workers.messages import ModelInfo, Submit
+
+MAX_REQUEST_ID_CHARS = 128
+
+GenerationRequest = pb.GenerateRequest | pb.GenerateStreamRequest
+
+
+class PromptTooLong(InvalidField):
+    """The prompt leaves no room for a single token; the message says both numbers."""
+
+    def __init__(self, field: str, num_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            field, num_tokens, f"a prompt of at most {max_model_len - 1} tokens (this server fits {max_model_len})"
+        )
+        self.args = (
+            f"{field} has {num_tokens} tokens, but the prompt may have at most {max_model_len - 1}: "
+            f"this server fits {max_model_len} tokens, prompt and output together",
+        )
+
+
+@dataclass(frozen=True)
+class AcceptedRequest:
+    """A request that a rank can run."""
+
+    request_id: str
+    """The client's, to be echoed; `submit` has an id of its own, so clients cannot collide."""
+    submit: Submit
+    stop_strings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RequestReader:
+    """Reads requests for one checkpoint."""
+
+    tokenizer: ChatTokenizer
+    defaults: GenerationDefaults
+
+    def read(self, request: GenerationRequest, request_id: str, model: ModelInfo) -> AcceptedRequest:
+        """Validate and tokenize; raises InvalidField. Slow for long texts: run it in a thread."""
+        prompt_ids = self._prompt_ids(request, model)
+        params, stop_strings = read_sampling(
+            request.sampling, request.speculation, self.defaults, model, prompt_len=len(prompt_ids)
+        )
+        submit = Submit(request_id=uuid.uuid4().hex, prompt_ids=prompt_ids, params=params)
+        return AcceptedRequest(request_id, submit, stop_strings)
+
+    def tokenize(self, request: pb.TokenizeRequest) -> tuple[list[int], str]:
+        """The ids that a generation would run, and their text; raises InvalidField."""
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise InvalidField("input", None, "one of text, chat")
+        text = request.text if kind == "text" else self._render(request.chat)
+        return self.tokenizer.encode(text), text
+
+    def _prompt_ids(self, request: GenerationRequest, model: ModelInfo) -> list[int]:
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise InvalidField("input", None, "one of text, token_ids, chat")
+        if kind == "token_ids":
+            ids = list(check_token_ids("token_ids.ids", request.token_ids.ids, model.vocab_size))
+        else:
+            text = request.text if kind == "text" else self._render(request.chat)
+            ids = self.tokenizer.encode(text) if text else []
+        if not ids:
+            raise InvalidField(kind, "", "a prompt of at least one token")
+        if len(ids) >= model.max_model_len:
+            raise PromptTooLong(kind, len(ids), model.max_model_len)
+        return ids
+
+    def _render(self, chat: pb.Chat) -> str:
+        if not chat.messages:
+            raise InvalidField("chat.messages", [], "at least one message")
+        for index, message in enumerate(chat.messages):
+            if not message.role:
+                raise InvalidField(f"chat.messages[{index}].role", "", "a role that the chat template knows")
+        return self.tokenizer.render_chat(
+            [{"role": message.role, "content": message.content} for message in chat.messages],
+            tools=_read_tools(chat),
+            enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
+        )
+
+
+def read_request_id(request: GenerationRequest) -> str:
+    """The client's id, or a new one; raises InvalidField. Ids travel in metadata, hence plain ASCII."""
+    if not request.HasField("request_id"):
+        return uuid.uuid4().hex
+    request_id = request.request_id
+    if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS or not all("!" <= char <= "~" for char in request_id):
+        raise InvalidField("request_id", request_id[:40], f"1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters")
+    return request_id
+
+
+def _read_tools(chat: pb.Chat) -> list[Any] | None:
+    if not chat.HasField("tools_json"):
+        return None
+    try:
+        tools = json.loads(chat.tools_json)
+    except ValueError as error:
+        raise InvalidField("chat.tools_json", chat.tools_json[:40], f"a JSON array ({error})") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise InvalidField("chat.tools_json", chat.tools_json[:40], "a JSON array of objects")
+    return tools

@@ -1,0 +1,137 @@
+"""Sampling fields of a request: defaults filled in, every value checked, the result fully resolved."""
+
+from __future__ import annotations
+
+import secrets
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.fields import check_token_ids, integer, number
+from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.errors import InvalidField
+from gemray_workers.messages import ModelInfo
+from gemray_workers.sampling.params import SamplingParams
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_LOGPROBS = 20
+MIN_TEMPERATURE = 1e-5
+"""Below it logits / T leave float32's range; 0 itself is greedy."""
+MAX_TEMPERATURE = 100.0
+MAX_LOGIT_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 100.0
+
+
+def read_sampling(
+    sampling: pb.SamplingParameters,
+    speculation: pb.SpeculationParameters,
+    defaults: GenerationDefaults,
+    model: ModelInfo,
+    *,
+    prompt_len: int,
+) -> tuple[SamplingParams, tuple[str, ...]]:
+    """The parameters of a run and its stop strings; raises InvalidField. A prompt of `prompt_len` must fit already.
+
+    What is unset comes from `defaults`; an unset seed is drawn.
+    """
+    max_tokens, min_tokens = _read_budgets(sampling, room=model.max_model_len - prompt_len)
+    own_stop_ids = check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
+    checkpoint_stop_ids = () if sampling.ignore_eos else tuple(defaults.stop_token_ids)
+    params = SamplingParams(
+        temperature=_read_temperature(sampling, defaults),
+        top_k=integer("sampling.top_k", sampling.top_k if sampling.HasField("top_k") else defaults.top_k, 0, None),
+        top_p=_read_top_p(sampling, defaults),
+        min_p=number("sampling.min_p", sampling.min_p, 0.0, 1.0),
+        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(dict.fromkeys((*checkpoint_stop_ids, *own_stop_ids))),
+        repetition_penalty=_read_repetition_penalty(sampling),
+        presence_penalty=number("sampling.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
+        frequency_penalty=number("sampling.frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
+        logit_bias=_read_logit_bias(sampling, model.vocab_size),
+        allowed_token_ids=check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size),
+        suppress_tokens=tuple(id_ for id_ in defaults.suppress_tokens if id_ < model.vocab_size),
+        logprobs=_optional_count(sampling, "logprobs"),
+        prompt_logprobs=_optional_count(sampling, "prompt_logprobs"),
+        num_draft_tokens=_read_num_draft_tokens(speculation, model),
+    )
+    _check_something_can_be_chosen(params)
+    return params, _read_stop_strings(sampling)
+
+
+def _read_budgets(sampling: pb.SamplingParameters, *, room: int) -> tuple[int, int]:
+    """(max_tokens, min_tokens). More than the model's length leaves is cut to it: it then finishes by LENGTH."""
+    max_tokens = room
+    if sampling.HasField("max_tokens"):
+        max_tokens = min(room, integer("sampling.max_tokens", sampling.max_tokens, 1, None))
+    min_tokens = integer("sampling.min_tokens", sampling.min_tokens, 0, None)
+    if min_tokens > max_tokens:
+        raise InvalidField(
+            "sampling.min_tokens", min_tokens, f"0..{max_tokens}, what max_tokens and the model's length leave"
+        )
+    return max_tokens, min_tokens
+
+
+def _read_temperature(sampling: pb.SamplingParameters, defaults: GenerationDefaults) -> float:
+    value = sampling.temperature if sampling.HasField("temperature") else defaults.temperature
+    if value != 0 and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:  # NaN compares false
+        raise InvalidField("sampling.temperature", value, f"0 (greedy), or {MIN_TEMPERATURE} to {MAX_TEMPERATURE}")
+    return abs(value)
+
+
+def _read_top_p(sampling: pb.SamplingParameters, defaults: GenerationDefaults) -> float:
+    value = sampling.top_p if sampling.HasField("top_p") else defaults.top_p
+    if not 0 < value <= 1:
+        raise InvalidField("sampling.top_p", value, "0 < top_p <= 1")
+    return value
+
+
+def _read_repetition_penalty(sampling: pb.SamplingParameters) -> float:
+    value = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    if not 0 < value <= MAX_REPETITION_PENALTY:
+        raise InvalidField("sampling.repetition_penalty", value, f"0 < value <= {MAX_REPETITION_PENALTY}")
+    return value
+
+
+def _read_logit_bias(sampling: pb.SamplingParameters, vocab_size: int) -> dict[int, float]:
+    for token_id, bias in sampling.logit_bias.items():
+        check_token_ids("sampling.logit_bias", [token_id], vocab_size)
+        number(f"sampling.logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    return dict(sampling.logit_bias)
+
+
+def _optional_count(sampling: pb.SamplingParameters, name: str) -> int | None:
+    if not sampling.HasField(name):
+        return None
+    return integer(f"sampling.{name}", getattr(sampling, name), 0, MAX_LOGPROBS)
+
+
+def _read_num_draft_tokens(speculation: pb.SpeculationParameters, model: ModelInfo) -> int | None:
+    if not speculation.HasField("num_draft_tokens"):
+        return None
+    return integer("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, model.max_draft_tokens)
+
+
+def _read_stop_strings(sampling: pb.SamplingParameters) -> tuple[str, ...]:
+    if len(sampling.stop) > MAX_STOP_STRINGS:
+        raise InvalidField("sampling.stop", f"{len(sampling.stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
+    for index, stop in enumerate(sampling.stop):
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise InvalidField(f"sampling.stop[{index}]", stop[:40], f"1 to {MAX_STOP_CHARS} characters")
+    return tuple(sampling.stop)
+
+
+def _check_something_can_be_chosen(params: SamplingParams) -> None:
+    """With a list of allowed ids the other rules may leave nothing to choose; that is the caller's mistake."""
+    if not params.allowed_token_ids:
+        return
+    never = set(params.suppress_tokens)
+    if params.min_tokens:
+        never.update(params.stop_token_ids)
+    if never.issuperset(params.allowed_token_ids):
+        raise InvalidField(
+            "sampling.allowed_token_ids",
+            list(params.allowed_token_ids[:8]),
+            "at least one id that is neither suppressed by the checkpoint nor, with min_tokens, a stop id",
+        )

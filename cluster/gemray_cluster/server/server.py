@@ -1,0 +1,127 @@
+"""The gRPC server: services, health and reflection on one port; drains before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.gang_client import GangClient
+from gemray_cluster.server.admission import Admission
+from gemray_cluster.server.auth import BearerAuth, read_tokens
+from gemray_cluster.server.channel_options import server_options
+from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.health import HealthReporter
+from gemray_cluster.server.requests import RequestReader
+from gemray_cluster.server.service import SERVICE_NAME, GenerationService
+from gemray_workers.errors import GemrayError, InvalidField
+
+CLOSE_GRACE_S = 1.0
+"""For calls that are just sending their last message."""
+
+
+class AddressUnavailable(GemrayError):
+    """The server cannot listen where it was told to."""
+
+
+class GenerationServer:
+    """A listening server. It does not own the gang: whoever started that stops it."""
+
+    def __init__(self, config: ServerConfig, gang: GangClient, reader: RequestReader) -> None:
+        self._config = config
+        self.admission = Admission(config.max_live_requests)
+        self._health = HealthReporter(gang, self.admission, (SERVICE_NAME,))
+        self._service = GenerationService(gang, reader, self.admission)
+        self._server: grpc.aio.Server | None = None
+        self._health_task: asyncio.Task[None] | None = None
+        self.port = config.port
+        """The port that was bound, once started."""
+
+    @property
+    def address(self) -> str:
+        """host:port for clients on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Bind and serve; raises AddressUnavailable, and InvalidField for unreadable TLS or token files."""
+        config = self._config
+        interceptors = [BearerAuth(read_tokens(config.auth_token_file))] if config.auth_token_file else []
+        credentials = _credentials(config)
+        _check_address(config.host, config.port)
+        server = grpc.aio.server(interceptors=interceptors, options=server_options(config.max_message_bytes))
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        reflection.enable_server_reflection((SERVICE_NAME, health_name, reflection.SERVICE_NAME), server)
+        where = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
+        try:
+            self.port = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise AddressUnavailable(f"cannot listen on {where}: {error}") from error
+        await self._health.update()
+        await server.start()
+        self._server = server
+        self._health_task = asyncio.create_task(self._health.run())
+
+    async def drain(self) -> bool:
+        """Take no more requests and wait for the live ones; False when some outlast the deadline."""
+        self.admission.close()
+        await self._health.update()
+        try:
+            await asyncio.wait_for(self.admission.wait_until_idle(), self._config.drain_deadline_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End every call that is left and stop listening. Idempotent."""
+        self.admission.close()
+        if self._health_task is not None:
+            self._health_task.cancel()
+            await asyncio.wait([self._health_task])
+            self._health_task = None
+        if self._server is not None:
+            await self._health.update()
+            await self._server.stop(CLOSE_GRACE_S if self.admission.active == 0 else None)
+            self._server = None
+
+
+def _check_address(host: str, port: int) -> None:
+    """gRPC does not say why it cannot bind, so the address is tried first with a plain socket."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise AddressUnavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
+    if config.tls_cert_file is None or config.tls_key_file is None:
+        return None
+    key = _read_pem("tls_key_file", config.tls_key_file)
+    certificate = _read_pem("tls_cert_file", config.tls_cert_file)
+    client_ca = _read_pem("tls_client_ca_file", config.tls_client_ca_file) if config.tls_client_ca_file else None
+    return grpc.ssl_server_credentials(
+        [(key, certificate)], root_certificates=client_ca, require_client_auth=client_ca is not None
+    )
+
+
+def _read_pem(field: str, path: str) -> bytes:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidField(field, path, f"a readable PEM file ({error.strerror})") from error
+    if b"-----BEGIN" not in content:
+        raise InvalidField(field, path, "a PEM file")
+    return content

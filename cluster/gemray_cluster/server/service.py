@@ -1,0 +1,110 @@
+"""gemray.v1.GenerationService over a gang."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+
+from gemray.v1 import generation_pb2 as pb
+from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
+from gemray_cluster.server import convert
+from gemray_cluster.server.admission import Admission
+from gemray_cluster.server.generation import Generation
+from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id
+from gemray_cluster.server.status import Context, EngineFault, errors_as_statuses
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+REQUEST_ID_METADATA = "x-request-id"
+
+
+class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
+    """The servicer. Cancelling a call (client gone, deadline passed) cancels its task, which stops the generation."""
+
+    def __init__(self, gang: GangClient, reader: RequestReader, admission: Admission) -> None:
+        self._gang = gang
+        self._reader = reader
+        self._admission = admission
+        self._started_at = time.monotonic()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:  # noqa: N802
+        """Run to the end and answer once."""
+        async with errors_as_statuses(context):
+            request_id = await _echo_request_id(request, context)
+            response = pb.GenerateResponse(request_id=request_id)
+            texts = []
+            async with self._run(request, request_id) as generation, aclosing(generation.pieces()) as pieces:
+                async for piece in pieces:
+                    delta = convert.delta_of(piece)
+                    texts.append(delta.text)
+                    response.token_ids.extend(delta.token_ids)
+                    response.logprobs.extend(delta.logprobs)
+                    response.prompt_logprobs.extend(delta.prompt_logprobs)
+            response.text = "".join(texts)
+            response.completion.CopyFrom(self._completion(generation))
+            return response
+
+    async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:  # noqa: N802
+        """Send deltas as they come, then the final message."""
+        async with errors_as_statuses(context):
+            request_id = await _echo_request_id(request, context)
+            async with self._run(request, request_id) as generation, aclosing(generation.pieces()) as pieces:
+                async for piece in pieces:
+                    await context.write(pb.GenerateStreamResponse(request_id=request_id, delta=convert.delta_of(piece)))
+            final = self._completion(generation)
+            await context.write(pb.GenerateStreamResponse(request_id=request_id, final=final))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """Needs only the tokenizer, so it also works while the gang starts."""
+        async with errors_as_statuses(context):
+            token_ids, text = await asyncio.to_thread(self._reader.tokenize, request)
+            return pb.TokenizeResponse(token_ids=token_ids, text=text)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
+        """UNAVAILABLE until the gang has loaded."""
+        async with errors_as_statuses(context):
+            return convert.model_info(self._gang.info, self._reader.defaults)
+
+    async def GetServerStats(self, request: pb.GetServerStatsRequest, context: Context) -> pb.GetServerStatsResponse:  # noqa: N802
+        """Always answers."""
+        async with errors_as_statuses(context):
+            stats = self._gang.stats
+            return pb.GetServerStatsResponse(
+                state=self._state(),
+                uptime_seconds=time.monotonic() - self._started_at,
+                seconds_since_heartbeat=self._gang.seconds_since_heartbeat if stats else 0.0,
+                requests=convert.requests_of(self._admission),
+                engine=convert.engine_stats(stats, self._gang.info.model) if stats else None,
+            )
+
+    @asynccontextmanager
+    async def _run(self, request: GenerationRequest, request_id: str) -> AsyncGenerator[Generation, None]:
+        """Admit, validate, tokenize."""
+        with self._admission.admit():
+            if self._gang.state is not GangState.SERVING:
+                raise GangUnavailable(_why_not_serving(self._gang))
+            model = self._gang.info.model
+            accepted = await asyncio.to_thread(self._reader.read, request, request_id, model)
+            yield Generation(self._gang, accepted, self._reader.tokenizer)
+
+    def _completion(self, generation: Generation) -> pb.Completion:
+        if generation.ending is None:
+            raise EngineFault("the engine ended the request without a reason")
+        return convert.completion_of(generation, generation.ending, self._gang.info.model)
+
+    def _state(self) -> pb.ServerState:
+        draining = self._admission.is_closed and self._gang.state is GangState.SERVING
+        return pb.SERVER_STATE_DRAINING if draining else convert.SERVER_STATES[self._gang.state]
+
+
+async def _echo_request_id(request: GenerationRequest, context: Context) -> str:
+    request_id = read_request_id(request)
+    await context.send_initial_metadata(((REQUEST_ID_METADATA, request_id),))
+    return request_id
+
+
+def _why_not_serving(gang: GangClient) -> str:
+    reason = f": {gang.failure}" if gang.failure else ""
+    return f"the gang is {gang.state.value}{reason}"

@@ -1,0 +1,66 @@
+"""Errors as gRPC statuses, with google.rpc details that clients can act on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from gemray_cluster.gang_client import GangUnavailable
+from gemray_workers.errors import GemrayError, InvalidField
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class QueueFull(GemrayError):
+    """The server holds as many requests as it may."""
+
+
+class EngineFault(GemrayError):
+    """The engine could not finish a request; the server lives on."""
+
+
+RETRY_AFTER_S = 1
+
+
+@asynccontextmanager
+async def errors_as_statuses(context: Context) -> AsyncIterator[None]:
+    """End the call with the status that the raised error stands for. Cancellation passes through."""
+    try:
+        yield
+    except InvalidField as error:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+        await _abort(context, code_pb2.INVALID_ARGUMENT, str(error), details)
+    except QueueFull as error:
+        await _abort(context, code_pb2.RESOURCE_EXHAUSTED, str(error), _retry_later())
+    except GangUnavailable as error:
+        await _abort(context, code_pb2.UNAVAILABLE, str(error), _retry_later())
+    except EngineFault as error:
+        await _abort(context, code_pb2.INTERNAL, str(error))
+    except Exception:
+        logger.exception("a request failed")
+        await _abort(context, code_pb2.INTERNAL, "internal error; the server's log has the details")
+
+
+def _retry_later() -> error_details_pb2.RetryInfo:
+    return error_details_pb2.RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S))
+
+
+async def _abort(context: Context, code: int, message: str, *details: Message) -> NoReturn:
+    packed = [AnyMessage() for _ in details]
+    for any_message, detail in zip(packed, details, strict=True):
+        any_message.Pack(detail)
+    status = rpc_status.to_status(status_pb2.Status(code=code, message=message, details=packed))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort returned")

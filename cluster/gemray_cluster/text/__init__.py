@@ -1,0 +1,1 @@
+"""Text in and out: tokenizing, chat templates, incremental detokenizing, stop strings."""

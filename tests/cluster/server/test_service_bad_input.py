@@ -1,0 +1,138 @@
+"""Every value that is not allowed: INVALID_ARGUMENT naming the field, nothing reaches a rank, the server lives on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from support.fake_gang import FakeGang, Script, gang_info
+from support.serving import Serving, bad_request_of, serving
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.text.tokenizer import ChatTokenizer
+
+NAN = math.nan
+INF = math.inf
+
+USER = pb.ChatMessage(role="user", content="Hi")
+
+
+def sampled(**fields: Any) -> dict[str, Any]:
+    return {"text": "Hi", "sampling": pb.SamplingParameters(**fields)}
+
+
+BAD = [
+    ("input", {}, "one of text, token_ids, chat"),
+    ("text", {"text": ""}, "at least one token"),
+    ("token_ids", {"token_ids": pb.TokenIds()}, "at least one token"),
+    ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[2, 2048])}, "0..2047"),
+    ("token_ids", {"token_ids": pb.TokenIds(ids=[2] * 64)}, "64 tokens, but the prompt may have at most 63"),
+    ("token_ids", {"token_ids": pb.TokenIds(ids=[2] * 500)}, "500 tokens, but the prompt may have at most 63"),
+    ("text", {"text": "漢" * 100}, "301 tokens, but the prompt may have at most 63"),
+    ("chat.messages", {"chat": pb.Chat()}, "at least one message"),
+    ("chat.messages[0].role", {"chat": pb.Chat(messages=[pb.ChatMessage(content="Hi")])}, "role"),
+    ("chat", {"chat": pb.Chat(messages=[pb.ChatMessage(role="clown", content="Hi")])}, "unknown role clown"),
+    ("chat.tools_json", {"chat": pb.Chat(messages=[USER], tools_json="{")}, "JSON array"),
+    ("chat.tools_json", {"chat": pb.Chat(messages=[USER], tools_json='{"name": 1}')}, "array of objects"),
+    ("chat.tools_json", {"chat": pb.Chat(messages=[USER], tools_json="[1]")}, "array of objects"),
+    ("request_id", {"text": "Hi", "request_id": ""}, "visible ASCII"),
+    ("request_id", {"text": "Hi", "request_id": "a b"}, "visible ASCII"),
+    ("request_id", {"text": "Hi", "request_id": "ď"}, "visible ASCII"),
+    ("request_id", {"text": "Hi", "request_id": "a" * 129}, "1 to 128"),
+    ("sampling.temperature", sampled(temperature=NAN), "0 (greedy), or"),
+    ("sampling.temperature", sampled(temperature=-0.1), "0 (greedy), or"),
+    ("sampling.temperature", sampled(temperature=INF), "0 (greedy), or"),
+    ("sampling.temperature", sampled(temperature=1e-9), "0 (greedy), or"),
+    ("sampling.top_k", sampled(top_k=-1), ">= 0"),
+    ("sampling.top_p", sampled(top_p=0.0), "0 < top_p <= 1"),
+    ("sampling.top_p", sampled(top_p=1.01), "0 < top_p <= 1"),
+    ("sampling.top_p", sampled(top_p=NAN), "0 < top_p <= 1"),
+    ("sampling.min_p", sampled(min_p=-0.1), "0.0..1.0"),
+    ("sampling.min_p", sampled(min_p=1.1), "0.0..1.0"),
+    ("sampling.min_p", sampled(min_p=NAN), "0.0..1.0"),
+    ("sampling.max_tokens", sampled(max_tokens=0), ">= 1"),
+    ("sampling.max_tokens", sampled(max_tokens=-5), ">= 1"),
+    ("sampling.min_tokens", sampled(min_tokens=-1), ">= 0"),
+    ("sampling.min_tokens", sampled(max_tokens=3, min_tokens=4), "0..3"),
+    ("sampling.min_tokens", sampled(min_tokens=64), "model's length"),
+    ("sampling.stop[0]", sampled(stop=[""]), "1 to 256 characters"),
+    ("sampling.stop[1]", sampled(stop=["x", ""]), "1 to 256 characters"),
+    ("sampling.stop[0]", sampled(stop=["x" * 257]), "1 to 256 characters"),
+    ("sampling.stop", sampled(stop=["x"] * 17), "at most 16"),
+    ("sampling.stop_token_ids", sampled(stop_token_ids=[2048]), "0..2047"),
+    ("sampling.repetition_penalty", sampled(repetition_penalty=0.0), "0 < value"),
+    ("sampling.repetition_penalty", sampled(repetition_penalty=NAN), "0 < value"),
+    ("sampling.presence_penalty", sampled(presence_penalty=2.5), "-2.0..2.0"),
+    ("sampling.presence_penalty", sampled(presence_penalty=NAN), "-2.0..2.0"),
+    ("sampling.frequency_penalty", sampled(frequency_penalty=-INF), "-2.0..2.0"),
+    ("sampling.logit_bias", sampled(logit_bias={2048: 1.0}), "0..2047"),
+    ("sampling.logit_bias[5]", sampled(logit_bias={5: NAN}), "-100.0..100.0"),
+    ("sampling.logit_bias[5]", sampled(logit_bias={5: INF}), "-100.0..100.0"),
+    ("sampling.allowed_token_ids", sampled(allowed_token_ids=[7, 9999]), "0..2047"),
+    ("sampling.allowed_token_ids", sampled(allowed_token_ids=[1, 106], min_tokens=1), "nor, with min_tokens, a stop"),
+    ("sampling.logprobs", sampled(logprobs=21), "0..20"),
+    ("sampling.logprobs", sampled(logprobs=-1), "0..20"),
+    ("sampling.prompt_logprobs", sampled(prompt_logprobs=21), "0..20"),
+    (
+        "speculation.num_draft_tokens",
+        {"text": "Hi", "speculation": pb.SpeculationParameters(num_draft_tokens=-1)},
+        "0..4",
+    ),
+    (
+        "speculation.num_draft_tokens",
+        {"text": "Hi", "speculation": pb.SpeculationParameters(num_draft_tokens=5)},
+        "0..4",
+    ),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
+    gang = FakeGang(Script([120, 121, 106]), gang_info(max_model_len=64, max_draft_tokens=4))
+    async with serving(tokenizer, gang) as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize(("field", "request_fields", "words"), BAD)
+async def test_bad_value(served: Serving, method: str, field: str, request_fields: dict[str, Any], words: str) -> None:
+    before = len(served.gang.submitted)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        if method == "Generate":
+            await served.stub.Generate(pb.GenerateRequest(**request_fields))
+        else:
+            await served.stream(pb.GenerateStreamRequest(**request_fields))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    named, description = bad_request_of(caught.value)
+    assert named == field
+    assert words in description
+    assert caught.value.details() == description
+    assert len(served.gang.submitted) == before, "nothing may reach a rank"
+
+    alive = await served.stub.Generate(pb.GenerateRequest(text="Hi"))
+    assert list(alive.token_ids) == [120, 121, 106]
+    assert served.server.admission.active == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_message_larger_than_the_limit(served: Serving) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Generate(pb.GenerateRequest(text="x" * (17 << 20)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await served.stub.Generate(pb.GenerateRequest(text="Hi"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("request_fields", "field"), [({}, "input"), ({"chat": pb.Chat()}, "chat.messages")], ids=["none", "no messages"]
+)
+async def test_tokenize_bad_value(served: Serving, request_fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Tokenize(pb.TokenizeRequest(**request_fields))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert bad_request_of(caught.value)[0] == field
