@@ -1,0 +1,185 @@
+"""Streams a checkpoint into one rank's memory, reading only what the rank keeps.
+
+The model says what goes where (`WeightTarget`); names, shapes and dtypes are checked against the files' headers
+before a byte of data is copied, so a bad checkpoint fails at once and with everything that is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, read_index
+from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.errors import CheckpointError
+
+ProgressFn = Callable[[int, int], None]
+"""Called with (bytes read so far, bytes this rank reads in all)."""
+
+BLOCK_BYTES = 64 << 20
+"""Most bytes on disk that one copy moves, so that no large tensor is held a second time on its way."""
+
+_STORED_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load did."""
+
+    tensors: int
+    """Tensors of the checkpoint that the model asked for."""
+    bytes_read: int
+    """Bytes on disk of the blocks that this rank copied."""
+    seconds: float
+    ignored: tuple[str, ...]
+    """Full names of tensors left unread because `is_ignored` knows them, sorted."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A target and where it is stored: everything checked, ready to copy."""
+
+    target: WeightTarget
+    stored: StoredTensor
+
+    @property
+    def bytes_to_read(self) -> int:
+        width = _STORED_DTYPES[self.stored.dtype].itemsize if self.target.copies else 0
+        return sum(width * copy.destination.numel() for copy in self.target.copies)
+
+
+def load_weights(
+    directory: str | os.PathLike[str],
+    targets: Iterable[WeightTarget],
+    *,
+    prefix: str,
+    is_ignored: Callable[[str], bool],
+    progress: ProgressFn | None = None,
+) -> LoadReport:
+    """Copy a checkpoint into the targets' destinations, cast to their dtypes.
+
+    Args:
+        directory: a local Hugging Face directory with sharded or single safetensors.
+        targets: every tensor the model needs, on all ranks alike; copies may be empty on this rank.
+        prefix: what stands before the targets' names on disk, e.g. ``model.language_model.``.
+        is_ignored: whether a tensor that no target names may be left unread; given its full name.
+        progress: called after each block.
+
+    Raises:
+        CheckpointError: an unsound checkpoint (see `read_index`), or one that does not fit the targets: missing or
+            unexpected tensors, wrong shapes or dtypes, a tensor targeted twice. Nothing has been copied then. Also for
+            a file that cannot be read to its end, when some tensors have been copied.
+    """
+    started = time.monotonic()
+    index = read_index(directory)
+    loads, ignored = _matched(index, list(targets), prefix, is_ignored)
+    total = sum(load.bytes_to_read for load in loads)
+    done = 0
+    for file, loads_of_file in groupby(loads, key=lambda load: load.stored.file):
+        for copied in _copy_file(file, loads_of_file):
+            done += copied
+            if progress is not None:
+                progress(done, total)
+    return LoadReport(len(loads), done, time.monotonic() - started, tuple(sorted(ignored)))
+
+
+def _matched(
+    index: CheckpointIndex, targets: Sequence[WeightTarget], prefix: str, is_ignored: Callable[[str], bool]
+) -> tuple[list[_Load], set[str]]:
+    """Pair targets with stored tensors, in the order of the files; or raise with all that does not fit."""
+    by_name = {prefix + target.name: target for target in targets}
+    left_over = index.tensors.keys() - by_name.keys()
+    ignored = {name for name in left_over if is_ignored(name)}
+    # In the order of the data on disk, whatever the order of the targets.
+    loads = [_Load(by_name[name], stored) for name, stored in index.tensors.items() if name in by_name]
+
+    problems = [problem for load in loads for problem in _misfits(load)]
+    if missing := by_name.keys() - index.tensors.keys():
+        problems.append(f"missing tensors: {listed(missing)}")
+    if unexpected := left_over - ignored:
+        problems.append(f"unexpected tensors: {listed(unexpected)}")
+    if len(by_name) < len(targets):
+        names = [prefix + target.name for target in targets]
+        problems.append(f"tensors targeted twice: {listed({name for name in names if names.count(name) > 1})}")
+    if problems:
+        raise CheckpointError(f"{index.directory} does not fit the model:\n  " + "\n  ".join(problems))
+    return loads, ignored
+
+
+def _misfits(load: _Load) -> Iterator[str]:
+    stored, target = load.stored, load.target
+    if stored.shape != target.shape:
+        yield f"{stored.name} has shape {list(stored.shape)}, the model needs {list(target.shape)}"
+        return
+    if not target.copies:
+        return
+    dtype = _STORED_DTYPES.get(stored.dtype)
+    if dtype is None:
+        yield f"{stored.name} is stored as {stored.dtype}; allowed: {', '.join(_STORED_DTYPES)}"
+        return
+    for copy in target.copies:
+        if copy.destination.is_floating_point() != dtype.is_floating_point:
+            yield f"{stored.name} is stored as {stored.dtype}, the model keeps it as {copy.destination.dtype}"
+        # `copy_` would broadcast a wrong block without a word.
+        if _block_shape(copy.source, stored.shape) != tuple(copy.destination.shape):
+            yield (
+                f"{stored.name}: block {_spelled(copy.source)} of shape {list(stored.shape)} does not fill a "
+                f"destination of shape {list(copy.destination.shape)}"
+            )
+
+
+def _block_shape(source: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Shape of the block, or None if it is not inside the tensor."""
+    if len(source) != len(shape):
+        return None
+    if not all(0 <= part.start <= part.stop <= size for part, size in zip(source, shape, strict=True)):
+        return None
+    return tuple(part.stop - part.start for part in source)
+
+
+def _spelled(source: tuple[slice, ...]) -> str:
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in source) + "]"
+
+
+@torch.no_grad()
+def _copy_file(file: Path, loads: Iterable[_Load]) -> Iterator[int]:
+    """Copy a file's tensors; yields the bytes of each block copied."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for load in loads:
+                on_disk = tensors.get_slice(load.stored.name)
+                for copy in load.target.copies:
+                    yield from _copy_blocks(on_disk, copy, _STORED_DTYPES[load.stored.dtype].itemsize)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file.name} could not be read: {error}") from error
+
+
+def _copy_blocks(on_disk: Any, copy: Copy, itemsize: int) -> Iterator[int]:
+    """Copy in blocks of whole rows. Slices of a safetensors file are views of the mapped file, not copies."""
+    if not copy.source:
+        copy.destination.copy_(on_disk[...])
+        yield itemsize
+        return
+    rows, *columns = copy.source
+    row_bytes = itemsize * prod(copy.destination.shape[1:])
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    for start in range(rows.start, rows.stop, step):
+        stop = min(start + step, rows.stop)
+        copy.destination[start - rows.start : stop - rows.start].copy_(on_disk[(slice(start, stop), *columns)])
+        yield row_bytes * (stop - start)
