@@ -1,0 +1,208 @@
+"""GenerationDefaults: stop ids are a union over every file that names one, defaults are checked by file and field."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.errors import CheckpointError, InvalidField
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+GEMMA_GENERATION = {
+    "bos_token_id": 2,
+    "do_sample": True,
+    "eos_token_id": [1, 106, 50],
+    "pad_token_id": 0,
+    "suppress_tokens": [258883, 258882],
+    "temperature": 1.0,
+    "top_k": 64,
+    "top_p": 0.95,
+}
+
+
+def write(directory: Path, **files: Any) -> Path:
+    """Files by their stem; content is written as JSON, a string as it is."""
+    files.setdefault("config", {"model_type": "gemma4"})
+    for stem, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (directory / f"{stem}.json").write_text(text, encoding="utf-8")
+    return directory
+
+
+def stop_ids(directory: Path) -> tuple[int, ...]:
+    return GenerationDefaults.from_directory(directory).stop_token_ids
+
+
+def test_gemma_defaults(tmp_path: Path) -> None:
+    write(tmp_path, generation_config=GEMMA_GENERATION)
+    assert GenerationDefaults.from_directory(tmp_path) == GenerationDefaults(
+        stop_token_ids=(1, 50, 106), temperature=1.0, top_k=64, top_p=0.95, suppress_tokens=(258882, 258883)
+    )
+
+
+def test_nothing_said_means_no_filter(tmp_path: Path) -> None:
+    assert GenerationDefaults.from_directory(write(tmp_path)) == GenerationDefaults(
+        stop_token_ids=(), temperature=1.0, top_k=0, top_p=1.0, suppress_tokens=()
+    )
+
+
+@pytest.mark.parametrize(("do_sample", "temperature"), [(True, 0.7), (False, 0.0), (None, 0.7)])
+def test_do_sample_false_is_greedy(tmp_path: Path, do_sample: bool | None, temperature: float) -> None:
+    write(tmp_path, generation_config={"do_sample": do_sample, "temperature": 0.7})
+    assert GenerationDefaults.from_directory(tmp_path).temperature == temperature
+
+
+# --- stop ids (field reports 42, 43, 44) ------------------------------------------------------------------------------
+
+TOKENIZER = {"eos_token": "<eos>", "added_tokens_decoder": {"1": {"content": "<eos>", "special": True}}}
+
+
+def test_eos_only_in_generation_config(tmp_path: Path) -> None:
+    assert stop_ids(write(tmp_path, generation_config={"eos_token_id": [1, 106, 50]})) == (1, 50, 106)
+
+
+def test_tool_response_stops_though_config_and_tokenizer_do_not_name_it(tmp_path: Path) -> None:
+    write(tmp_path, config={"eos_token_id": 1}, tokenizer_config=TOKENIZER, generation_config=GEMMA_GENERATION)
+    assert 50 in stop_ids(tmp_path)
+
+
+def test_eos_only_in_tokenizer(tmp_path: Path) -> None:
+    assert stop_ids(write(tmp_path, tokenizer_config=TOKENIZER)) == (1,)
+
+
+@pytest.mark.parametrize(("of_config", "of_tokenizer"), [(106, 1), (1, 106)])
+def test_config_and_tokenizer_disagree_either_way(tmp_path: Path, of_config: int, of_tokenizer: int) -> None:
+    tokenizer = {"eos_token": "<end>", "added_tokens_decoder": {str(of_tokenizer): {"content": "<end>"}}}
+    assert stop_ids(write(tmp_path, config={"eos_token_id": of_config}, tokenizer_config=tokenizer)) == (1, 106)
+
+
+SOURCES = ("config", "text_config", "generation_config", "tokenizer")
+
+
+@pytest.mark.parametrize("sources", [c for n in range(5) for c in itertools.combinations(SOURCES, n)], ids="+".join)
+def test_every_subset_of_sources_is_a_union(tmp_path: Path, sources: tuple[str, ...]) -> None:
+    id_of = {source: 10 + i for i, source in enumerate(SOURCES)}
+    config: dict[str, Any] = {"eos_token_id": id_of["config"] if "config" in sources else None}
+    config["text_config"] = {"eos_token_id": [id_of["text_config"]]} if "text_config" in sources else {}
+    write(tmp_path, config=config)
+    if "generation_config" in sources:
+        write(tmp_path, config=config, generation_config={"eos_token_id": id_of["generation_config"]})
+    if "tokenizer" in sources:
+        tokenizer = {"model": {"vocab": {}}, "added_tokens": [{"id": id_of["tokenizer"], "content": "</s>"}]}
+        write(tmp_path, config=config, tokenizer_config={"eos_token": "</s>"}, tokenizer=tokenizer)
+    assert stop_ids(tmp_path) == tuple(sorted(id_of[source] for source in sources))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(*[st.one_of(st.none(), st.integers(0, 9), st.lists(st.integers(0, 9)))] * 3)
+def test_any_spelling_of_ids_is_a_union(tmp_path: Path, outer: Any, inner: Any, generation: Any) -> None:
+    config = {"eos_token_id": outer, "text_config": {"eos_token_id": inner}}
+    write(tmp_path, config=config, generation_config={"eos_token_id": generation})
+    expected = {
+        i for spelled in (outer, inner, generation) for i in (spelled if isinstance(spelled, list) else [spelled])
+    }
+    assert stop_ids(tmp_path) == tuple(sorted(expected - {None}))
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        {"tokenizer": {"model": {"vocab": {"a": 0, "<eos>": 7}}}},
+        {"tokenizer": {"model": {"vocab": [["a", 0.0]] * 7 + [["<eos>", -1.0]]}}},
+        {"tokenizer": {"model": {"vocab": {"<eos>": 3}}, "added_tokens": [{"id": 7, "content": "<eos>"}]}},
+        {"added_tokens": {"<eos>": 7}},
+    ],
+    ids=["bpe", "unigram", "added token wins", "added_tokens.json"],
+)
+@pytest.mark.parametrize(
+    "token", ["<eos>", {"__type": "AddedToken", "content": "<eos>", "lstrip": False}], ids=["str", "object"]
+)
+def test_where_the_tokenizer_keeps_its_eos(tmp_path: Path, vocabulary: dict[str, Any], token: Any) -> None:
+    assert stop_ids(write(tmp_path, tokenizer_config={"eos_token": token}, **vocabulary)) == (7,)
+
+
+def test_eos_token_without_a_vocabulary_to_look_in_is_no_error(tmp_path: Path) -> None:
+    assert stop_ids(write(tmp_path, config={"eos_token_id": 1}, tokenizer_config={"eos_token": "<eos>"})) == (1,)
+
+
+def test_eos_token_that_the_tokenizer_does_not_know(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_config={"eos_token": "<nope>"}, tokenizer={"model": {"vocab": {"a": 0}}})
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer_config\.json: eos_token = '<nope>' is in none of tokenizer\.json"
+    ):
+        stop_ids(tmp_path)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "1.0"),
+        ("temperature", True),
+        ("top_k", -1),
+        ("top_k", 2.5),
+        ("top_k", True),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", float("nan")),
+        ("top_p", [0.9]),
+        ("do_sample", "yes"),
+        ("do_sample", 1),
+        ("eos_token_id", -1),
+        ("eos_token_id", [1, "106"]),
+        ("eos_token_id", True),
+        ("eos_token_id", {"a": 1}),
+        ("suppress_tokens", [[1]]),
+        ("suppress_tokens", 1.5),
+    ],
+)
+def test_values_out_of_range_name_file_and_field(tmp_path: Path, field: str, value: Any) -> None:
+    write(tmp_path, generation_config={field: value})
+    with pytest.raises(InvalidField) as error:
+        GenerationDefaults.from_directory(tmp_path)
+    assert error.value.field == f"generation_config.json: {field}"
+    assert repr(error.value.value) == repr(value) or float(error.value.value) == float(value)
+
+
+@pytest.mark.parametrize(
+    ("files", "field"),
+    [
+        ({"config": {"eos_token_id": "1"}}, "config.json: eos_token_id"),
+        ({"config": {"text_config": {"eos_token_id": [-1]}}}, "config.json: text_config.eos_token_id"),
+        ({"config": {"text_config": [1]}}, "config.json: text_config"),
+        ({"tokenizer_config": {"eos_token": 1}}, "tokenizer_config.json: eos_token"),
+        ({"tokenizer_config": {"eos_token": "e"}, "added_tokens": {"e": "1"}}, "added_tokens.json: e"),
+    ],
+)
+def test_other_files_are_named_too(tmp_path: Path, files: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidField) as error:
+        GenerationDefaults.from_directory(write(tmp_path, **files))
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("stem", ["config", "generation_config", "tokenizer_config"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\ufffe\udcff".encode("utf-8", "surrogatepass").decode("latin-1")])
+def test_files_that_are_no_json_objects_are_named(tmp_path: Path, stem: str, text: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"{stem}\.json"):
+        GenerationDefaults.from_directory(write(tmp_path, **{stem: text}))
+
+
+def test_a_malformed_vocabulary_is_named(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_config={"eos_token": "<eos>"}, tokenizer={"added_tokens": [{"id": 1}]})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a vocabulary"):
+        stop_ids(tmp_path)
+
+
+def test_config_json_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        GenerationDefaults.from_directory(tmp_path)

@@ -1,0 +1,171 @@
+"""What a checkpoint says about generating with it: stop ids and default sampling (spec section 3).
+
+Stop ids are a union over every file that names one, since checkpoints disagree: a tokenizer's end of sequence may be 1
+while the model ends its turns with 106, which only generation_config.json lists.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemray_workers.errors import CheckpointError, InvalidField
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling defaults of a checkpoint; a request's own fields win over them, stop ids are added to its own."""
+
+    stop_token_ids: tuple[int, ...]
+    """Ascending union of config.json (both levels), generation_config.json and the tokenizer's end of sequence."""
+    temperature: float
+    """0 (greedy) when generation_config.json says ``do_sample: false``; 1 when nothing is said."""
+    top_k: int
+    """0 keeps all; so it is when nothing is said."""
+    top_p: float
+    suppress_tokens: tuple[int, ...]
+    """Ids never to choose, ascending."""
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> GenerationDefaults:
+        """Read a Hugging Face model directory. Only config.json must be there.
+
+        Raises:
+            CheckpointError: no config.json, a file that is no JSON object, or an end-of-sequence token that the
+                tokenizer does not know.
+            InvalidField: a value out of range; the field reads ``generation_config.json: top_p``.
+        """
+        directory = Path(path)
+        config = _read(directory / "config.json")
+        if config is None:
+            raise CheckpointError(f"{directory} has no config.json")
+        text_config = config.get("text_config") or {}
+        if not isinstance(text_config, Mapping):
+            raise InvalidField("config.json: text_config", text_config, "an object")
+        generation = _read(directory / "generation_config.json") or {}
+        stop_ids = {
+            *_ids(config, "eos_token_id", "config.json: "),
+            *_ids(text_config, "eos_token_id", "config.json: text_config."),
+            *_ids(generation, "eos_token_id", "generation_config.json: "),
+            *_tokenizer_eos(directory),
+        }
+        return cls(
+            stop_token_ids=tuple(sorted(stop_ids)),
+            temperature=_temperature(generation),
+            top_k=_top_k(generation),
+            top_p=_top_p(generation),
+            suppress_tokens=tuple(sorted(_ids(generation, "suppress_tokens", "generation_config.json: "))),
+        )
+
+
+def _temperature(generation: Json) -> float:
+    temperature = _number(generation, "temperature", default=1.0)
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise InvalidField("generation_config.json: temperature", temperature, "a finite number >= 0")
+    do_sample = generation.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise InvalidField("generation_config.json: do_sample", do_sample, "true or false")
+    return 0.0 if do_sample is False else temperature
+
+
+def _top_k(generation: Json) -> int:
+    top_k = generation.get("top_k")
+    if top_k is None:
+        return 0
+    if not _is_natural(top_k):
+        raise InvalidField("generation_config.json: top_k", top_k, "an integer >= 0 (0 keeps all)")
+    return int(top_k)
+
+
+def _top_p(generation: Json) -> float:
+    top_p = _number(generation, "top_p", default=1.0)
+    if not 0 < top_p <= 1:
+        raise InvalidField("generation_config.json: top_p", top_p, "0 < top_p <= 1")
+    return top_p
+
+
+def _number(generation: Json, field: str, *, default: float) -> float:
+    value = generation.get(field)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidField(f"generation_config.json: {field}", value, "a number")
+    return float(value)
+
+
+def _ids(content: Json, field: str, where: str) -> set[int]:
+    """The ids of a field that holds one id, a list of them, or null."""
+    value = content.get(field)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(map(_is_natural, ids)):
+        raise InvalidField(where + field, value, "a token id (an integer >= 0), a list of them, or null")
+    return set(ids)
+
+
+def _is_natural(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _tokenizer_eos(directory: Path) -> set[int]:
+    """The id of the tokenizer's eos_token; empty when no file names one or there is no vocabulary to look it up in."""
+    tokenizer_config = _read(directory / "tokenizer_config.json") or {}
+    token = tokenizer_config.get("eos_token")
+    if isinstance(token, Mapping):  # an AddedToken written out with its flags
+        token = token.get("content")
+    if token is None:
+        return set()
+    if not isinstance(token, str):
+        raise InvalidField("tokenizer_config.json: eos_token", token, "a token, or an object with its content")
+    looked_in = []
+    for source, ids in _vocabularies(directory, tokenizer_config):
+        if token in ids:
+            if not _is_natural(ids[token]):
+                raise InvalidField(f"{source}: {token}", ids[token], "a token id (an integer >= 0)")
+            return {ids[token]}
+        looked_in.append(source)
+    if looked_in:
+        raise CheckpointError(
+            f"{directory}: tokenizer_config.json: eos_token = {token!r} is in none of {', '.join(looked_in)}"
+        )
+    return set()
+
+
+def _vocabularies(directory: Path, tokenizer_config: Json) -> Iterator[tuple[str, dict[str, int]]]:
+    """(where, ids by token) of each vocabulary that is there; the one that is tens of megabytes comes last."""
+    source = "tokenizer_config.json: added_tokens_decoder"
+    try:
+        if decoder := tokenizer_config.get("added_tokens_decoder"):
+            yield source, {entry["content"]: int(token_id) for token_id, entry in decoder.items()}
+        source = "added_tokens.json"
+        if (added := _read(directory / source)) is not None:
+            yield source, dict(added)
+        source = "tokenizer.json"
+        if (tokenizer := _read(directory / source)) is not None:
+            vocabulary = tokenizer["model"]["vocab"]
+            if isinstance(vocabulary, list):  # Unigram: [token, score] by id
+                vocabulary = {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
+            yield source, vocabulary | {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", [])}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{directory}: {source} is not a vocabulary as transformers writes it: {error!r}"
+        ) from error
+
+
+def _read(file: Path) -> Json | None:
+    """A JSON object, or None if there is no such file."""
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds {type(content).__name__}, not a JSON object")
+    return content
