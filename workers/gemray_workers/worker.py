@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
-from gemray_workers.checkpoint.progress import loading_progress
+from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
-from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
-from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang, self_test
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
+from gemray_workers.parallel.self_test import self_test
+from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 
 
 class GangWorker:
@@ -34,8 +35,9 @@ class GangWorker:
     def load(self) -> tuple[ModelInfo, RankInfo]:
         """Join the gang, load this rank's shard, generate a few tokens. Every rank must be loading."""
         comm = self._join()
-        self_test(comm, device=self._device)
-        with loading_progress(enabled=self._rank == 0) as progress:
+        wide = compute_dtype(self._config.torch_dtype)
+        self_test(comm, device=self._device, dtypes=sorted({self._config.torch_dtype, wide}, key=str))
+        with progress_bar("loading weights", rank=self._rank) as progress:
             self._engine_rank = EngineRank(self._config, comm, self._device, progress)
         self._engine_rank.warm_up()
         return self._engine_rank.model_info(), self._engine_rank.rank_info()

@@ -1,0 +1,108 @@
+"""Drafting with the MTP assistant: k sequential one-token steps on the target's KV (spec 4.6).
+
+Between rounds a sequence's state is one vector: the target's hidden state of its last committed row, the row that
+chose its newest token. The drafter has no KV, so there is nothing to roll back.
+
+Shape legend: S sequences, N slots, H the target's hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gemray_workers.drafters.draft_choice import DraftChooser, committed_rows
+from gemray_workers.drafters.mtp.assistant import AssistantModel
+from gemray_workers.drafters.protocol import DrafterTraits
+from gemray_workers.engine.slots import SlotTable
+from gemray_workers.kv.cache import KVCaches
+from gemray_workers.model.batch import ForwardBatch, ForwardOutput, GroupMetadata
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.scheduling.plan import ScheduledRows
+
+
+class MTPDrafter:
+    """The assistant beside the target, on every rank."""
+
+    def __init__(
+        self,
+        assistant: AssistantModel,
+        target: TargetModel,
+        caches: KVCaches,
+        comm: Communicator,
+        *,
+        num_slots: int,
+        max_draft_tokens: int,
+        position_delta: int = 0,
+    ) -> None:
+        """A drafter with no state.
+
+        Args:
+            assistant: its weights.
+            target: lends its embedding.
+            caches: the target's caches, to read.
+            comm: the target's ranks.
+            num_slots: sequences at one time.
+            max_draft_tokens: most drafts a round.
+            position_delta: 0 drafts at the newest token's own position, as transformers does; -1 at the one
+                before it, as some engines do (spec 4.3). Changes what is proposed, never what is emitted.
+        """
+        self.traits = DrafterTraits(method="mtp", kv="shared", max_draft_tokens=max_draft_tokens)
+        self._assistant = assistant
+        self._target = target
+        self._caches = caches
+        self._position_delta = position_delta
+        self._chooser = DraftChooser(target.shard, comm)
+        hidden_size = assistant.config.backbone_hidden_size
+        self._state_NH = torch.zeros(num_slots, hidden_size, dtype=target.dtype, device=target.device)
+
+    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+        """Draft one token after the other; sequences that want fewer drafts leave the batch earlier."""
+        drafting = sorted((r for r in rows if r.num_drafts), key=lambda r: -r.num_drafts)
+        if not drafting:
+            return
+        slot_S = torch.tensor([r.slot for r in drafting], device=slots.device)
+        committed_S = torch.tensor([r.start for r in drafting], device=slots.device)
+        token_S = slots.token_ids_NL[slot_S, committed_S]
+        state_SH = self._state_NH[slot_S]
+        for i in range(drafting[0].num_drafts):
+            active = [r for r in drafting if r.num_drafts > i]
+            n = len(active)
+            batch = self._one_query_each(slot_S[:n], committed_S[:n], slots)
+            logits_SV, state_SH = self._assistant.step(
+                self._target.embed(token_S[:n]), state_SH[:n], batch, self._caches
+            )
+            token_S = self._chooser.choose(logits_SV, [(r.slot, r.start + 1 + i) for r in active], slots)
+            slots.token_ids_NL[slot_S[:n], committed_S[:n] + 1 + i] = token_S
+
+    def commit(
+        self,
+        rows: Sequence[ScheduledRows],
+        batch: ForwardBatch,
+        output: ForwardOutput,
+        num_accepted: Sequence[int],
+    ) -> None:
+        """Keep the hidden state of each sequence's last committed row."""
+        counts = [(r.num_known, r.num_drafts, n) for r, n in zip(rows, num_accepted, strict=True)]
+        slot_S = torch.tensor([r.slot for r in rows], device=self._state_NH.device)
+        self._state_NH[slot_S] = output.hidden_TH[committed_rows(counts, output.hidden_TH.device)]
+
+    def reset(self, slot: int) -> None:
+        """The state is written by the first chunk of a new sequence, before it is ever read."""
+
+    def _one_query_each(self, slot_S: Tensor, committed_S: Tensor, slots: SlotTable) -> ForwardBatch:
+        """One query a sequence that sees the committed keys and no more; the same for all steps of a round."""
+        nothing_written_S = torch.zeros_like(slot_S)
+        groups: Mapping[str, GroupMetadata] = {
+            name: GroupMetadata(table_NP[slot_S], nothing_written_S) for name, table_NP in slots.block_tables_NP.items()
+        }
+        return ForwardBatch(
+            token_ids_T=slot_S,  # unused: the assistant is given embeddings
+            positions_T=committed_S + self._position_delta,
+            query_start_S1=torch.arange(len(slot_S) + 1, dtype=torch.int32, device=slot_S.device),
+            kv_len_S=committed_S.to(torch.int32),
+            groups=groups,
+        )
