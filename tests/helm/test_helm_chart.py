@@ -1,0 +1,96 @@
+"""The chart lints, renders and validates in every way of deploying it, and refuses what cannot work."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.chart_values import DEPLOYMENTS, REFUSALS
+from support.helm_chart import CHART, ROOT, helm, pick, problems, render, render_text
+
+HELM_MAJORS = (3, 4)
+SNAPSHOT = ROOT / "tests" / "helm" / "snapshots" / "default.yaml"
+
+
+@pytest.mark.parametrize("major", HELM_MAJORS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_lints(major: int, name: str) -> None:
+    linted = helm(major, "lint", "--strict", str(CHART), values=DEPLOYMENTS[name])
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_every_manifest_is_valid(name: str) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    found = {f"{m['kind']} {m['metadata']['name']}": problems(m) for m in manifests}
+    assert {key: value for key, value in found.items() if value} == {}
+    assert {m["kind"] for m in manifests} >= {"RayCluster", "Deployment", "Service", "Pod"}
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_both_helms_render_the_same(name: str) -> None:
+    assert render(DEPLOYMENTS[name], major=3) == render(DEPLOYMENTS[name], major=4)
+
+
+@pytest.mark.parametrize("major", HELM_MAJORS)
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refuses(major: int, name: str) -> None:
+    values, named = REFUSALS[name]
+    refused = helm(major, "template", "demo", str(CHART), values=values)
+    assert refused.returncode != 0
+    assert named in refused.stderr
+
+
+def test_validation_finds_planted_errors() -> None:
+    """The judges of the tests above are no rubber stamps."""
+    manifests = render()
+    cluster = pick(manifests, "RayCluster")
+    cluster["spec"]["workerGroupSpecs"][0]["numOfHost"] = 2
+    cluster["spec"]["workerGroupSpecs"][0]["replicas"] = "one"
+    assert len(problems(cluster)) == 2
+    deployment = pick(manifests, "Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["containerPrt"] = 1
+    assert problems(deployment)
+
+
+def test_default_rendering_is_the_snapshot() -> None:
+    """To accept a change: helm template demo helm/gemray -n serving > tests/helm/snapshots/default.yaml."""
+    rendered = [line for line in render_text().splitlines() if line.strip()]
+    kept = [line for line in SNAPSHOT.read_text().splitlines() if line.strip()]
+    assert rendered == kept
+
+
+@pytest.mark.parametrize("major", HELM_MAJORS)
+def test_notes_hold_a_client_command_for_this_release(major: int, tmp_path: Path) -> None:
+    """`helm template` leaves NOTES out and `helm install` needs a cluster, so they are rendered as a manifest."""
+    chart = tmp_path / "gemray"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "notes.yaml").write_text(
+        'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | toJson }}\n'
+        f'{{{{- define "notes" -}}}}\n{notes}{{{{- end -}}}}\n'
+    )
+    shown = helm(major, "template", "demo", str(chart), "--namespace=serving", values={"service": {"port": 6000}})
+    assert shown.returncode == 0, shown.stderr
+    text = pick([m for m in yaml.safe_load_all(shown.stdout) if m], "Notes")["text"]
+    assert "kubectl -n serving port-forward service/demo-gemray 6000:6000" in text
+    assert 'gemray generate --address 127.0.0.1:6000 --stream "The capital of France is"' in text
+
+
+def test_readme_lists_every_value() -> None:
+    readme = (CHART / "README.md").read_text()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    missing = [key for key in _leaves(values) if f"`{key}`" not in readme]
+    assert missing == []
+
+
+def _leaves(values: object, prefix: str = "") -> list[str]:
+    """Dotted names of the values, down to what a user sets as one thing."""
+    whole = {"resources", "nodeSelector", "affinity", "annotations", "labels", "pod", "container"}
+    whole |= {"startup", "readiness", "liveness"}
+    if not isinstance(values, dict) or not values or prefix.rpartition(".")[2] in whole:
+        return [prefix]
+    return [leaf for key, value in values.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else key)]

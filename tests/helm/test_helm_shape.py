@@ -1,0 +1,181 @@
+"""What the rendered manifests mean: GPUs, pods, memory, secrets, probes, and that selectors find their pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.chart_values import DEPLOYMENTS
+from support.helm_chart import Manifest, pick, render
+
+
+def _driver(manifests: list[Manifest]) -> Manifest:
+    return pick(manifests, "Deployment")["spec"]["template"]
+
+
+def _workers(manifests: list[Manifest]) -> Manifest:
+    (group,) = pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"]
+    return group
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "hosts", "replicas"),
+    [
+        ("default", 1, 1, 1),
+        ("tp2-one-pod", 2, 1, 1),
+        ("tp8-whole-node", 8, 1, 1),
+        ("tp16-two-hosts", 8, 2, 1),
+        ("tp2-two-hosts", 1, 2, 1),
+        ("replicas", 1, 1, 3),
+    ],
+)
+def test_gang_is_one_pod_where_it_fits(name: str, gpus: int, hosts: int, replicas: int) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    group = _workers(manifests)
+    (container,) = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
+    assert container["resources"]["requests"]["nvidia.com/gpu"] == gpus
+    assert group["rayStartParams"]["num-gpus"] == str(gpus)
+    assert (group["numOfHosts"], group["replicas"], group["minReplicas"], group["maxReplicas"]) == (
+        hosts,
+        replicas,
+        replicas,
+        replicas,
+    )
+    assert pick(manifests, "Deployment")["spec"]["replicas"] == replicas
+
+
+def test_cpu_gang_asks_for_no_gpu() -> None:
+    group = _workers(render(DEPLOYMENTS["cpu"]))
+    assert "nvidia.com/gpu" not in group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert group["rayStartParams"]["num-cpus"] == "2"
+    assert "num-gpus" not in group["rayStartParams"]
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_shared_memory_is_mounted_where_nccl_runs(name: str) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    for template, size in ((_workers(manifests)["template"], "12Gi"), (_driver(manifests), "1Gi")):
+        pod = template["spec"]
+        volume = next(v for v in pod["volumes"] if v["name"] == "shared-mem")
+        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
+        assert {"name": "shared-mem", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_worker_and_driver_see_the_model_at_the_same_path(name: str) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    worker, driver = _workers(manifests)["template"]["spec"], _driver(manifests)["spec"]
+    assert [v for v in worker["volumes"] if v["name"] == "model"] == [
+        v for v in driver["volumes"] if v["name"] == "model"
+    ]
+    mounts = [next(m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "model") for pod in (worker, driver)]
+    assert mounts[0] == mounts[1]
+    assert f"--model={mounts[0]['mountPath']}/target" in driver["containers"][0]["args"]
+
+
+def test_download_gives_weights_to_ranks_alone() -> None:
+    manifests = render(DEPLOYMENTS["download"])
+    (worker,) = _workers(manifests)["template"]["spec"]["initContainers"]
+    (driver,) = _driver(manifests)["spec"]["initContainers"]
+    assert worker["command"] == [
+        "hf", "download", "google/gemma-4-31b-it", "--revision", "main", "--local-dir", "/models/target",
+    ]  # fmt: skip
+    assert driver["command"] == [*worker["command"], "--exclude", "*.safetensors"]
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    assert token in worker["env"]
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"), [("default", "demo-gemray"), ("own-ray-token", "ray-token"), ("no-ray-token", None)]
+)
+def test_driver_shares_the_token_of_ray(name: str, secret: str | None) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    cluster = pick(manifests, "RayCluster")
+    env = {entry["name"]: entry for entry in _driver(manifests)["spec"]["containers"][0]["env"]}
+    assert env["RAY_AUTH_MODE"]["value"] == cluster["spec"]["authOptions"]["mode"]
+    if secret is None:
+        assert "RAY_AUTH_TOKEN" not in env
+        return
+    # The operator makes a Secret named after the cluster unless it is told another name.
+    assert secret == cluster["spec"]["authOptions"].get("secretName", cluster["metadata"]["name"])
+    assert env["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": secret, "key": "auth_token"}
+
+
+def test_probes_mean_warm_able_and_alive() -> None:
+    container = _driver(render())["spec"]["containers"][0]
+    assert container["startupProbe"]["grpc"] == {"port": 50051, "service": "gemray.v1.GenerationService"}
+    assert container["readinessProbe"]["grpc"] == {"port": 50051, "service": "gemray.v1.GenerationService"}
+    assert container["livenessProbe"]["grpc"] == {"port": 50051, "service": "gemray.liveness"}
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800, "weights of 60 GB may take half an hour"
+
+
+def test_probes_speak_tls_where_the_port_does() -> None:
+    container = _driver(render(DEPLOYMENTS["tls"]))["spec"]["containers"][0]
+    for probe, service in (
+        ("startupProbe", "gemray.v1.GenerationService"),
+        ("readinessProbe", "gemray.v1.GenerationService"),
+        ("livenessProbe", "gemray.liveness"),
+    ):
+        assert "grpc" not in container[probe], "the kubelet's own probe knows no TLS"
+        assert f"--service={service}" in container[probe]["exec"]["command"]
+        assert "--tls-name=gemray.example" in container[probe]["exec"]["command"]
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_selectors_find_their_pods(name: str) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    cluster = pick(manifests, "RayCluster")
+    pods = {
+        "driver": _driver(manifests)["metadata"]["labels"],
+        "head": cluster["spec"]["headGroupSpec"]["template"]["metadata"]["labels"],
+        "worker": _workers(manifests)["template"]["metadata"]["labels"],
+        "test": pick(manifests, "Pod")["metadata"]["labels"],
+    }
+    assert _selected(pick(manifests, "Service")["spec"]["selector"], pods) == {"driver"}
+    assert _selected(pick(manifests, "Deployment")["spec"]["selector"]["matchLabels"], pods) == {"driver"}
+    for budget in (m for m in manifests if m["kind"] == "PodDisruptionBudget"):
+        component = budget["metadata"]["name"].rpartition("-")[2]
+        assert _selected(budget["spec"]["selector"]["matchLabels"], pods) == {component}
+    for policy in (m for m in manifests if m["kind"] == "NetworkPolicy"):
+        found = _selected(policy["spec"]["podSelector"]["matchLabels"], pods)
+        assert found == ({"driver"} if policy["metadata"]["name"].endswith("driver") else set(pods))
+    # The operator selects the head by its own value of this label.
+    for component in ("head", "worker"):
+        assert "app.kubernetes.io/name" not in pods[component]
+
+
+def test_only_the_listed_peers_reach_the_driver() -> None:
+    policy = pick(render(DEPLOYMENTS["closed-network"]), "NetworkPolicy", "-driver")
+    by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+    values = DEPLOYMENTS["closed-network"]["networkPolicy"]
+    assert by_port == {"grpc": values["clients"], "metrics": values["scrapers"]}
+
+
+def test_two_releases_share_no_name() -> None:
+    names = [
+        {(m["kind"], m["metadata"]["name"]) for m in render(DEPLOYMENTS["monitoring"], release=release)}
+        for release in ("one", "two")
+    ]
+    assert names[0] & names[1] == set()
+
+
+def test_monitoring_scrapes_the_metrics_port() -> None:
+    manifests = render(DEPLOYMENTS["monitoring"])
+    monitor = pick(manifests, "ServiceMonitor")
+    service = pick(manifests, "Service")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert set(monitor["spec"]) == {"selector", "endpoints"}
+    assert monitor["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]
+    assert "metrics" in {port["name"] for port in service["spec"]["ports"]}
+    dashboard = pick(manifests, "ConfigMap")
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(dashboard["data"]["gemray.json"])["title"] == "gemray"
+
+
+def _selected(selector: dict[str, str], pods: dict[str, Any]) -> set[str]:
+    return {name for name, labels in pods.items() if selector.items() <= labels.items()}

@@ -1,0 +1,98 @@
+"""Ways to deploy the chart that must render, lint and validate; and values that it must refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Values = dict[str, Any]
+
+DEPLOYMENTS: dict[str, Values] = {
+    "default": {},
+    "tp2-one-pod": {"gang": {"tensorParallelSize": 2}},
+    "tp8-whole-node": {"gang": {"tensorParallelSize": 8}},
+    "tp16-two-hosts": {"gang": {"tensorParallelSize": 16, "multiHost": True}, "network": {"interface": "eth0"}},
+    "tp2-two-hosts": {"gang": {"tensorParallelSize": 2, "maxGpusPerPod": 1, "multiHost": True}},
+    "replicas": {"gang": {"replicas": 3}, "service": {"headless": True}},
+    "cpu": {"gang": {"device": "cpu", "tensorParallelSize": 2}, "server": {"dtype": "float32"}},
+    "host-path": {"model": {"volume": {"type": "hostPath", "hostPath": {"path": "/data/models"}}}},
+    "pvc-sub-path": {"model": {"volume": {"pvc": {"claimName": "weights", "subPath": "gemma/31b"}}}},
+    "download": {
+        "model": {
+            "volume": {
+                "type": "download",
+                "download": {"repository": "google/gemma-4-31b-it", "size": "100Gi", "tokenSecret": "hub"},
+            }
+        }
+    },
+    "tls": {"tls": {"secretName": "server-tls", "serverName": "gemray.example"}},
+    "mtls-and-token": {
+        "tls": {"secretName": "server-tls", "serverName": "gemray.example", "clientAuth": True},
+        "apiToken": {"secretName": "api", "key": "bearer"},
+    },
+    "monitoring": {
+        "metrics": {
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboard": {"enabled": True},
+        }
+    },
+    "closed-network": {
+        "networkPolicy": {
+            "clients": [{"podSelector": {"matchLabels": {"role": "client"}}}],
+            "scrapers": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        }
+    },
+    "open-network": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}},
+    "own-ray-token": {"ray": {"auth": {"existingSecret": "ray-token"}}},
+    "no-ray-token": {"ray": {"auth": {"mode": "disabled"}}},
+    "server-flags": {"server": {"maxModelLen": 32768, "port": 9000, "extraArgs": ["--max-num-seqs=64"]}},
+    "placed": {
+        "image": {"repository": "registry.example/gemray", "tag": "1.2.3", "pullSecrets": ["pull"]},
+        "priorityClassName": "serving",
+        "worker": {
+            "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+            "runtimeClassName": "nvidia",
+            "annotations": {"team": "serving"},
+            "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+            "affinity": {"podAntiAffinity": {}},
+        },
+        "driver": {"tolerations": [{"operator": "Exists"}], "env": [{"name": "A", "value": "b"}]},
+        "head": {"nodeSelector": {"pool": "cpu"}, "annotations": {"a": "b"}, "env": [{"name": "A", "value": "b"}]},
+        "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    },
+}
+
+REFUSALS: dict[str, tuple[Values, str]] = {
+    "half-a-gpu": ({"gang": {"tensorParallelSize": 0.5}}, "tensorParallelSize"),
+    "half-a-gpu-by-hand": ({"worker": {"resources": {"limits": {"nvidia.com/gpu": 0.5}}}}, "nvidia.com/gpu"),
+    "half-a-gpu-per-pod": ({"gang": {"maxGpusPerPod": 1.5}}, "maxGpusPerPod"),
+    "no-gpu": ({"gang": {"tensorParallelSize": 0}}, "tensorParallelSize"),
+    "three-ranks": ({"gang": {"tensorParallelSize": 3}}, "tensorParallelSize"),
+    "tp-larger-than-a-pod": ({"gang": {"tensorParallelSize": 16}}, "tensorParallelSize"),
+    "tp-larger-than-a-small-pod": ({"gang": {"tensorParallelSize": 4, "maxGpusPerPod": 2}}, "tensorParallelSize"),
+    "unknown-key": ({"tensorParallelSize": 2}, "tensorParallelSize"),
+    "unknown-nested-key": ({"gang": {"gpus": 2}}, "gpus"),
+    "unknown-probe-key": ({"probes": {"liveness": {"path": "/healthz"}}}, "path"),
+    "text-for-a-number": ({"server": {"port": "grpc"}}, "port"),
+    "no-such-port": ({"server": {"port": 70000}}, "port"),
+    "unknown-dtype": ({"server": {"dtype": "float16"}}, "dtype"),
+    "unknown-volume": ({"model": {"volume": {"type": "nfs"}}}, "type"),
+    "pvc-without-a-name": ({"model": {"volume": {"pvc": {"claimName": ""}}}}, "claimName"),
+    "host-path-without-a-path": ({"model": {"volume": {"type": "hostPath"}}}, "path"),
+    "download-of-nothing": ({"model": {"volume": {"type": "download"}}}, "repository"),
+    "relative-model-path": ({"model": {"path": "models/target"}}, "path"),
+    "model-outside-the-volume": ({"model": {"path": "/elsewhere/target"}}, "model.path"),
+    "download-onto-the-mount": (
+        {
+            "model": {
+                "path": "/models",
+                "volume": {"type": "download", "download": {"repository": "google/gemma-4-31b-it"}},
+            }
+        },
+        "model.path",
+    ),
+    "client-certificates-without-tls": ({"tls": {"clientAuth": True}}, "tls.clientAuth"),
+    "tls-without-a-name": ({"tls": {"secretName": "server-tls"}}, "serverName"),
+    "shm-without-a-unit": ({"shm": {"worker": "a lot"}}, "worker"),
+    "a-ray-without-token-auth": ({"ray": {"version": "2.40.0"}}, "version"),
+    "no-probe": ({"probes": {"startup": None}}, "startup"),
+}
