@@ -15,8 +15,9 @@ from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from safetensors import safe_open
-from support.paged import PagedCache, Rows
 from torch import Tensor
+
+from support.paged import PagedCache, Rows
 
 CPU = torch.device("cpu")
 

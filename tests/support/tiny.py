@@ -167,7 +167,7 @@ def _randomize(model: nn.Module, seed: int) -> None:
         tensor.copy_(_random_like(name, tensor, generator))
 
 
-def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:  # noqa: PLR0911 - one rule a family
     def uniform(low: float, high: float) -> Tensor:
         return torch.rand(tensor.shape, generator=generator) * (high - low) + low
 
