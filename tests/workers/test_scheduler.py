@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from gemray_workers.errors import CapacityError, InvalidField
@@ -272,6 +274,26 @@ def test_field_report_66_ten_pages_five_requests_of_four_with_drafts() -> None:
     bench.finish()
     for submit in submits:
         assert bench.ids(submit.request_id) == oracle(submit, 16)[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ids_are_the_same_under_page_pressure(seed: int) -> None:
+    rng = random.Random(seed)
+    spare = rng.choice([0, 1, 4])
+    bench = Bench(
+        {"sliding": 7 + rng.choice([0, 9, 40]), "full": 16 + spare},
+        drafts=rng.choice([0, 3]),
+        max_num_seqs=6,
+        prefill_chunk=rng.choice([3, 16]),
+        admission_headroom=0,
+    )
+    bench.engine.num_correct = lambda _id, _position, num_drafts: rng.randint(0, num_drafts)
+    submits = [bench.submit(str(i), rng.randint(1, 12), max_tokens=rng.randint(20, 50)) for i in range(12)]
+    bench.finish()
+    for submit in submits:
+        assert bench.ids(submit.request_id) == oracle(submit, MAX_LEN)[0]
+    assert bench.scheduler.stats(0.0).num_preemptions > 0
+    assert not any(bench.scheduler.ledger.pages_in_use.values())
 
 
 def test_drafts_take_only_pages_that_are_left() -> None:

@@ -20,7 +20,7 @@ MAX_LEN = 48
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
-        max_num_seqs = data.draw(st.integers(1, 5), "max_num_seqs")
+        max_num_seqs = data.draw(st.sampled_from([4, 5, 3, 2, 1]), "max_num_seqs")
         max_drafts = data.draw(st.integers(0, 4), "max_draft_tokens")
         least_rows = max_num_seqs * (1 + max_drafts)
         self.config = SchedulerConfig(
@@ -29,7 +29,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_chunk=data.draw(st.sampled_from([1, 3, 7, 16, 64]), "prefill_chunk"),
             max_model_len=MAX_LEN,
             max_draft_tokens=max_drafts,
-            admission_headroom=data.draw(st.sampled_from([0, 4, 16]), "headroom"),
+            admission_headroom=data.draw(st.sampled_from([0, 0, 4, 16]), "headroom"),
         )
         window = data.draw(st.sampled_from([1, 4, 7, 16]), "window")
         self.specs = [
@@ -38,7 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ]
         num_pages = {
             spec.name: most_pages(MAX_LEN, spec.page_size, spec.window, self.config.max_rows)
-            + data.draw(st.integers(0, 30), "spare pages")
+            + data.draw(st.sampled_from([3, 0, 8, 40]), "spare pages")
             for spec in self.specs
         }
         self.salt = data.draw(st.integers(0, 1 << 30), "acceptance")
@@ -53,26 +53,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.work = 0
 
-    @rule(data=st.data())
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def submit_some(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            self.submit(data)
+
     def submit(self, data: st.DataObject) -> None:
         request_id = str(len(self.submits))
         seed = data.draw(st.integers(0, 1 << 30), "seed")
-        prompt_ids = data.draw(st.lists(st.integers(0, 23), min_size=1, max_size=40), "prompt")
+        prompt_len = data.draw(st.integers(1, data.draw(st.sampled_from([8, 40]), "longest")), "prompt_len")
+        prompt_ids = [token_at(~seed, position) for position in range(prompt_len)]
         params = SamplingParams(
             temperature=1.0,
             top_k=0,
             top_p=1.0,
             min_p=0.0,
             seed=seed,
-            max_tokens=data.draw(st.integers(1, 40), "max_tokens"),
+            max_tokens=data.draw(st.sampled_from([1, 10, 25, 40]), "max_tokens"),
             min_tokens=data.draw(st.sampled_from([0, 0, 5]), "min_tokens"),
-            stop_token_ids=data.draw(st.sampled_from([(), (STOP_ID,), (STOP_ID, 1, 2)]), "stops"),
+            stop_token_ids=data.draw(st.sampled_from([(), (), (STOP_ID,), (STOP_ID, 1, 2)]), "stops"),
             num_draft_tokens=data.draw(st.sampled_from([None, 0, 2]), "k"),
             prompt_logprobs=data.draw(st.sampled_from([None, 0]), "prompt_logprobs"),
         )
         submit = Submit(request_id=request_id, prompt_ids=prompt_ids, params=params)
         whole, _ = oracle(submit, MAX_LEN)
-        emitted = whole[: data.draw(st.sampled_from([0, 0, 0, 1, len(whole) // 2, len(whole)]), "emitted")]
+        emitted = whole[: data.draw(st.sampled_from([0, 0, 0, 0, 1, len(whole) // 2, len(whole)]), "emitted")]
         self.submits[request_id] = Submit(
             request_id=request_id, prompt_ids=prompt_ids, params=params, emitted_ids=emitted
         )

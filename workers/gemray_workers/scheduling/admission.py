@@ -1,9 +1,13 @@
-"""From a submitted request to a sequence, or an error that says why it can never run."""
+"""Who may enter: from a submitted request to a sequence, and how many of the waiting ones can start now."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import Submit
+from gemray_workers.scheduling.config import SchedulerConfig
+from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.stopping import Ending, trim
 
@@ -43,3 +47,40 @@ def replayed_ending(submit: Submit, max_model_len: int) -> Ending:
         params=submit.params,
         max_model_len=max_model_len,
     )
+
+
+def count_admissible(
+    waiting: Iterable[Sequence], running: Iterable[Sequence], ledger: PageLedger, config: SchedulerConfig
+) -> int:
+    """How many of the waiting, from the first on, find pages: each of them and of the running must be able to compute
+    all it knows and a little more. Nobody overtakes, so the count ends at the first that does not.
+
+    When nothing runs it is at least 1, since an accepted request fits alone. The pages that a running sequence needs
+    in this step are part of what it knows, so an admission never makes a preemption necessary in the same step.
+    """
+    unclaimed = ledger.pages_free
+    for sequence in running:
+        missing = ledger.still_missing(
+            sequence.running_slot, _foreseen_len(sequence, config), config.chunk(sequence.num_pending)
+        )
+        unclaimed = _less(unclaimed, missing)
+    count = 0
+    for sequence in waiting:
+        demand = ledger.demand(_foreseen_len(sequence, config), config.chunk(sequence.num_pending))
+        unclaimed = _less(unclaimed, demand)
+        if min(unclaimed.values()) < 0:
+            break
+        count += 1
+    return count
+
+
+def _foreseen_len(sequence: Sequence, config: SchedulerConfig) -> int:
+    return min(
+        len(sequence.tokens) + config.admission_headroom,
+        sequence.prompt_len + sequence.params.max_tokens,
+        config.max_model_len,
+    )
+
+
+def _less(pages: dict[str, int], taken: dict[str, int]) -> dict[str, int]:
+    return {name: count - taken[name] for name, count in pages.items()}

@@ -39,7 +39,11 @@ class SchedulerConfig:
                 "so that every running sequence can decode in each step",
             )
 
+    def chunk(self, num_pending: int) -> int:
+        """Most rows in a step of a sequence with so many pending tokens, drafts aside."""
+        return min(num_pending, self.prefill_chunk, self.max_step_tokens)
+
     @property
     def max_rows(self) -> int:
         """Most rows of one sequence in a step."""
-        return max(min(self.prefill_chunk, self.max_step_tokens), 1 + self.max_draft_tokens)
+        return max(self.chunk(self.max_model_len), 1 + self.max_draft_tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from gemray_workers.messages import SpeculationCounters
 
 
@@ -32,3 +34,14 @@ class SpeculationTally:
             accepted=sum(self._accepted_per_position),
             accepted_per_position=list(self._accepted_per_position),
         )
+
+
+@dataclass
+class Totals:
+    """Since the start."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prompt_rows: int = 0
+    num_generated: int = 0
+    speculation: SpeculationTally = field(default_factory=SpeculationTally)

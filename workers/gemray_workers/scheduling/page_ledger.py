@@ -11,7 +11,7 @@ from gemray_workers.scheduling.plan import PageGrant
 
 
 class PageLedger:
-    """Pages by group and slot. A sequence grows in all groups at once, or in none."""
+    """Pages by group and slot. A sequence grows equally far in all groups."""
 
     def __init__(self, specs: Sequence[KVGroupSpec], num_pages: Mapping[str, int]) -> None:
         self._specs = {spec.name: spec for spec in specs}
@@ -29,20 +29,18 @@ class PageLedger:
         for name, table in self._tables.pop(slot).items():
             self._give_back(name, list(table.pages))
 
-    def reachable(self, slot: int) -> int:
-        """The largest end, in tokens, that `grow` can reach with the pages that are free now."""
-        return min(
-            table.end + self._allocators[name].num_free * self._specs[name].page_size
-            for name, table in self._tables[slot].items()
-        )
-
-    def grow(self, slot: int, end: int) -> None:
-        """Cover all positions below `end`, which must be `reachable`."""
-        assert end <= self.reachable(slot), f"slot {slot} cannot grow to {end} tokens"
-        for name, table in self._tables[slot].items():
+    def grow(self, slot: int, end: int) -> int:
+        """Cover all positions below `end`, or as many as the free pages allow. Returns the end reached."""
+        tables = self._tables[slot]
+        if all(table.end >= end for table in tables.values()):
+            return end
+        for name, table in tables.items():
+            end = min(end, table.end + self._allocators[name].num_free * self._specs[name].page_size)
+        for name, table in tables.items():
             pages = self._allocators[name].allocate(table.num_missing(end))
             assert pages is not None
             table.extend(pages)
+        return end
 
     def release_out_of_window(self, slot: int, num_computed: int) -> None:
         """Give back what no query of `slot` will see again."""
@@ -99,8 +97,9 @@ class PageLedger:
         Raises:
             PageError: naming the pages and slots that disagree.
         """
-        if set(slots) != set(self._tables):
-            raise PageError(f"slots {sorted(self._tables)} own pages, slots {sorted(slots)} run")
+        running = sorted(slots)
+        if running != sorted(self._tables):
+            raise PageError(f"slots {sorted(self._tables)} own pages, slots {running} run")
         for name, allocator in self._allocators.items():
             owner: dict[int, int] = {}
             for slot, tables in self._tables.items():
@@ -115,5 +114,7 @@ class PageLedger:
                 )
 
     def _give_back(self, name: str, pages: list[int]) -> None:
+        if not pages:
+            return
         self._allocators[name].free(pages)
         self._freed[name].extend(pages)

@@ -15,22 +15,22 @@ A long prompt holds up nobody: slots permitting, a short one is admitted beside 
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import islice
 
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
-from gemray_workers.messages import EngineStats, SequenceDelta, Submit
-from gemray_workers.scheduling.admission import replayed_ending, sequence_of
+from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Submit
+from gemray_workers.scheduling.admission import count_admissible, replayed_ending, sequence_of
 from gemray_workers.scheduling.config import SchedulerConfig
-from gemray_workers.scheduling.counters import SpeculationTally
+from gemray_workers.scheduling.counters import Totals
 from gemray_workers.scheduling.outcome import apply_outcome
 from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
+from gemray_workers.scheduling.roster import Roster
 from gemray_workers.scheduling.sharing import fair_shares
 
 __all__ = ["DraftTokensFor", "Scheduler", "SchedulerConfig", "no_drafts"]
@@ -79,20 +79,12 @@ class Scheduler:
                     f"a sequence of max_model_len = {config.max_model_len} tokens wants {wanted} pages "
                     f"of group {name}, {num_pages[name]} are available"
                 )
-        self._requests: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()  # oldest first
-        self._running: list[Sequence] = []  # oldest first
-        self._free_slots = list(range(config.max_num_seqs))  # a heap
-        self._released_slots: list[int] = []
+        self._roster = Roster(config.max_num_seqs)
         self._cancelled: list[str] = []
         self._deltas: list[SequenceDelta] = []
         self._in_flight: StepPlan | None = None  # with rows to commit
         self._num_arrivals = 0
-        self._num_steps = 0
-        self._num_preemptions = 0
-        self._num_prompt_rows = 0
-        self._num_generated = 0
-        self._speculation = SpeculationTally()
+        self._totals = Totals()
 
     # Requests in and out
 
@@ -102,25 +94,16 @@ class Scheduler:
         Raises:
             InvalidField: it can never run (empty or over-long prompt), or its id is in use.
         """
-        if submit.request_id in self._requests:
+        if submit.request_id in self._roster:
             raise InvalidField("request_id", submit.request_id, "an id that no live request has")
         max_model_len = self._config.max_model_len
         sequence = sequence_of(submit, arrival=self._num_arrivals, max_model_len=max_model_len)
         ending = replayed_ending(submit, max_model_len)
         if ending.finish is not None:
-            self._deltas.append(
-                SequenceDelta(
-                    request_id=submit.request_id,
-                    token_ids=[],
-                    finish=ending.finish,
-                    matched_stop_id=ending.matched_stop_id,
-                    speculation=sequence.speculation.counters(),
-                )
-            )
+            self._deltas.append(_last_delta(sequence, ending.finish, ending.matched_stop_id))
             return
         self._num_arrivals += 1
-        self._requests[sequence.request_id] = sequence
-        self._waiting.append(sequence)
+        self._roster.enqueue(sequence)
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next `schedule`; unknown ids are ignored."""
@@ -128,12 +111,12 @@ class Scheduler:
 
     def cancel_all(self) -> None:
         """End every request at the next `schedule`."""
-        self._cancelled.extend(self._requests)
+        self._cancelled.extend(self._roster.request_ids)
 
     @property
     def has_work(self) -> bool:
         """Whether `schedule` has something to plan or `commit` something to tell."""
-        return bool(self._requests or self._released_slots or self._deltas)
+        return bool(len(self._roster) or self._roster.has_released or self._deltas)
 
     # The step
 
@@ -141,9 +124,10 @@ class Scheduler:
         """Plan the next step, or None when there is nothing to compute and nothing to tell the peers."""
         assert self._in_flight is None, "commit the last plan first"
         self._end_cancelled()
-        decoding = [_Share(seq, 1, self._wanted_drafts(seq)) for seq in self._running if seq.num_pending == 1]
-        rest = [seq for seq in self._running if seq.num_pending > 1]
+        running = list(self._roster.running)
+        decoding = [_Share(seq, 1, self._wanted_drafts(seq)) for seq in running if seq.num_pending == 1]
         budget = self._config.max_step_tokens - sum(share.num_known + share.num_drafts for share in decoding)
+        rest = [seq for seq in running if seq.num_pending > 1]
         admitted = self._admit(most=budget - len(rest))
         prefilling = self._share_rows(budget, rest + admitted)
         shares = self._find_pages(decoding + prefilling, admitted)
@@ -158,7 +142,7 @@ class Scheduler:
         in_flight, self._in_flight = self._in_flight, None
         assert not plan.rows or (in_flight is not None and plan.step == in_flight.step), "this plan is not in flight"
         by_slot = {outcome.slot: outcome for outcome in outcomes}
-        running = {sequence.slot: sequence for sequence in self._running}
+        running = {sequence.slot: sequence for sequence in self._roster.running}
         deltas, self._deltas = self._deltas, []
         for rows in plan.rows:
             outcome = by_slot.get(rows.slot, SequenceOutcome(slot=rows.slot, token_ids=[]))
@@ -171,20 +155,10 @@ class Scheduler:
 
     def _end_cancelled(self) -> None:
         for request_id in self._cancelled:
-            sequence = self._requests.get(request_id)
-            if sequence is None:
-                continue
-            if sequence.slot is None:
-                self._waiting.remove(sequence)
-            self._end(sequence)
-            self._deltas.append(
-                SequenceDelta(
-                    request_id=request_id,
-                    token_ids=[],
-                    finish="cancelled",
-                    speculation=sequence.speculation.counters(),
-                )
-            )
+            sequence = self._roster.get(request_id)
+            if sequence is not None:
+                self._end(sequence)
+                self._deltas.append(_last_delta(sequence, "cancelled"))
         self._cancelled.clear()
 
     def _wanted_drafts(self, sequence: Sequence) -> int:
@@ -203,47 +177,18 @@ class Scheduler:
         return max(0, min(limits))
 
     def _admit(self, most: int) -> list[Sequence]:
-        """Give slots to the oldest waiting sequences while slots, rows and pages allow; nobody overtakes.
-
-        Pages allow if the newcomer and every running sequence can compute all they know, and a little more. When
-        nothing runs they always do, since an accepted request fits alone.
-        """
-        admitted: list[Sequence] = []
-        if not self._waiting or not self._free_slots:
-            return admitted
-        unclaimed = self._unclaimed_pages()
-        while self._waiting and self._free_slots and len(admitted) < most:
-            candidate = self._waiting[0]
-            demand = self._ledger.demand(self._foreseen_len(candidate), self._chunk(candidate))
-            unclaimed = {name: num_free - demand[name] for name, num_free in unclaimed.items()}
-            if min(unclaimed.values()) < 0:
-                break
-            self._take_slot(self._waiting.popleft())
-            admitted.append(candidate)
+        """Give slots to the oldest waiting sequences, while rows, slots and pages allow; nobody overtakes."""
+        candidates = list(islice(self._roster.waiting, max(0, min(most, self._roster.num_free_slots))))
+        if not candidates:
+            return []
+        count = count_admissible(candidates, self._roster.running, self._ledger, self._config)
+        admitted = [self._roster.admit() for _ in range(count)]
+        for sequence in admitted:
+            self._ledger.open(sequence.running_slot)
         return admitted
 
-    def _unclaimed_pages(self) -> dict[str, int]:
-        """Free pages by group, less those that running sequences may take before long; can be negative."""
-        unclaimed = self._ledger.pages_free
-        for sequence in self._running:
-            missing = self._ledger.still_missing(
-                sequence.running_slot, self._foreseen_len(sequence), self._chunk(sequence)
-            )
-            unclaimed = {name: num_free - missing[name] for name, num_free in unclaimed.items()}
-        return unclaimed
-
-    def _foreseen_len(self, sequence: Sequence) -> int:
-        return min(
-            len(sequence.tokens) + self._config.admission_headroom,
-            sequence.prompt_len + sequence.params.max_tokens,
-            self._config.max_model_len,
-        )
-
-    def _chunk(self, sequence: Sequence) -> int:
-        return min(sequence.num_pending, self._config.prefill_chunk, self._config.max_step_tokens)
-
     def _share_rows(self, budget: int, sequences: list[Sequence]) -> list[_Share]:
-        rows = fair_shares(budget, [self._chunk(sequence) for sequence in sequences])
+        rows = fair_shares(budget, [self._config.chunk(sequence.num_pending) for sequence in sequences])
         return [_Share(sequence, num_known) for sequence, num_known in zip(sequences, rows, strict=True)]
 
     def _find_pages(self, shares: list[_Share], admitted: list[Sequence]) -> list[_Share]:
@@ -253,54 +198,39 @@ class Scheduler:
         oldest_first = sorted(shares, key=lambda share: share.sequence.arrival)
         backed = [share for share in oldest_first if self._back_known_rows(share, admitted)]
         for share in backed:
-            sequence = share.sequence
             if share.num_drafts:
-                end = sequence.num_computed + share.num_known
-                share.num_drafts = min(share.num_drafts, self._ledger.reachable(sequence.running_slot) - end)
-                self._ledger.grow(sequence.running_slot, end + share.num_drafts)
+                end = share.sequence.num_computed + share.num_known
+                reached = self._ledger.grow(share.sequence.running_slot, end + share.num_drafts)
+                share.num_drafts = reached - end
         return backed
 
     def _back_known_rows(self, share: _Share, admitted: list[Sequence]) -> bool:
         sequence = share.sequence
         if sequence.slot is None:
             return False  # preempted for the sake of an older one
-        while (room := self._ledger.reachable(sequence.slot) - sequence.num_computed) == 0:
-            newest = self._running[-1]
+        start = sequence.num_computed
+        while (reached := self._ledger.grow(sequence.slot, start + share.num_known)) == start:
+            newest = self._roster.running[-1]
             assert newest not in admitted, "an admission must leave pages for the running"
             if newest is sequence:
                 return False
-            self._preempt(newest)
-        share.num_known = min(share.num_known, room)
-        self._ledger.grow(sequence.slot, sequence.num_computed + share.num_known)
+            self._preempt_newest()
+        share.num_known = reached - start
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt_newest(self) -> None:
         """Take everything away; it comes back by an admission, with its tokens, and recomputes them."""
-        self._leave_slot(sequence)
-        sequence.num_computed = 0
-        self._waiting.appendleft(sequence)
-        self._num_preemptions += 1
-
-    def _take_slot(self, sequence: Sequence) -> None:
-        sequence.slot = heapq.heappop(self._free_slots)
-        self._ledger.open(sequence.slot)
-        self._running.append(sequence)
-
-    def _leave_slot(self, sequence: Sequence) -> None:
-        slot = sequence.running_slot
-        self._running.remove(sequence)
-        self._ledger.close(slot)
-        self._released_slots.append(slot)
-        heapq.heappush(self._free_slots, slot)
-        sequence.slot = None
+        self._ledger.close(self._roster.running[-1].running_slot)
+        self._roster.put_back()
+        self._totals.num_preemptions += 1
 
     def _plan(self, shares: list[_Share], admitted: list[Sequence]) -> StepPlan | None:
-        if not shares and not self._released_slots:
+        if not shares and not self._roster.has_released:
             return None
-        self._num_steps += 1
+        self._totals.num_steps += 1
         plan = StepPlan(
-            step=self._num_steps,
-            released=self._released_slots,
+            step=self._totals.num_steps,
+            released=self._roster.take_released(),
             admitted=[
                 Admission(seq.running_slot, seq.request_id, list(seq.tokens), seq.prompt_len, seq.params)
                 for seq in admitted
@@ -309,16 +239,15 @@ class Scheduler:
             rows=[_rows_of(share) for share in shares],
             freed_pages=self._ledger.take_freed(),
         )
-        self._released_slots = []
         self._in_flight = plan if plan.rows else None
         return plan
 
     def _commit_rows(self, sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome) -> SequenceDelta | None:
-        self._num_prompt_rows += max(0, min(rows.start + rows.num_known, sequence.prompt_len) - rows.start)
+        self._totals.num_prompt_rows += max(0, min(rows.start + rows.num_known, sequence.prompt_len) - rows.start)
         delta = apply_outcome(sequence, rows, outcome, self._config.max_model_len)
         num_new = 0 if delta is None else len(delta.token_ids)
-        self._num_generated += num_new
-        self._speculation.record(drafted=rows.num_drafts, accepted=min(outcome.num_accepted, num_new))
+        self._totals.num_generated += num_new
+        self._totals.speculation.record(drafted=rows.num_drafts, accepted=min(outcome.num_accepted, num_new))
         if delta is not None and delta.finish is not None:
             self._end(sequence)
         else:
@@ -327,20 +256,20 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.slot is not None:
-            self._leave_slot(sequence)
-        del self._requests[sequence.request_id]
+            self._ledger.close(sequence.slot)
+        self._roster.end(sequence)
 
     # What can be observed
 
     @property
     def step(self) -> int:
         """Number of the newest plan."""
-        return self._num_steps
+        return self._totals.num_steps
 
     @property
     def running(self) -> SequenceOf[Sequence]:
         """The sequences that hold slots, oldest first."""
-        return self._running
+        return self._roster.running
 
     @property
     def ledger(self) -> PageLedger:
@@ -350,16 +279,16 @@ class Scheduler:
     def stats(self, last_step_seconds: float) -> EngineStats:
         """The state after the last commit."""
         return EngineStats(
-            step=self._num_steps,
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            num_preemptions=self._num_preemptions,
+            step=self._totals.num_steps,
+            num_running=len(self._roster.running),
+            num_waiting=len(self._roster.waiting),
+            num_preemptions=self._totals.num_preemptions,
             pages_in_use=self._ledger.pages_in_use,
             pages_total=self._ledger.pages_total,
-            prompt_tokens=self._num_prompt_rows,
-            generated_tokens=self._num_generated,
+            prompt_tokens=self._totals.num_prompt_rows,
+            generated_tokens=self._totals.num_generated,
             last_step_seconds=last_step_seconds,
-            speculation=self._speculation.counters(),
+            speculation=self._totals.speculation.counters(),
         )
 
     def check_integrity(self) -> None:
@@ -369,15 +298,19 @@ class Scheduler:
         Raises:
             PageError: the pages do not add up. The rest is asserted.
         """
-        slots = [sequence.running_slot for sequence in self._running]
-        self._ledger.check(slots)
-        assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs)), (slots, self._free_slots)
-        in_order = [*self._running, *self._waiting]
-        arrivals = [sequence.arrival for sequence in in_order]
-        assert arrivals == sorted(set(arrivals)), arrivals
-        assert {sequence.request_id for sequence in in_order} == self._requests.keys(), self._requests.keys()
-        for sequence in in_order:
-            sequence.check()
+        self._ledger.check(sequence.running_slot for sequence in self._roster.running)
+        self._roster.check()
+
+
+def _last_delta(sequence: Sequence, finish: FinishReason, matched_stop_id: int | None = None) -> SequenceDelta:
+    """The end of a request outside any step."""
+    return SequenceDelta(
+        request_id=sequence.request_id,
+        token_ids=[],
+        finish=finish,
+        matched_stop_id=matched_stop_id,
+        speculation=sequence.speculation.counters(),
+    )
 
 
 def _rows_of(share: _Share) -> ScheduledRows:
