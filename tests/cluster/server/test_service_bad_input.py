@@ -102,11 +102,12 @@ async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
 @pytest.mark.parametrize(("field", "request_fields", "words"), BAD)
 async def test_bad_value(served: Serving, method: str, field: str, request_fields: dict[str, Any], words: str) -> None:
     before = len(served.gang.submitted)
+    call = {
+        "Generate": lambda: served.stub.Generate(pb.GenerateRequest(**request_fields)),
+        "GenerateStream": lambda: served.stream(pb.GenerateStreamRequest(**request_fields)),
+    }[method]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        if method == "Generate":
-            await served.stub.Generate(pb.GenerateRequest(**request_fields))
-        else:
-            await served.stream(pb.GenerateStreamRequest(**request_fields))
+        await call()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     named, description = bad_request_of(caught.value)
     assert named == field

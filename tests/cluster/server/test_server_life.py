@@ -1,0 +1,216 @@
+"""Health, draining, ports, authentication, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.fake_gang import FakeGang, Script
+from support.serving import DEFAULTS, Serving, serving
+
+from gemray.v1 import generation_pb2 as pb
+from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.gang_client import GangState
+from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.requests import RequestReader
+from gemray_cluster.server.server import AddressUnavailable, GenerationServer
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.errors import InvalidField
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE = "gemray.v1.GenerationService"
+HI = pb.GenerateRequest(text="Hi")
+
+
+def health(channel: grpc.aio.Channel) -> Any:
+    return health_pb2_grpc.HealthStub(channel)
+
+
+@pytest.mark.parametrize("name", ["", SERVICE])
+async def test_health_follows_the_gang(tokenizer: ChatTokenizer, name: str) -> None:
+    gang = FakeGang(state=GangState.STARTING)
+    async with serving(tokenizer, gang) as served:
+        request = health_pb2.HealthCheckRequest(service=name)
+        assert (await health(served.channel).Check(request)).status == NOT_SERVING
+        watch = health(served.channel).Watch(request)
+        assert (await watch.read()).status == NOT_SERVING
+        for state, expected in [
+            (GangState.SERVING, SERVING),
+            (GangState.FAILED, NOT_SERVING),
+            (GangState.SERVING, SERVING),
+            (GangState.DRAINING, NOT_SERVING),
+        ]:
+            gang.state = state
+            assert (await asyncio.wait_for(watch.read(), 2)).status == expected
+        watch.cancel()
+
+
+async def test_health_of_an_unknown_service(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang()) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health(served.channel).Check(health_pb2.HealthCheckRequest(service="nobody"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_services(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang()) as served:
+        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        answer = await call.read()
+        assert {SERVICE, "grpc.health.v1.Health"} <= {s.name for s in answer.list_services_response.service}
+        call.cancel()
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_new(tokenizer: ChatTokenizer) -> None:
+    gang = FakeGang(Script([180] * 10 + [106], delay_s=0.05))
+    async with serving(tokenizer, gang) as served:
+        running = asyncio.ensure_future(served.stub.Generate(HI))
+        while gang.num_active == 0:
+            await asyncio.sleep(0.01)
+        draining = asyncio.create_task(served.server.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(grpc.aio.AioRpcError, match="draining") as caught:
+            await served.stub.Generate(HI)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await health(served.channel).Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
+        stats = await served.stub.GetServerStats(pb.GetServerStatsRequest())
+        assert stats.state == pb.SERVER_STATE_DRAINING
+        assert (await running).text == "H" * 10
+        assert await draining
+
+
+async def test_draining_ends_at_its_deadline(tokenizer: ChatTokenizer) -> None:
+    gang = FakeGang(Script([180] * 250, delay_s=0.1))
+    async with serving(tokenizer, gang, drain_deadline_s=0.2) as served:
+        running = asyncio.ensure_future(served.stub.Generate(HI))
+        while gang.num_active == 0:
+            await asyncio.sleep(0.01)
+        assert not await served.server.drain()
+        await served.server.close()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        assert len(gang.cancelled) == 1
+
+
+async def test_taken_port_is_named(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang()) as served:
+        second = GenerationServer(ServerConfig(port=served.server.port), FakeGang(), RequestReader(tokenizer, DEFAULTS))
+        with pytest.raises(AddressUnavailable, match=rf"127\.0\.0\.1:{served.server.port}: Address already in use"):
+            await second.start()
+        assert (await served.stub.Generate(HI)).request_id
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic right", "right", "Bearer "])
+async def test_no_or_bad_token(tokenizer: ChatTokenizer, tmp_path: Path, authorization: str | None) -> None:
+    (tmp_path / "tokens").write_text("right\nnext\n")
+    metadata = (("authorization", authorization),) if authorization else ()
+    async with serving(tokenizer, FakeGang(), auth_token_file=str(tmp_path / "tokens")) as served:
+        stream = pb.GenerateStreamRequest(text="Hi")
+        for call in (served.stub.Generate(HI, metadata=metadata), served.stream(stream, metadata=metadata)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert served.gang.submitted == []
+        assert (await health(served.channel).Check(health_pb2.HealthCheckRequest())).status == SERVING
+
+
+@pytest.mark.parametrize("authorization", ["Bearer right", "bearer next"])
+async def test_good_token(tokenizer: ChatTokenizer, tmp_path: Path, authorization: str) -> None:
+    (tmp_path / "tokens").write_text("right\nnext\n")
+    async with serving(tokenizer, FakeGang(), auth_token_file=str(tmp_path / "tokens")) as served:
+        metadata = (("authorization", authorization),)
+        assert (await served.stub.Generate(HI, metadata=metadata)).request_id
+        assert await served.stream(pb.GenerateStreamRequest(text="Hi"), metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"port": 65536}, "port"),
+        ({"max_live_requests": 0}, "max_live_requests"),
+        ({"max_message_bytes": 1}, "64KiB"),
+        ({"tls_cert_file": "cert"}, "tls_key_file"),
+        ({"tls_client_ca_file": "ca"}, "tls_client_ca_file"),
+        ({"drain_deadline_s": -1.0}, "drain_deadline_s"),
+    ],
+)
+def test_bad_settings_are_named(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        ServerConfig(**config)
+
+
+async def test_unreadable_files_are_named(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    for config, words in [
+        ({"auth_token_file": str(tmp_path / "none")}, "auth_token_file"),
+        ({"auth_token_file": str(tmp_path / "empty")}, "at least one token"),
+        ({"tls_cert_file": str(tmp_path / "none"), "tls_key_file": str(tmp_path / "none")}, "tls_key_file"),
+        ({"tls_cert_file": str(tmp_path / "empty"), "tls_key_file": str(tmp_path / "empty")}, "a PEM file"),
+    ]:
+        server = GenerationServer(ServerConfig(port=0, **config), FakeGang(), RequestReader(tokenizer, DEFAULTS))  # type: ignore[arg-type]
+        with pytest.raises(InvalidField, match=words):
+            await server.start()
+
+
+def make_certificates(directory: Path) -> None:
+    """One key and self-signed certificate for localhost, used by server, client and authority alike."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (directory / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (directory / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_tls(tokenizer: ChatTokenizer, tmp_path: Path, mutual: bool) -> None:
+    make_certificates(tmp_path)
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    config = {"tls_cert_file": str(cert), "tls_key_file": str(key)}
+    if mutual:
+        config["tls_client_ca_file"] = str(cert)
+    anonymous = grpc.ssl_channel_credentials(cert.read_bytes())
+    known = grpc.ssl_channel_credentials(cert.read_bytes(), key.read_bytes(), cert.read_bytes())
+    async with serving(tokenizer, FakeGang(), **config) as served:
+        address = f"localhost:{served.server.port}"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Generate(HI, timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "plain text is refused"
+        async with grpc.aio.secure_channel(address, known) as channel:
+            assert (await _stub(served, channel).Generate(HI, timeout=5)).request_id
+        async with grpc.aio.secure_channel(address, anonymous) as channel:
+            call = _stub(served, channel).Generate(HI, timeout=5)
+            if not mutual:
+                assert (await call).request_id
+                return
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def _stub(served: Serving, channel: grpc.aio.Channel) -> Any:
+    return generation_pb2_grpc.GenerationServiceStub(channel)

@@ -1,0 +1,121 @@
+"""Ids, text and log-probabilities end together, however the engine grouped its tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.text import byte_ids
+
+from gemray_cluster.text.detokenizer import Detokenizer
+from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.messages import FinishReason, SequenceDelta
+from gemray_workers.scheduling.plan import TokenLogprob
+
+
+def deltas(
+    ids: list[int], sizes: list[int], *, finish: FinishReason, stop_id: int | None = None
+) -> list[SequenceDelta]:
+    result, start, turn = [], 0, 0
+    while start < len(ids):
+        end = min(len(ids), start + sizes[turn % len(sizes)])
+        is_last = end == len(ids)
+        result.append(
+            SequenceDelta(
+                request_id="r",
+                token_ids=ids[start:end],
+                logprobs=[TokenLogprob(token_id, -float(index)) for index, token_id in enumerate(ids[start:end])],
+                finish=finish if is_last else None,
+                matched_stop_id=stop_id if is_last else None,
+            )
+        )
+        start, turn = end, turn + 1
+    return result
+
+
+def collect(
+    output: OutputStream, stream: list[SequenceDelta]
+) -> tuple[list[int], str, Ending | None, list[OutputPiece]]:
+    pieces: list[OutputPiece] = []
+    for delta in stream:
+        pieces.append(output.push(delta))
+        if pieces[-1].ending is not None:
+            break
+    ids = [token_id for piece in pieces for token_id in piece.token_ids]
+    return ids, "".join(piece.text for piece in pieces), pieces[-1].ending, pieces
+
+
+def output(tokenizer: ChatTokenizer, stops: list[str], min_tokens: int = 0) -> OutputStream:
+    return OutputStream(Detokenizer(tokenizer), stops, min_tokens=min_tokens)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+def test_stop_string_in_the_middle_of_a_step(tokenizer: ChatTokenizer, size: int) -> None:
+    ids = byte_ids(tokenizer, b"ab ha ha tail")
+    found, text, ending, pieces = collect(output(tokenizer, [" ha ha"]), deltas(ids, [size], finish="length"))
+    assert text == "ab"
+    assert found == byte_ids(tokenizer, b"ab ha ha"), "ids end with the token that completed the stop string"
+    assert ending == Ending("stop_string", stop_string=" ha ha")
+    assert all(len(piece.logprobs) == len(piece.token_ids) for piece in pieces)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_earliest_event_wins(tokenizer: ChatTokenizer, size: int) -> None:
+    """The stop string is complete before the stop id: the id is not reached. And the other way round."""
+    ids = [*byte_ids(tokenizer, b"xSTOP"), 106]
+    assert collect(output(tokenizer, ["STOP"]), deltas(ids, [size], finish="stop_token", stop_id=106))[:3] == (
+        ids[:-1],
+        "x",
+        Ending("stop_string", stop_string="STOP"),
+    )
+    ids = [*byte_ids(tokenizer, b"xSTO"), 106]
+    assert collect(output(tokenizer, ["STOP"]), deltas(ids, [size], finish="stop_token", stop_id=106))[:3] == (
+        ids,
+        "xSTO",
+        Ending("stop_token", stop_token_id=106),
+    )
+
+
+def test_stop_string_on_the_last_token_of_the_budget(tokenizer: ChatTokenizer) -> None:
+    ids = byte_ids(tokenizer, b"xSTOP")
+    *_, ending, _ = collect(output(tokenizer, ["STOP"]), deltas(ids, [2], finish="length"))
+    assert ending == Ending("stop_string", stop_string="STOP")
+
+
+def test_a_stop_token_with_text_is_not_shown(tokenizer: ChatTokenizer) -> None:
+    ids = byte_ids(tokenizer, b"ab!")
+    assert collect(output(tokenizer, []), deltas(ids, [3], finish="stop_token", stop_id=ids[-1]))[:2] == (ids, "ab")
+
+
+@pytest.mark.parametrize("finish", ["length", "stop_token"])
+def test_unfinished_character_at_the_end(tokenizer: ChatTokenizer, finish: FinishReason) -> None:
+    ids = byte_ids(tokenizer, b"a\xe6\xbc")
+    if finish == "stop_token":
+        ids.append(1)
+    found, text, *_ = collect(output(tokenizer, []), deltas(ids, [1], finish=finish, stop_id=1))
+    assert (found, text) == (ids, "a\ufffd")
+
+
+def test_min_tokens_passes_over_stop_strings(tokenizer: ChatTokenizer) -> None:
+    ids = byte_ids(tokenizer, b"ababab")
+    assert collect(output(tokenizer, ["b"], min_tokens=3), deltas(ids, [4], finish="length"))[:2] == (ids[:4], "aba")
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    data=st.text(alphabet="ab漢👩", max_size=12),
+    stops=st.lists(st.text(alphabet="ab漢", min_size=1, max_size=3), max_size=2),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    min_tokens=st.integers(0, 6),
+)
+def test_grouping_changes_nothing(
+    tokenizer: ChatTokenizer, data: str, stops: list[str], sizes: list[int], min_tokens: int
+) -> None:
+    ids = [*byte_ids(tokenizer, data.encode()), 106]
+    one_by_one = collect(output(tokenizer, stops, min_tokens), deltas(ids, [1], finish="stop_token", stop_id=106))
+    grouped = collect(output(tokenizer, stops, min_tokens), deltas(ids, sizes, finish="stop_token", stop_id=106))
+    assert grouped[:3] == one_by_one[:3]
+    assert "\ufffd" not in grouped[1]
+    if not stops:
+        assert grouped[:2] == (ids, data)
