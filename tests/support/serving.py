@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
-from support.fake_gang import FakeGang
-
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang_client import GangClient
@@ -21,6 +17,10 @@ from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from support.fake_gang import FakeGang
 
 DEFAULTS = GenerationDefaults(
     stop_token_ids=(1, 50, 106), temperature=1.0, top_k=64, top_p=0.95, suppress_tokens=(258883,)
@@ -47,10 +47,16 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    tokenizer: ChatTokenizer, gang: FakeGang, *, slot: GangClient | None = None, **config: Any
+    tokenizer: ChatTokenizer,
+    gang: FakeGang,
+    *,
+    slot: GangClient | None = None,
+    interceptors: Sequence[Any] = (),
+    **config: Any,
 ) -> AsyncIterator[Serving]:
     """Serve `gang` (or `slot`, when the gang comes later) on a free port."""
-    server = GenerationServer(ServerConfig(port=0, **config), slot or gang, RequestReader(tokenizer, DEFAULTS))
+    reader = RequestReader(tokenizer, DEFAULTS)
+    server = GenerationServer(ServerConfig(port=0, **config), slot or gang, reader, interceptors=interceptors)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.address, options=client_options()) as channel:

@@ -1,4 +1,7 @@
-"""grpc.health.v1: SERVING only while requests would be taken."""
+"""grpc.health.v1: SERVING only while requests would be taken; one more name tells whether a restart would help.
+
+Names, as the Helm chart's probes use them: "" and each service's full name for readiness, `LIVENESS` for liveness.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ from grpc_health.v1.health import aio  # type: ignore[attr-defined]
 
 from gemray_cluster.gang_client import GangClient, GangState
 from gemray_cluster.server.admission import Admission
+
+LIVENESS = "gemray.liveness"
+"""SERVING while the gang starts, serves or drains; NOT_SERVING once it has failed: rank 0 has been silent for longer
+than its heartbeat deadline, or a rank has died."""
 
 POLL_S = 0.1
 """How late a change of the gang's state may show."""
@@ -28,12 +35,16 @@ class HealthReporter:
     async def update(self) -> None:
         """Report the present state."""
         serving = self._gang.state is GangState.SERVING and not self._admission.is_closed
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
-            await self.servicer.set(name, status)
+            await self.servicer.set(name, _status(serving))
+        await self.servicer.set(LIVENESS, _status(self._gang.state not in (GangState.FAILED, GangState.STOPPED)))
 
     async def run(self) -> None:
         """Report for ever. Watchers are told of changes only."""
         while True:
             await self.update()
             await asyncio.sleep(POLL_S)
+
+
+def _status(is_serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:
+    return health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING

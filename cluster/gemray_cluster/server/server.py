@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,8 +34,17 @@ class AddressUnavailable(GemrayError):
 class GenerationServer:
     """A listening server. It does not own the gang: whoever started that stops it."""
 
-    def __init__(self, config: ServerConfig, gang: GangClient, reader: RequestReader) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        gang: GangClient,
+        reader: RequestReader,
+        *,
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    ) -> None:
+        """`interceptors` see every call, refused ones too: they come before authentication."""
         self._config = config
+        self._interceptors = interceptors
         self.admission = Admission(config.max_live_requests)
         self._health = HealthReporter(gang, self.admission, (SERVICE_NAME,))
         self._service = GenerationService(gang, reader, self.admission)
@@ -51,9 +62,10 @@ class GenerationServer:
     async def start(self) -> None:
         """Bind and serve; raises AddressUnavailable, and InvalidField for unreadable TLS or token files."""
         config = self._config
-        interceptors = [BearerAuth(read_tokens(config.auth_token_file))] if config.auth_token_file else []
+        auth = [BearerAuth(read_tokens(config.auth_token_file))] if config.auth_token_file else []
         credentials = _credentials(config)
         _check_address(config.host, config.port)
+        interceptors = [*self._interceptors, *auth]
         server = grpc.aio.server(interceptors=interceptors, options=server_options(config.max_message_bytes))
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)

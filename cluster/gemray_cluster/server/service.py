@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
+from gemray_cluster.request_trace import identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.generation import Generation
@@ -101,6 +102,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 async def _echo_request_id(request: GenerationRequest, context: Context) -> str:
     request_id = read_request_id(request)
+    identify(request_id)
     await context.send_initial_metadata(((REQUEST_ID_METADATA, request_id),))
     return request_id
 

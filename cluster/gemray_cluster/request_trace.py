@@ -1,0 +1,271 @@
+"""Follows each generation request from arrival to end: its metrics and its one log line.
+
+Two places know parts of the story, and neither has to know about this module: `TraceInterceptor` sees a call begin and
+end with its status, `TracedGang` sees its tokens. They meet in a context variable, which follows the call's task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gemray_cluster.gang_client import GangClient, GangState
+from gemray_cluster.metrics import RequestMetrics
+from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, SpeculationCounters, Submit
+
+logger = logging.getLogger("gemray.request")
+
+GENERATION_METHODS = frozenset({"Generate", "GenerateStream"})
+"""Traced methods, of any service on the port."""
+
+STOP_STRING = "stop_string"
+_OUTCOME_OF_STATUS = {
+    grpc.StatusCode.CANCELLED: "cancelled",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "deadline",
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "rejected",
+    grpc.StatusCode.UNAUTHENTICATED: "unauthenticated",
+    grpc.StatusCode.UNAVAILABLE: "unavailable",
+}
+_OUTCOME_OF_OTHER_STATUS = "error"
+
+_current: ContextVar[RequestTrace | None] = ContextVar("gemray_request_trace", default=None)
+
+
+def identify(request_id: str) -> None:
+    """The call that runs here goes by `request_id`, given by the client or made for it."""
+    trace = _current.get()
+    if trace is not None:
+        trace.request_id = request_id
+
+
+@dataclass
+class RequestTrace:
+    """What is known of one call."""
+
+    rpc: str
+    metrics: RequestMetrics
+    clock: Callable[[], float] = time.monotonic
+    request_id: str = ""
+    """As the client knows it."""
+    engine_id: str = ""
+    """As the engine knows it: clients may reuse theirs."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_token_s: float | None = None
+    finish: str | None = None
+    """The engine's finish reason; None when the front end closed the stream before the engine did."""
+    speculation: SpeculationCounters | None = None
+    _arrival: float = field(init=False)
+    _newest: float = field(init=False)
+    _submitted: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._arrival = self._newest = self.clock()
+        self.metrics.in_flight.inc()
+
+    def submitted(self, submit: Submit) -> None:
+        """The request goes to the engine."""
+        self._submitted = True
+        self.engine_id = submit.request_id
+        self.prompt_tokens = len(submit.prompt_ids)
+        self.metrics.prompt_tokens.observe(self.prompt_tokens)
+
+    def delta(self, delta: SequenceDelta) -> None:
+        """The engine gave tokens, an end, or both."""
+        now = self.clock()
+        num_later = len(delta.token_ids)
+        if delta.token_ids and self.first_token_s is None:
+            self.first_token_s = now - self._arrival
+            self.metrics.first_token.observe(self.first_token_s)
+            num_later = 0  # tokens that came together with the first one took no time of their own
+        for _ in range(num_later):
+            self.metrics.inter_token.observe((now - self._newest) / num_later)
+        if delta.token_ids:
+            self._newest = now
+        self.completion_tokens += len(delta.token_ids)
+        self.finish = delta.finish or self.finish
+        self.speculation = delta.speculation or self.speculation
+
+    def ended(self, status: grpc.StatusCode) -> None:
+        """The call ended with `status`: count it and write its line."""
+        outcome = self._outcome(status)
+        duration_s = self.clock() - self._arrival
+        self.metrics.in_flight.dec()
+        self.metrics.requests.labels(outcome).inc()
+        self.metrics.duration.observe(duration_s)
+        if self._submitted:
+            self.metrics.completion_tokens.observe(self.completion_tokens)
+        fields: dict[str, object] = {
+            "id": self.request_id,
+            "rpc": self.rpc,
+            "outcome": outcome,
+            "status": status.name,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "duration_ms": f"{duration_s * 1e3:.1f}",
+        }
+        if self.engine_id:
+            fields["engine_id"] = self.engine_id
+        if self.first_token_s is not None:
+            fields["first_token_ms"] = f"{self.first_token_s * 1e3:.1f}"
+        if self.speculation is not None and self.speculation.rounds:
+            fields["drafted"] = self.speculation.drafted
+            fields["accepted"] = self.speculation.accepted
+        logger.info("request %s", key_values(fields))
+
+    def _outcome(self, status: grpc.StatusCode) -> str:
+        if status is not grpc.StatusCode.OK:
+            return _OUTCOME_OF_STATUS.get(status, _OUTCOME_OF_OTHER_STATUS)
+        # A call that ends well before its engine stream does was cut at a stop string.
+        return self.finish or STOP_STRING
+
+
+def key_values(fields: dict[str, object]) -> str:
+    """``a=1 b=two c="with space"``: one line whatever a client put into its id."""
+    return " ".join(f"{key}={_quoted(str(value))}" for key, value in fields.items())
+
+
+def _quoted(value: str) -> str:
+    plain = value and value.isprintable() and not set(value) & set(' "=\\')
+    return value if plain else json.dumps(value)
+
+
+class TracedGang:
+    """A `GangClient` that reports the tokens of each request to the trace of the call that asks for them."""
+
+    def __init__(self, gang: GangClient) -> None:
+        self._gang = gang
+
+    @property
+    def state(self) -> GangState:
+        """As the gang's."""
+        return self._gang.state
+
+    @property
+    def failure(self) -> str | None:
+        """As the gang's."""
+        return self._gang.failure
+
+    @property
+    def info(self) -> GangInfo:
+        """As the gang's."""
+        return self._gang.info
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """As the gang's."""
+        return self._gang.stats
+
+    @property
+    def seconds_since_heartbeat(self) -> float:
+        """As the gang's."""
+        return self._gang.seconds_since_heartbeat
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        """As the gang's, with each delta reported."""
+        trace = _current.get()
+        if trace is not None:
+            trace.submitted(submit)
+        deltas = self._gang.generate(submit)
+        try:
+            async for delta in deltas:
+                if trace is not None:
+                    trace.delta(delta)
+                yield delta
+        finally:
+            # Closing this iterator must close the gang's at once, or a cancelled request would run on.
+            close = getattr(deltas, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def stop(self) -> None:
+        """As the gang's."""
+        await self._gang.stop()
+
+
+class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Opens a trace for each generation call and ends it with the call's status. Put it first."""
+
+    def __init__(self, metrics: RequestMetrics) -> None:
+        self._metrics = metrics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Wrap the handlers of generation methods."""
+        handler = await continuation(handler_call_details)
+        rpc = handler_call_details.method.rsplit("/", 1)[-1]
+        if handler is None or rpc not in GENERATION_METHODS:
+            return handler
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(rpc, handler.unary_stream), handler.request_deserializer, handler.response_serializer
+            )
+        assert handler.unary_unary is not None, "generation methods take one message"
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(rpc, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _open(self, rpc: str) -> RequestTrace:
+        trace = RequestTrace(rpc, self._metrics)
+        _current.set(trace)
+        return trace
+
+    def _unary(self, rpc: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def traced(request: Any, context: Any) -> Any:
+            trace = self._open(rpc)
+            try:
+                response = await behaviour(request, context)
+            except BaseException as error:
+                trace.ended(_status(error, context))
+                raise
+            trace.ended(_code(context) or grpc.StatusCode.OK)
+            return response
+
+        return traced
+
+    def _stream(self, rpc: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def traced(request: Any, context: Any) -> None:
+            trace = self._open(rpc)
+            try:
+                answer = behaviour(request, context)
+                # A handler either is an async generator or writes to its context.
+                if isinstance(answer, AsyncGenerator):
+                    async with aclosing(answer) as responses:
+                        async for response in responses:
+                            await context.write(response)
+                else:
+                    await answer
+            except BaseException as error:
+                trace.ended(_status(error, context))
+                raise
+            trace.ended(_code(context) or grpc.StatusCode.OK)
+
+        return traced
+
+
+def _status(error: BaseException, context: Any) -> grpc.StatusCode:
+    if isinstance(error, asyncio.CancelledError):
+        remaining = context.time_remaining()
+        late = remaining is not None and remaining <= 0
+        return grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
+    return _code(context) or grpc.StatusCode.UNKNOWN
+
+
+def _code(context: Any) -> grpc.StatusCode | None:
+    """The status that the handler set, if it set one."""
+    code = context.code()
+    return next((status for status in grpc.StatusCode if code in (status, status.value[0])), None) if code else None

@@ -1,0 +1,125 @@
+"""The series of a gang: names, values, and that every one of the dashboard exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import urllib.request
+
+import pytest
+from gemray_cluster.gang_client import GangState
+from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_workers.errors import GemrayError
+from gemray_workers.messages import EngineStats, SpeculationCounters
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from support.fake_gang import FakeGang
+from support.helm_chart import CHART
+
+STATS = EngineStats(
+    step=12,
+    num_running=3,
+    num_waiting=2,
+    num_preemptions=1,
+    pages_in_use={"sliding": 5, "full": 9},
+    pages_total={"sliding": 40, "full": 80},
+    prompt_tokens=700,
+    generated_tokens=90,
+    last_step_seconds=0.0125,
+    speculation=SpeculationCounters(rounds=20, drafted=80, accepted=50, accepted_per_position=[19, 15, 10, 6]),
+)
+
+
+class _Gang(FakeGang):
+    @property
+    def stats(self) -> EngineStats | None:
+        return STATS
+
+
+def scrape(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Samples as Prometheus reads them over HTTP."""
+    server = MetricsServer(registry, host="127.0.0.1", port=0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    finally:
+        server.close()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_engine_series() -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: _Gang(seconds_since_heartbeat=0.25)))
+    samples = scrape(registry)
+    expected = {
+        ("gemray_engine_running_requests",): 3,
+        ("gemray_engine_waiting_requests",): 2,
+        ("gemray_engine_step_seconds",): 0.0125,
+        ("gemray_engine_steps_total",): 12,
+        ("gemray_engine_preemptions_total",): 1,
+        ("gemray_engine_prompt_tokens_total",): 700,
+        ("gemray_engine_generated_tokens_total",): 90,
+        ("gemray_heartbeat_age_seconds",): 0.25,
+        ("gemray_kv_pages_in_use", ("group", "sliding")): 5,
+        ("gemray_kv_pages_in_use", ("group", "full")): 9,
+        ("gemray_kv_pages", ("group", "full")): 80,
+        ("gemray_speculation_rounds_total",): 20,
+        ("gemray_speculation_drafted_tokens_total",): 80,
+        ("gemray_speculation_accepted_tokens_total",): 50,
+        ("gemray_speculation_accepted_position_tokens_total", ("position", "0")): 19,
+        ("gemray_speculation_accepted_position_tokens_total", ("position", "3")): 6,
+        ("gemray_gang_state", ("state", "serving")): 1,
+        ("gemray_gang_state", ("state", "failed")): 0,
+    }
+    found = {(name, *labels): samples[name, frozenset(labels)] for name, *labels in expected}
+    assert found == expected
+
+
+@pytest.mark.parametrize("gang", [None, FakeGang(state=GangState.STARTING)])
+def test_a_starting_gang_has_a_state_and_no_engine(gang: FakeGang | None) -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: gang))
+    samples = scrape(registry)
+    assert samples["gemray_gang_state", frozenset({("state", "starting")})] == 1
+    assert not [name for name, _ in samples if name.startswith("gemray_engine_")]
+
+
+def test_names_end_with_what_they_count() -> None:
+    units = "seconds|tokens|requests?|pages|steps|preemptions|rounds|pages_in_use|requests_in_flight|state"
+    allowed = re.compile(rf"gemray(_\w+)??_({units})(_total|_created|_bucket|_count|_sum)?")
+    assert [name for name in _all_names() if not allowed.fullmatch(name)] == []
+
+
+def test_every_series_of_the_dashboard_exists() -> None:
+    dashboard = json.loads((CHART / "dashboards" / "gemray.json").read_text())
+    used = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"gemray_\w+", target["expr"])
+    }
+    used |= {
+        name for variable in dashboard["templating"]["list"] for name in re.findall(r"gemray_\w+", variable["query"])
+    }
+    assert len(used) > 15
+    assert used - _all_names() == set()
+
+
+def test_a_taken_port_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(GemrayError, match=rf"127\.0\.0\.1:{port}.*in use.*--metrics-port"):
+            MetricsServer(CollectorRegistry(), host="127.0.0.1", port=port)
+
+
+def _all_names() -> set[str]:
+    """Of a server that has ended a request."""
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(_Gang))
+    RequestMetrics(registry).requests.labels("length").inc()
+    return {name for name, _ in scrape(registry)}
