@@ -293,8 +293,8 @@ def test_a_cast_that_would_change_the_meaning_is_refused(
 @pytest.mark.parametrize(
     ("source", "shape"),
     [
-        ((slice(0, 4), slice(0, 2)), (1, 2)),  # copy_ would broadcast... were it the other way round
-        ((slice(0, 1), slice(0, 2)), (4, 2)),  # ...as here, without a word
+        ((slice(0, 4), slice(0, 2)), (1, 2)),
+        ((slice(0, 1), slice(0, 2)), (4, 2)),  # copy_ would broadcast this one
         ((slice(2, 5), slice(0, 2)), (3, 2)),
         ((slice(-1, 3), slice(0, 2)), (4, 2)),
         ((slice(0, 4),), (4,)),
