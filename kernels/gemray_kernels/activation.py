@@ -15,3 +15,9 @@ def gelu_tanh_and_mul(gate_up_TI: Tensor) -> Tensor:
 def gelu_tanh(x: Tensor) -> Tensor:
     """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))``, elementwise."""
     return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def silu_and_mul(gate_up_TI: Tensor) -> Tensor:
+    """``silu(gate) · up`` [..., I] of ``[gate | up]`` [..., 2 I]."""
+    gate_TI, up_TI = gate_up_TI.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate_TI) * up_TI

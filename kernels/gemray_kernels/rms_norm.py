@@ -22,3 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if weight is not None:
         wide = wide * weight.to(wide.dtype)
     return wide.to(x.dtype)
+
+
+def rms_norm_then_scale(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `rms_norm`, but cast back to `x`'s dtype before the weight multiplies: Qwen3's rounding (spec 5.2)."""
+    return rms_norm(x, None, eps) * weight

@@ -111,7 +111,7 @@ def test_cancel_takes_effect_within_one_step_and_frees_everything() -> None:
 
 def poison_one_row(rank: EngineRank, token_id: int) -> None:
     """Make one token's embedding NaN, so that requests holding it get NaN logits."""
-    rank._model._embedding.table_VH[token_id] = float("nan")
+    rank._model.embedding.table_VH[token_id] = float("nan")
 
 
 def test_nan_logits_end_their_request_alone() -> None:

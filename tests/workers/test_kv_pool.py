@@ -52,7 +52,7 @@ def model(donors: tuple[int | None, ...]) -> ModelConfig:
 
 @pytest.fixture
 def pools() -> KVPools:
-    return KVPools(model((None, None, 0, 1)), SPECS, {"sliding": 4, "full": 6}, device=CPU)
+    return KVPools(model((None, None, 0, 1)).layers, SPECS, {"sliding": 4, "full": 6}, device=CPU)
 
 
 def test_each_owner_has_pages_of_its_group_and_a_null_page(pools: KVPools) -> None:
@@ -90,4 +90,4 @@ def test_poison_reaches_the_named_pages_of_the_group_alone(pools: KVPools) -> No
 def test_a_layer_without_kv_is_refused() -> None:
     orphan = dataclasses.replace(SPECS[1], layers=(3,))
     with pytest.raises(InvalidField, match=r"layers\[1\]\.kv_donor = None .*\[0, 3\]"):
-        KVPools(model((None, None, 0, None)), [SPECS[0], orphan], {"sliding": 1, "full": 1}, device=CPU)
+        KVPools(model((None, None, 0, None)).layers, [SPECS[0], orphan], {"sliding": 1, "full": 1}, device=CPU)

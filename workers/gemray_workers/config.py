@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -12,6 +12,7 @@ from gemray_workers.errors import InvalidField
 
 DTypeName = Literal["bfloat16", "float32", "float64"]
 DeviceName = Literal["cpu", "cuda"]
+MethodName = Literal["auto", "none", "mtp", "dflash"]
 
 _DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -42,10 +43,20 @@ class EngineConfig:
     """Most prompt rows of one sequence in a step."""
     page_size: int = 16
     """Tokens a page."""
-    max_draft_tokens: int = 0
-    """Most drafts of a sequence in a step; sizes the sliding pools."""
     attention_backend: str | None = None
     """None lets the engine choose; an explicit choice is never replaced."""
+    drafter_path: str | None = None
+    """A local directory of an MTP assistant or a DFlash drafter."""
+    method: MethodName = "auto"
+    """``auto`` is what the drafter's config says, or none without a drafter."""
+    max_draft_tokens: int | None = None
+    """Most drafts of a sequence in a step; None is the drafter's usual number."""
+    drafter_attention_backend: str | None = None
+    """A drafter that reads the target's KV always has the target's."""
+    mtp_position_delta: int = 0
+    """0: drafts stand at the newest token's position; -1: at the one before (spec 4.3)."""
+    dflash_input_scale: float | None = None
+    """Multiplies the raw embedding of a block's tokens; None is the checkpoint's, else the target's scale."""
     poison_freed_pages: bool = False
     """Fill freed pages with NaN (debugging): a read of a freed page then cannot go unnoticed."""
     collective_timeout_s: float = 60.0
@@ -64,18 +75,21 @@ class EngineConfig:
                 raise InvalidField(name, getattr(self, name), "an integer >= 1")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2, or unset")
-        if self.max_draft_tokens < 0:
-            raise InvalidField("max_draft_tokens", self.max_draft_tokens, "an integer >= 0")
+        if self.max_draft_tokens is not None and self.max_draft_tokens < 0:
+            raise InvalidField("max_draft_tokens", self.max_draft_tokens, "an integer >= 0, or unset")
+        if self.method not in get_args(MethodName):
+            raise InvalidField("method", self.method, "one of " + ", ".join(get_args(MethodName)))
+        if self.mtp_position_delta not in (0, -1):
+            raise InvalidField("mtp_position_delta", self.mtp_position_delta, "0 or -1")
         if self.dtype not in _DTYPES:
             raise InvalidField("dtype", self.dtype, "one of " + ", ".join(_DTYPES))
         if self.device not in ("cpu", "cuda"):
             raise InvalidField("device", self.device, "cpu or cuda")
-        if self.max_step_tokens < self.max_num_seqs * (1 + self.max_draft_tokens):
+        if self.max_step_tokens < self.max_num_seqs:
             raise InvalidField(
                 "max_step_tokens",
                 self.max_step_tokens,
-                f">= max_num_seqs * (1 + max_draft_tokens) = {self.max_num_seqs * (1 + self.max_draft_tokens)}, "
-                "so that every running sequence can decode in each step",
+                f">= max_num_seqs = {self.max_num_seqs}, so that every running sequence can decode in each step",
             )
         if self.collective_timeout_s <= 0:
             raise InvalidField("collective_timeout_s", self.collective_timeout_s, "seconds > 0")
@@ -84,3 +98,15 @@ class EngineConfig:
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch names it."""
         return _DTYPES[self.dtype]
+
+    def draft_tokens_within(self, usual: int, most: int) -> int:
+        """How many drafts a step may have, for a drafter that makes `usual` ones and `most` at the utmost.
+
+        Raises:
+            InvalidField: more were asked for than the drafter can make.
+        """
+        if self.max_draft_tokens is None:
+            return usual
+        if self.max_draft_tokens > most:
+            raise InvalidField("max_draft_tokens", self.max_draft_tokens, f"0 to {most}, what this drafter can make")
+        return self.max_draft_tokens

@@ -1,19 +1,27 @@
 """What the engine asks of a drafter, and what a drafter declares about itself.
 
-MTP and DFlash are two implementations; the engine never tests which one it has.
+MTP and DFlash are two implementations; the engine never tests which one it has. A `DrafterPlan` is made from
+configs alone, so that mistakes show before any weight is read and pools can be sized; it then builds the `Drafter`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+import torch
+
+from gemray_workers.attention.choice import AttentionNeeds
+from gemray_workers.checkpoint.loader import ProgressFn
+from gemray_workers.engine.slots import SlotTable
+from gemray_workers.kv.cache import KVCaches
+from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
+from gemray_workers.model.config import LayerConfig
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.scheduling.plan import ScheduledRows
-
-if TYPE_CHECKING:
-    from gemray_workers.engine.slots import SlotTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +36,23 @@ class DrafterTraits:
     """Target layers whose outputs it wants from every forward pass."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrafterParts:
+    """What a drafter is built from, once target and pools exist."""
+
+    target: TargetModel
+    target_caches: KVCaches
+    own_caches: KVCaches | None
+    """Over the plan's `kv_specs`, when it has any."""
+    comm: Communicator
+    num_slots: int
+    dtype: torch.dtype
+    device: torch.device
+    progress: ProgressFn | None = None
+
+
 class Drafter(Protocol):
     """Proposes tokens for sequences whose next token is about to be computed."""
-
-    @property
-    def traits(self) -> DrafterTraits:
-        """What this drafter declares."""
-        ...
 
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
         """Write ``num_drafts`` tokens behind the last known token of each sequence that asks for any."""
@@ -55,10 +73,49 @@ class Drafter(Protocol):
         ...
 
 
+class DrafterPlan(Protocol):
+    """A drafter that could be built: its config has been read and checked against the target's."""
+
+    @property
+    def traits(self) -> DrafterTraits:
+        """What the drafter declares."""
+        ...
+
+    @property
+    def needs(self) -> AttentionNeeds | None:
+        """What its attention asks of a backend; None when it has none."""
+        ...
+
+    @property
+    def kv_specs(self) -> tuple[KVGroupSpec, ...]:
+        """KV groups of its own on one rank; empty when it shares the target's."""
+        ...
+
+    @property
+    def kv_layers(self) -> tuple[LayerConfig, ...]:
+        """The layers that own KV in `kv_specs`."""
+        ...
+
+    def build(self, parts: DrafterParts) -> Drafter:
+        """Read the weights. Every rank must be building.
+
+        Raises:
+            CheckpointError: the drafter's checkpoint is missing, damaged or of another shape.
+        """
+        ...
+
+
 class NoDrafter:
-    """Plain decoding: the drafter that never proposes."""
+    """Plain decoding: the plan and the drafter that never proposes."""
 
     traits = DrafterTraits(method="none", kv="none", max_draft_tokens=0)
+    needs = None
+    kv_specs: tuple[KVGroupSpec, ...] = ()
+    kv_layers: tuple[LayerConfig, ...] = ()
+
+    def build(self, parts: DrafterParts) -> Drafter:
+        """Nothing to read."""
+        return self
 
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
         """Write nothing: no sequence is scheduled with drafts."""

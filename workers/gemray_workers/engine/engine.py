@@ -17,6 +17,7 @@ from gemray_workers.engine.planner import Planner
 from gemray_workers.engine.rows import forward_batch, prompt_logprob_rows, sampled_rows
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.engine.verification import Verifier
+from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import SequenceDelta
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
@@ -31,17 +32,21 @@ class Engine:
         self,
         *,
         model: TargetModel,
-        pools: KVPools,
+        caches: KVCaches,
+        pools: Sequence[KVPools],
         slots: SlotTable,
         drafter: Drafter,
+        captured_layers: tuple[int, ...],
         verifier: Verifier,
         planner: Planner,
         poison_freed_pages: bool = False,
     ) -> None:
         self._model = model
+        self._caches = caches
         self._pools = pools
         self._slots = slots
         self._drafter = drafter
+        self._captured_layers = captured_layers
         self._verifier = verifier
         self._planner = planner
         self._poison_freed_pages = poison_freed_pages
@@ -72,7 +77,8 @@ class Engine:
             self._drafter.reset(slot)
         self._slots.apply(plan)
         if self._poison_freed_pages:
-            self._pools.poison(plan.freed_pages)
+            for pools in self._pools:
+                pools.poison(plan.freed_pages)
         return plan
 
     def draft(self, plan: StepPlan) -> None:
@@ -82,7 +88,7 @@ class Engine:
     def forward(self, plan: StepPlan) -> tuple[ForwardBatch, ForwardOutput]:
         """Run the target once over prompt chunks and verify rows alike."""
         batch = forward_batch(plan.rows, self._slots)
-        output = self._model.forward(batch, self._pools.caches, capture=self._drafter.traits.captured_layers)
+        output = self._model.forward(batch, self._caches, capture=self._captured_layers)
         return batch, output
 
     def verify(self, plan: StepPlan, output: ForwardOutput) -> list[SequenceOutcome]:

@@ -6,10 +6,11 @@ import socket
 
 import torch
 
-from gemray_workers.attention.choice import AttentionNeeds, choose_target_backend
+from gemray_workers.attention.choice import AttentionNeeds, choose_drafter_backend, choose_target_backend
 from gemray_workers.checkpoint.loader import ProgressFn, load_weights
 from gemray_workers.config import EngineConfig
-from gemray_workers.drafters.protocol import NoDrafter
+from gemray_workers.drafters.plan import plan_drafter
+from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.planner import FollowPlanner, Inbox, LeadPlanner, Planner
@@ -50,45 +51,43 @@ class EngineRank:
         self._comm = comm
         self._device = device
         self._model_config = ModelConfig.from_directory(config.model_path)
-        self._specs = kv_group_specs(
+        self._drafter_plan = plan_drafter(config, self._model_config)
+        self._target_specs = kv_group_specs(
             self._model_config,
             tp_size=config.tensor_parallel_size,
             page_size=config.page_size,
             dtype=config.torch_dtype,
         )
-        self._attention = self._choose_attention()
+        self._specs = (*self._target_specs, *self._drafter_plan.kv_specs)
+        self._choices = self._choose_attention()
         self._pool_plan = fit_pools(
             self._specs,
             kv_memory_bytes=config.kv_memory_bytes,
             requested_len=config.max_model_len or self._model_config.max_position_embeddings,
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=config.max_step_tokens,
-            max_draft_tokens=config.max_draft_tokens,
+            max_draft_tokens=self._max_draft_tokens,
         )
-        self._drafter = NoDrafter()
-        self._model = TargetModel(self._model_config, comm, dtype=config.torch_dtype, device=device)
-        load_weights(
-            config.model_path,
-            self._model.weight_targets(),
-            prefix=self._model_config.weight_prefix,
-            is_ignored=self._model.ignored_name,
-            progress=progress,
-        )
-        self._pools = KVPools(self._model_config, self._specs, self._pool_plan.num_pages, device=device)
+        self._model = self._load_target(progress)
+        self._pools = KVPools(self._model_config.layers, self._target_specs, self._pool_plan.num_pages, device=device)
+        self._drafter_pools = self._build_drafter_pools()
+        self._drafter = self._build_drafter(progress)
 
     def engine(self, inbox: Inbox | None) -> Engine:
         """An engine with no requests; rank 0 gives the inbox that feeds it, the other ranks None."""
         return Engine(
             model=self._model,
-            pools=self._pools,
+            caches=self._pools.caches,
+            pools=[self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools],
             slots=SlotTable(
                 num_slots=self._config.max_num_seqs,
                 max_model_len=self._pool_plan.max_model_len,
-                max_draft_tokens=self._config.max_draft_tokens,
+                max_draft_tokens=self._max_draft_tokens,
                 specs=self._specs,
                 device=self._device,
             ),
             drafter=self._drafter,
+            captured_layers=self._drafter_plan.traits.captured_layers,
             verifier=Verifier(self._model, self._comm),
             planner=self._planner(inbox),
             poison_freed_pages=self._config.poison_freed_pages,
@@ -121,9 +120,9 @@ class EngineRank:
             dtype=self._config.dtype,
             tensor_parallel_size=self._config.tensor_parallel_size,
             sliding_window=model.sliding_window,
-            choices=[self._attention],
-            drafter_method=self._drafter.traits.method,
-            max_draft_tokens=self._config.max_draft_tokens,
+            choices=self._choices,
+            drafter_method=self._drafter_plan.traits.method,
+            max_draft_tokens=self._max_draft_tokens,
         )
 
     def rank_info(self) -> RankInfo:
@@ -149,14 +148,53 @@ class EngineRank:
             ],
         )
 
-    def _choose_attention(self) -> Choice:
+    @property
+    def _max_draft_tokens(self) -> int:
+        return self._drafter_plan.traits.max_draft_tokens
+
+    def _load_target(self, progress: ProgressFn | None) -> TargetModel:
+        model = TargetModel(self._model_config, self._comm, dtype=self._config.torch_dtype, device=self._device)
+        load_weights(
+            self._config.model_path,
+            model.weight_targets(),
+            prefix=self._model_config.weight_prefix,
+            is_ignored=model.ignored_name,
+            progress=progress,
+        )
+        return model
+
+    def _build_drafter_pools(self) -> KVPools | None:
+        plan = self._drafter_plan
+        if not plan.kv_specs:
+            return None
+        return KVPools(plan.kv_layers, plan.kv_specs, self._pool_plan.num_pages, device=self._device)
+
+    def _build_drafter(self, progress: ProgressFn | None) -> Drafter:
+        parts = DrafterParts(
+            target=self._model,
+            target_caches=self._pools.caches,
+            own_caches=None if self._drafter_pools is None else self._drafter_pools.caches,
+            comm=self._comm,
+            num_slots=self._config.max_num_seqs,
+            dtype=self._config.torch_dtype,
+            device=self._device,
+            progress=progress,
+        )
+        return self._drafter_plan.build(parts)
+
+    def _choose_attention(self) -> list[Choice]:
+        config = self._config
         needs = AttentionNeeds(
             reader="target",
-            head_dims=tuple(sorted({spec.head_dim for spec in self._specs})),
-            dtype=self._config.dtype,
+            head_dims=tuple(sorted({spec.head_dim for spec in self._target_specs})),
+            dtype=config.dtype,
             causal=True,
         )
-        return choose_target_backend(needs, self._config.attention_backend, self._config.device)
+        target = choose_target_backend(needs, config.attention_backend, config.device)
+        if self._drafter_plan.needs is None:
+            return [target]
+        explicit = config.drafter_attention_backend
+        return [target, choose_drafter_backend(self._drafter_plan.needs, explicit, target, config.device)]
 
     def _planner(self, inbox: Inbox | None) -> Planner:
         if inbox is None:
@@ -167,9 +205,11 @@ class EngineRank:
                 max_step_tokens=self._config.max_step_tokens,
                 prefill_chunk=self._config.prefill_chunk,
                 max_model_len=self._pool_plan.max_model_len,
+                max_draft_tokens=self._max_draft_tokens,
             ),
             self._specs,
             self._pool_plan.num_pages,
+            draft_tokens_for=lambda _sequence: self._max_draft_tokens,
         )
         return LeadPlanner(scheduler, self._comm, inbox)
 

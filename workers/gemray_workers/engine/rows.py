@@ -6,6 +6,7 @@ Shape legend: T rows of all sequences, S sequences, P block-table columns, R log
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -14,33 +15,45 @@ from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.scheduling.plan import ScheduledRows
 
 
+class Span(NamedTuple):
+    """Consecutive rows of one sequence."""
+
+    slot: int
+    start: int
+    """Position of the first."""
+    num_rows: int
+
+
 def forward_batch(rows: Sequence[ScheduledRows], slots: SlotTable) -> ForwardBatch:
-    """Lay the scheduled rows of all sequences one behind the other. Drafts must be in the slot table already."""
+    """The rows that a plan schedules, known tokens and drafts. Drafts must be in the slot table already."""
+    spans = [Span(r.slot, r.start, r.num_known + r.num_drafts) for r in rows]
+    return lay_out(spans, slots, tuple(slots.block_tables_NP))
+
+
+def lay_out(spans: Sequence[Span], slots: SlotTable, groups: Sequence[str]) -> ForwardBatch:
+    """Rows of all sequences one behind the other, addressed in the KV groups named."""
     device = slots.device
-    counts = [r.num_known + r.num_drafts for r in rows]
-    ends = torch.tensor([0, *counts]).cumsum(0)
-    slot_S = torch.tensor([r.slot for r in rows], device=device)
-    start_S = torch.tensor([r.start for r in rows], device=device)
-    count_S = torch.tensor(counts, device=device)
+    ends = torch.tensor([0, *(span.num_rows for span in spans)]).cumsum(0)
+    slot_S, start_S, count_S = torch.tensor(spans).to(device).unbind(1)
     total = int(ends[-1])
 
     query_start_S1 = ends.to(device=device, dtype=torch.int32)
-    sequence_T = torch.repeat_interleave(torch.arange(len(rows), device=device), count_S, output_size=total)
+    sequence_T = torch.repeat_interleave(torch.arange(len(spans), device=device), count_S, output_size=total)
     offset_T = torch.arange(total, device=device) - query_start_S1[sequence_T]
     positions_T = start_S[sequence_T] + offset_T
     slot_T = slot_S[sequence_T]
+
+    def address(group: str) -> GroupMetadata:
+        table_NP, page_size = slots.block_tables_NP[group], slots.page_size[group]
+        page_T = table_NP[slot_T, positions_T // page_size].long()
+        return GroupMetadata(table_NP[slot_S], page_T * page_size + positions_T % page_size)
+
     return ForwardBatch(
         token_ids_T=slots.token_ids_NL[slot_T, positions_T],
         positions_T=positions_T,
         query_start_S1=query_start_S1,
         kv_len_S=(start_S + count_S).to(torch.int32),
-        groups={
-            name: GroupMetadata(
-                block_table_SP=table_NP[slot_S],
-                slot_mapping_T=table_NP[slot_T, positions_T // page_size].long() * page_size + positions_T % page_size,
-            )
-            for (name, table_NP), page_size in zip(slots.block_tables_NP.items(), slots.page_size.values(), strict=True)
-        },
+        groups={group: address(group) for group in groups},
     )
 
 

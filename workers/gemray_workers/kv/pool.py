@@ -5,7 +5,7 @@ Shape legend: B pages (the null page 0 included), P tokens a page, N KV heads on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.spec import KVGroupSpec
-from gemray_workers.model.config import ModelConfig
+from gemray_workers.model.config import LayerConfig
 
 
 class KVPools:
@@ -24,13 +24,19 @@ class KVPools:
 
     def __init__(
         self,
-        model_config: ModelConfig,
+        layers: Sequence[LayerConfig],
         specs: Iterable[KVGroupSpec],
         num_pages: Mapping[str, int],
         *,
         device: torch.device,
     ) -> None:
         """Allocate `num_pages` pages a group, and the null page.
+
+        Args:
+            layers: the model's, which own KV in `specs` or read a donor's.
+            specs: the groups.
+            num_pages: by group; may name groups of other pools too.
+            device: where the pages lie.
 
         Raises:
             InvalidField: some layer of the model neither owns KV in a group nor reads the KV of one that does.
@@ -41,8 +47,8 @@ class KVPools:
             for name, spec in self._specs.items()
             for layer in spec.layers
         }
-        donors = {layer.index: layer.kv_donor for layer in model_config.layers if layer.kv_donor is not None}
-        self._check_every_layer(model_config, donors)
+        donors = {layer.index: layer.kv_donor for layer in layers if layer.kv_donor is not None}
+        self._check_every_layer(layers, donors)
         self._caches = KVCaches(self._specs.values(), self._pages_BPND, donors)
 
     @property
@@ -57,15 +63,17 @@ class KVPools:
 
     def poison(self, pages: Mapping[str, Iterable[int]]) -> None:
         """Fill pages, by group, with NaN (debugging): whoever still reads them gets NaN, and whoever owns them next
-        must write before reading."""
+        must write before reading. Groups of other pools are passed over."""
         for name, numbers in pages.items():
+            if name not in self._specs:
+                continue
             index = torch.tensor(list(numbers), dtype=torch.int64)
             for layer in self._specs[name].layers:
                 for tensor_BPND in self._pages_BPND[layer]:
                     tensor_BPND[index.to(tensor_BPND.device)] = float("nan")
 
-    def _check_every_layer(self, model_config: ModelConfig, donors: Mapping[int, int]) -> None:
-        for layer in model_config.layers:
+    def _check_every_layer(self, layers: Sequence[LayerConfig], donors: Mapping[int, int]) -> None:
+        for layer in layers:
             if donors.get(layer.index, layer.index) not in self._pages_BPND:
                 raise InvalidField(
                     f"layers[{layer.index}].kv_donor",

@@ -61,7 +61,7 @@ class TargetModel:
             comm.rank, comm.size, org_vocab_size=config.org_vocab_size, num_added=config.num_added
         )
         place = Placement(comm.rank, comm.size, dtype, device)
-        self._embedding = VocabParallelEmbedding(
+        self.embedding = VocabParallelEmbedding(
             "embed_tokens", self.shard, config.hidden_size, comm, place, scale=config.hidden_size**0.5
         )
         self._per_layer_embedding = (
@@ -72,11 +72,11 @@ class TargetModel:
         self._rope = RotaryEmbeddings(config.layers, device)
         self._layers = [DecoderLayer(config, layer, comm, place, attention) for layer in config.layers]
         self._norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, place)
-        self._head = VocabParallelHead(self._embedding, self.shard, config.final_logit_softcapping)
+        self._head = VocabParallelHead(self.embedding, self.shard, config.final_logit_softcapping)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Scaled token embeddings [T, H], as the first layer (and a drafter) reads them. Communicates."""
-        return self._embedding(token_ids_T)
+        return self.embedding(token_ids_T)
 
     def forward(self, batch: ForwardBatch, kv: KVCaches, capture: tuple[int, ...] = ()) -> ForwardOutput:
         """Run every layer on the batch's rows, writing their keys and values into `kv`.
@@ -107,7 +107,7 @@ class TargetModel:
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor that the checkpoint must hold below ``config.weight_prefix``, and this rank's part of it."""
-        targets = self._embedding.weight_targets(self.config.vocab_size)
+        targets = self.embedding.weight_targets(self.config.vocab_size)
         if self._per_layer_embedding is not None:
             targets += self._per_layer_embedding.weight_targets()
         for layer in self._layers:

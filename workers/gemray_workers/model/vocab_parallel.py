@@ -25,14 +25,18 @@ class VocabParallelEmbedding:
         self._shard = shard
         self._comm = comm
         self.table_VH = place.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
-        self._scale = _rounded(scale, place.dtype)
+        self.scale = _rounded(scale, place.dtype)
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
         """Scaled embeddings [T, H] on every rank; ids that no rank holds give zeros."""
+        return self.lookup(token_ids_T) * self.scale
+
+    def lookup(self, token_ids_T: Tensor) -> Tensor:
+        """Rows of the table [T, H] as they are, on every rank."""
         rows_T, is_here_T = self._shard.local_rows(token_ids_T)
         local_TH = self.table_VH[rows_T].masked_fill(~is_here_T.unsqueeze(-1), 0)
         # One rank at most contributes to each row, so the sum is exact and scaling may follow it.
-        return self._comm.all_reduce(local_TH) * self._scale
+        return self._comm.all_reduce(local_TH)
 
     def weight_targets(self, num_ids: int) -> list[WeightTarget]:
         """The table, `num_ids` rows on disk: this rank's original ids, then its added ones."""

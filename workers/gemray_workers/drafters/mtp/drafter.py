@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gemray_workers.drafters.draft_choice import DraftChooser, committed_rows
 from gemray_workers.drafters.mtp.assistant import AssistantModel
-from gemray_workers.drafters.protocol import DrafterTraits
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput, GroupMetadata
@@ -35,7 +34,6 @@ class MTPDrafter:
         comm: Communicator,
         *,
         num_slots: int,
-        max_draft_tokens: int,
         position_delta: int = 0,
     ) -> None:
         """A drafter with no state.
@@ -46,11 +44,9 @@ class MTPDrafter:
             caches: the target's caches, to read.
             comm: the target's ranks.
             num_slots: sequences at one time.
-            max_draft_tokens: most drafts a round.
             position_delta: 0 drafts at the newest token's own position, as transformers does; -1 at the one
                 before it, as some engines do (spec 4.3). Changes what is proposed, never what is emitted.
         """
-        self.traits = DrafterTraits(method="mtp", kv="shared", max_draft_tokens=max_draft_tokens)
         self._assistant = assistant
         self._target = target
         self._caches = caches

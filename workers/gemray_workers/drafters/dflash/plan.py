@@ -1,0 +1,69 @@
+"""From a drafter's directory to a DFlash drafter."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from gemray_workers.attention.choice import AttentionNeeds
+from gemray_workers.checkpoint.index import read_index
+from gemray_workers.checkpoint.loader import load_weights
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.dflash.config import DFlashConfig
+from gemray_workers.drafters.dflash.drafter import DFlashDrafter
+from gemray_workers.drafters.dflash.model import DFlashModel
+from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
+from gemray_workers.model.config import ModelConfig
+
+# Names that some exporters write instead (spec 0.4).
+_OTHER_NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+
+
+class DFlashPlan:
+    """A block drafter that fits the target."""
+
+    def __init__(self, path: str | os.PathLike[str], config: EngineConfig, target: ModelConfig) -> None:
+        """Read and check the drafter's config.
+
+        Raises:
+            InvalidField: another kind of drafter, another target's, or one that TP does not divide.
+        """
+        self._path = path
+        self._drafter = DFlashConfig.from_directory(path, target, input_scale=config.dflash_input_scale)
+        self.traits = DrafterTraits(
+            method="dflash",
+            kv="own",
+            max_draft_tokens=config.draft_tokens_within(self._drafter.max_draft_tokens, self._drafter.max_draft_tokens),
+            captured_layers=self._drafter.target_layer_ids,
+        )
+        self.kv_layers = self._drafter.layers
+        self.kv_specs = self._drafter.kv_group_specs(
+            tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_dtype
+        )
+        self.needs = AttentionNeeds(
+            reader="dflash",
+            head_dims=(self._drafter.head_dim,),
+            dtype=config.dtype,
+            causal=all(self._drafter.causal),
+        )
+
+    def build(self, parts: DrafterParts) -> Drafter:
+        """Load the drafter beside the target."""
+        if parts.own_caches is None:
+            raise RuntimeError("a DFlash drafter needs KV pools of its own")
+        model = DFlashModel(self._drafter, parts.comm, dtype=parts.dtype, device=parts.device)
+        load_weights(
+            self._path,
+            [self._as_stored(target) for target in model.weight_targets()],
+            prefix="",
+            is_ignored=lambda _name: False,
+            progress=parts.progress,
+        )
+        return DFlashDrafter(model, parts.target, parts.own_caches, parts.comm)
+
+    def _as_stored(self, target: WeightTarget) -> WeightTarget:
+        """The target under the name that this checkpoint uses for it."""
+        stored = read_index(self._path).tensors
+        candidates = (target.name, f"model.{target.name}", _OTHER_NAMES.get(target.name, ""))
+        return replace(target, name=next((name for name in candidates if name in stored), target.name))

@@ -1,0 +1,70 @@
+"""From an assistant's directory to an MTP drafter."""
+
+from __future__ import annotations
+
+import os
+
+from gemray_workers.attention.choice import AttentionNeeds
+from gemray_workers.checkpoint.loader import load_weights
+from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.mtp.assistant import AssistantModel
+from gemray_workers.drafters.mtp.config import AssistantConfig
+from gemray_workers.drafters.mtp.drafter import MTPDrafter
+from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.model.config import LayerConfig, ModelConfig
+from gemray_workers.model.kv_groups import check_tensor_parallel
+
+DEFAULT_DRAFT_TOKENS = 4
+"""What the published sizes accept well (spec 4.6)."""
+MOST_DRAFT_TOKENS = 16
+"""Steps are sequential and acceptance decays with each: more never pays."""
+
+
+class MTPPlan:
+    """An assistant that fits the target."""
+
+    kv_specs: tuple[KVGroupSpec, ...] = ()
+    kv_layers: tuple[LayerConfig, ...] = ()
+
+    def __init__(self, path: str | os.PathLike[str], config: EngineConfig, target: ModelConfig) -> None:
+        """Read and check the assistant's config.
+
+        Raises:
+            InvalidField: another target's assistant, or one that TP does not divide.
+        """
+        self._path = path
+        self._position_delta = config.mtp_position_delta
+        self._assistant = AssistantConfig.from_directory(path, target)
+        check_tensor_parallel(self._assistant.decoder, config.tensor_parallel_size)
+        self.traits = DrafterTraits(
+            method="mtp",
+            kv="shared",
+            max_draft_tokens=config.draft_tokens_within(DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS),
+        )
+        self.needs = AttentionNeeds(
+            reader="mtp",
+            head_dims=tuple(sorted({layer.head_dim for layer in self._assistant.decoder.layers})),
+            dtype=config.dtype,
+            causal=True,
+            shares_target_kv=True,
+        )
+
+    def build(self, parts: DrafterParts) -> Drafter:
+        """Load the assistant beside the target."""
+        model = AssistantModel(self._assistant, parts.target.shard, parts.comm, dtype=parts.dtype, device=parts.device)
+        load_weights(
+            self._path,
+            model.weight_targets(),
+            prefix="",
+            is_ignored=lambda name: name == "lm_head.weight",
+            progress=parts.progress,
+        )
+        return MTPDrafter(
+            model,
+            parts.target,
+            parts.target_caches,
+            parts.comm,
+            num_slots=parts.num_slots,
+            position_delta=self._position_delta,
+        )
