@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -125,8 +126,7 @@ class ModelConfig:
     ) -> ModelConfig:
         refuse_other_variants(text)
         num_added = 0 if rows is None else max(0, rows - text.vocab_size)
-        # Early transcriptions of the 26B config hold null for "no PLE" (spec 11); the unified class has no such field.
-        ple_width = getattr(text, "hidden_size_per_layer_input", None) or 0
+        ple_width = getattr(text, "hidden_size_per_layer_input", 0)  # the unified class has no such field
         return cls(
             model_type=model_type,
             hidden_size=text.hidden_size,
@@ -170,31 +170,36 @@ class ModelConfig:
 
 
 def _load_hf_config(directory: Path) -> Any:
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING
 
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory; the model path must be a local Hugging Face directory")
     if not (directory / "config.json").is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
         raise CheckpointError(f"{directory} has no config.json (it holds: {found})")
-    model_type = _model_type(directory / "config.json")
+    content = _read_json_object(directory / "config.json")
+    model_type = content.get("model_type")
     if model_type not in _WEIGHT_PREFIXES:
-        hint = "; this is an MTP assistant, which drafts for a target" if model_type.endswith("_assistant") else ""
+        assistant = str(model_type).endswith("_assistant")
+        hint = "; this is an MTP assistant, which drafts for a target" if assistant else ""
         raise InvalidField("model_type", model_type, "one of " + ", ".join(sorted(_WEIGHT_PREFIXES)) + hint)
+    text = content.get("text_config", content)
+    if isinstance(text, dict) and text.get("hidden_size_per_layer_input", 0) is None:
+        text["hidden_size_per_layer_input"] = 0  # some exports say "off" with null (spec 11)
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True)
+        return CONFIG_MAPPING[model_type].from_dict(content)
     except Exception as error:  # strict config classes raise errors of several libraries
         raise CheckpointError(f"{directory / 'config.json'} is not a valid {model_type} config: {error}") from error
 
 
-def _model_type(config_json: Path) -> str:
-    import json
-
+def _read_json_object(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(config_json.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{config_json} is not readable JSON: {error}") from error
-    return str(content.get("model_type", "")) if isinstance(content, dict) else ""
+        raise CheckpointError(f"{file} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    return content
 
 
 def refuse_other_variants(text: Any) -> None:
