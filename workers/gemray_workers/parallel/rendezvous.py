@@ -36,7 +36,15 @@ def meet(rank: int, size: int, rendezvous: str, deadline: JoinDeadline) -> Store
     """Wait at the store until all ranks are there. Raises CommunicationError, naming the absent ranks."""
     host, port = parse_rendezvous(rendezvous)
     try:
-        store = TCPStore(host, port, is_master=rank == 0, timeout=deadline.remaining(), wait_for_workers=False)
+        # multi_tenant: where rank 0's launcher already serves a store at this port, that one is used.
+        store = TCPStore(
+            host,
+            port,
+            is_master=rank == 0,
+            timeout=deadline.remaining(),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
         problem = _roll_call(store, rank, size, deadline.remaining)
         store.set_timeout(deadline.remaining())
     except RuntimeError as error:

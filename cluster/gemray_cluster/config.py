@@ -1,0 +1,68 @@
+"""Settings of the control plane: where the cluster is, what a rank is given, how long each wait may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gemray_workers.errors import InvalidField
+
+PlacementStrategy = Literal["auto", "strict_pack", "pack", "spread", "strict_spread"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """How a gang is placed, started and watched."""
+
+    address: str | None = None
+    """A running Ray cluster (``host:port`` of its head, or ``auto``); None starts Ray on this machine."""
+    connect_deadline_s: float = 30.0
+    """How long the head of a running cluster may take to answer."""
+    namespace: str = "gemray"
+    """Ray namespace of the gang's actors."""
+    local_num_cpus: int | None = None
+    """CPU slots of a Ray that is started here; None takes the machine's cores."""
+    local_num_gpus: int | None = None
+    """GPUs of a Ray that is started here; None lets Ray find them."""
+    cpus_per_rank: int = 1
+    """CPU slots that each rank reserves."""
+    threads_per_rank: int | None = None
+    """Threads of one operation on CPU tensors. None takes OMP_NUM_THREADS where it is set, else an even share of
+    the node's cores (at most 8 for a rank with a GPU)."""
+    strategy: PlacementStrategy = "auto"
+    """How ranks spread over nodes, in Ray's terms; auto is strict_pack where one node can hold the gang, else pack."""
+    placement_deadline_s: float = 120.0
+    """How long to wait for free resources; a node that joins meanwhile counts."""
+    start_deadline_s: float = 900.0
+    """How long the ranks may take from placement to ready: processes, weights, warm-up."""
+    heartbeat_deadline_s: float = 30.0
+    """Silence of rank 0 after which the gang counts as hung. The engine speaks after each step, and each half second
+    when idle, so this must exceed the longest step."""
+    stop_deadline_s: float = 10.0
+    """How long the ranks may take to end in order before they are killed."""
+
+    def __post_init__(self) -> None:
+        if self.address is not None and not self.address:
+            raise InvalidField("address", self.address, "host:port of a Ray head, auto, or unset")
+        if not self.namespace:
+            raise InvalidField("namespace", self.namespace, "a name")
+        for name in ("cpus_per_rank", "threads_per_rank", "local_num_cpus"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidField(name, value, "an integer >= 1")
+        if self.local_num_gpus is not None and self.local_num_gpus < 0:
+            raise InvalidField("local_num_gpus", self.local_num_gpus, "an integer >= 0")
+        for name in ("local_num_cpus", "local_num_gpus"):
+            if self.address is not None and getattr(self, name) is not None:
+                raise InvalidField(name, getattr(self, name), f"unset: the cluster at {self.address} has its own")
+        if self.strategy not in get_args(PlacementStrategy):
+            raise InvalidField("strategy", self.strategy, "one of " + ", ".join(get_args(PlacementStrategy)))
+        for name in (
+            "connect_deadline_s",
+            "placement_deadline_s",
+            "start_deadline_s",
+            "heartbeat_deadline_s",
+            "stop_deadline_s",
+        ):
+            if not getattr(self, name) > 0:
+                raise InvalidField(name, getattr(self, name), "seconds > 0")

@@ -1,0 +1,404 @@
+"""A gang's life, whoever launches its processes: start, serve, notice a failure, end.
+
+Nothing here blocks the event loop, and every wait has a deadline. The ranks run by themselves; this side sees
+them through the message channel (tokens, heartbeats) and through their processes (`Rank.run` ends when one dies).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang_channel import GangChannel
+from gemray_cluster.gang_client import GangState, GangUnavailable
+from gemray_cluster.launcher import (
+    Launcher,
+    ProgressListener,
+    Rank,
+    RankDied,
+    RankFacts,
+    RankSetup,
+    StartProgress,
+)
+from gemray_cluster.streams import StreamTable
+from gemray_workers.config import EngineConfig
+from gemray_workers.errors import CommunicationError, GemrayError
+from gemray_workers.messages import (
+    Cancel,
+    EngineStats,
+    GangFailed,
+    GangInfo,
+    ModelInfo,
+    RankInfo,
+    SequenceDelta,
+    StepOutput,
+    Stop,
+    Submit,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+MAX_THREADS_BESIDE_GPU = 8
+DIAGNOSIS_S = 1.0
+"""After a first sign of failure: how long to wait for the ranks' own errors, which tell cause from consequence."""
+
+
+def no_listener(progress: StartProgress) -> None:
+    """Nobody watches the start."""
+
+
+class Gang:
+    """A `GangClient` over the processes of a `Launcher`. Make it, then `launch` it, once."""
+
+    def __init__(self, launcher: Launcher, config: ClusterConfig, engine: EngineConfig) -> None:
+        """Start nothing yet."""
+        self._launcher = launcher
+        self._config = config
+        self._engine = engine
+        self._state = GangState.STARTING
+        self._failure: str | None = None
+        self._stage = "not launched"
+        self._ranks: list[Rank] = []
+        self._runs: list[asyncio.Task[None]] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._launching: asyncio.Task[object] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._channel: GangChannel | None = None
+        self._streams = StreamTable()
+        self._info: GangInfo | None = None
+        self._stats: EngineStats | None = None
+        self._heard_at = time.monotonic()
+        self._heard = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @property
+    def state(self) -> GangState:
+        """Where the gang stands."""
+        return self._state
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed, when `state` is FAILED."""
+        return self._failure
+
+    @property
+    def info(self) -> GangInfo:
+        """The model and its shards; raises `GangUnavailable` before the gang is ready."""
+        if self._info is None:
+            raise GangUnavailable(f"the gang is {self._state.value} ({self._stage})")
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The newest statistics of the engine, or None before the first step."""
+        return self._stats
+
+    @property
+    def seconds_since_heartbeat(self) -> float:
+        """Age of the newest message from rank 0."""
+        return time.monotonic() - self._heard_at
+
+    async def launch(self, progress: ProgressListener = no_listener) -> None:
+        """Start the processes, load the model, and return when the gang serves.
+
+        Raises:
+            CapacityError: no room in the cluster at the placement deadline.
+            GemrayError: what a rank found wrong (InvalidField, CheckpointError, ...), as itself.
+            GangUnavailable: a rank died, the ranks disagree, or the start deadline passed.
+        """
+        self._launching = asyncio.current_task()
+        try:
+            self._stage = "waiting for resources"
+            self._ranks = await self._launcher.launch(self._engine.tensor_parallel_size, progress)
+            try:
+                async with asyncio.timeout(self._config.start_deadline_s):
+                    await self._bring_up(progress)
+            except TimeoutError:
+                raise GangUnavailable(
+                    f"the gang was not ready within start_deadline_s = {self._config.start_deadline_s:g}: "
+                    f"still {self._stage}"
+                ) from None
+        except asyncio.CancelledError:
+            await asyncio.shield(self._end(GangState.STOPPED))
+            raise
+        except BaseException as error:
+            self._failure = _in_words(error)
+            await asyncio.shield(self._end(GangState.FAILED))
+            raise
+        finally:
+            self._launching = None
+
+    def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        """Run one request; see `GangClient.generate`."""
+        return self._generate(submit)
+
+    async def stop(self) -> None:
+        """End the gang and release what it holds. Idempotent; safe at any time of its life."""
+        if self._launching is not None:
+            self._launching.cancel()
+        elif self._ending is None and not self._ended.is_set():
+            self._ending = asyncio.create_task(self._stop_in_order())
+        await self._ended.wait()
+
+    async def wait_ended(self) -> GangState:
+        """Return when the gang has ended and released what it held: FAILED or STOPPED."""
+        await self._ended.wait()
+        return self._state
+
+    # --- start -------------------------------------------------------------------------------------------------
+
+    async def _bring_up(self, progress: ProgressListener) -> None:
+        total = len(self._ranks)
+        self._stage = "starting processes"
+        facts = await self._all("start", [rank.facts() for rank in self._ranks])
+        _require_same_versions(facts)
+        progress(StartProgress("processes", total, total))
+
+        here, here_ip = await self._launcher.here()
+        one_node = len({fact.node_id for fact in facts}) == 1
+        self._channel = GangChannel(LOOPBACK if facts[0].node_id == here else here_ip)
+        rendezvous = await self._ranks[0].open_rendezvous(LOOPBACK if one_node else facts[0].node_ip)
+
+        self._stage = "loading the model"
+        loaded = 0
+
+        async def load(rank: Rank, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
+            nonlocal loaded
+            parts = await rank.load(setup)
+            loaded += 1
+            progress(StartProgress("load", loaded, total, f"{parts[1].host} {parts[1].device}"))
+            return parts
+
+        progress(StartProgress("load", 0, total))
+        setups = [
+            RankSetup(
+                rendezvous=rendezvous,
+                interface_ip=LOOPBACK if one_node else fact.node_ip,
+                threads=self._threads(fact, facts),
+            )
+            for fact in facts
+        ]
+        parts = await self._all("load", [load(*pair) for pair in zip(self._ranks, setups, strict=True)])
+        self._info = GangInfo(model=_same_model([model for model, _ in parts]), ranks=[rank for _, rank in parts])
+
+        self._stage = "waiting for the first step"
+        self._runs = [
+            asyncio.create_task(_void(rank.run(self._channel.address if index == 0 else None)))
+            for index, rank in enumerate(self._ranks)
+        ]
+        self._watchers = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch_runs())]
+        await self._heard.wait()
+        if self._state is not GangState.STARTING:
+            raise GangUnavailable(self._failure or "the gang ended while it started")
+        self._watchers.append(asyncio.create_task(self._watch_heartbeat()))
+        self._state = GangState.SERVING
+        progress(StartProgress("ready", total, total))
+
+    def _threads(self, fact: RankFacts, facts: Sequence[RankFacts]) -> int:
+        if self._config.threads_per_rank is not None:
+            return self._config.threads_per_rank
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        if asked.isdecimal() and int(asked) > 0:
+            return int(asked)
+        ranks_there = Counter(f.node_id for f in facts)[fact.node_id]
+        share = max(1, fact.cores // ranks_there)
+        return min(share, MAX_THREADS_BESIDE_GPU) if self._engine.device == "cuda" else share
+
+    async def _all(self, doing: str, calls: Iterable[Awaitable[T]]) -> list[T]:
+        """Every rank's answer; at the first error, the error that caused the others."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if all(task.exception() is None for task in done):
+                return [task.result() for task in tasks]
+            await asyncio.wait(tasks, timeout=DIAGNOSIS_S)
+            rank, cause = _errors_by_cause(tasks)[0]
+            if isinstance(cause, GemrayError) and not isinstance(cause, RankDied):
+                raise cause
+            raise GangUnavailable(f"rank {rank} failed to {doing}: {_in_words(cause)}") from cause
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # --- serve -------------------------------------------------------------------------------------------------
+
+    async def _generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        if self._state is not GangState.SERVING or self._channel is None:
+            raise GangUnavailable(f"the gang is {self._state.value}: {self._failure or self._stage}")
+        stream = self._streams.open(submit.request_id)
+        finished = False
+        try:
+            self._post(msgspec.structs.replace(submit, request_id=stream.wire_id))
+            while not finished:
+                delta = await stream.next()
+                finished = delta.finish is not None
+                yield delta
+        finally:
+            self._streams.close(stream)
+            if not finished and self._state is GangState.SERVING:
+                with suppress(GangUnavailable):
+                    self._post(Cancel(stream.wire_id))
+
+    def _post(self, message: Submit | Cancel | Stop) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.post(message)
+        except CommunicationError as error:
+            self._fail(str(error))
+            raise GangUnavailable(str(error)) from error
+
+    async def _receive(self) -> None:
+        assert self._channel is not None
+        try:
+            while True:
+                message = await self._channel.receive()
+                self._heard_at = time.monotonic()
+                match message:
+                    case StepOutput(deltas, stats):
+                        self._stats = stats
+                        self._streams.deliver(deltas)
+                        self._heard.set()
+                    case GangFailed(reason):
+                        self._fail(reason)
+        except CommunicationError as error:
+            self._fail(str(error))
+
+    # --- notice a failure --------------------------------------------------------------------------------------
+
+    async def _watch_runs(self) -> None:
+        """A rank's loop ends only when told to."""
+        await asyncio.wait(self._runs, return_when=asyncio.FIRST_COMPLETED)
+        errors = _errors_by_cause(self._runs)
+        self._fail(_account(errors) if errors else "a rank left its loop without being told to stop")
+
+    async def _watch_heartbeat(self) -> None:
+        deadline = self._config.heartbeat_deadline_s
+        while True:
+            await asyncio.sleep(min(1.0, deadline / 4))
+            if self.seconds_since_heartbeat <= deadline:
+                continue
+            await asyncio.sleep(0.1)  # was it this loop that slept? Then messages are waiting: take them first
+            if (silence := self.seconds_since_heartbeat) > deadline:
+                self._fail(f"rank 0 was silent for {silence:.1f} s (heartbeat_deadline_s = {deadline:g})")
+                return
+
+    def _fail(self, symptom: str) -> None:
+        """Take no more requests, end those in flight, and start the end. What comes later changes nothing."""
+        if self._state not in (GangState.STARTING, GangState.SERVING):
+            return
+        logger.error("the gang failed: %s", symptom)
+        started = self._state is GangState.SERVING
+        self._state, self._failure = GangState.FAILED, symptom
+        self._streams.fail_all(f"the gang failed: {symptom}")
+        self._heard.set()
+        if started:  # else `launch` is still there to end it
+            self._ending = asyncio.create_task(self._end(GangState.FAILED))
+
+    # --- end ---------------------------------------------------------------------------------------------------
+
+    async def _stop_in_order(self) -> None:
+        """Ask the engine to end, wait for the ranks, then end what is left by force."""
+        if self._state is GangState.SERVING:
+            self._state, self._stage = GangState.DRAINING, "stopping"
+            deadline = time.monotonic() + self._config.stop_deadline_s
+            try:
+                assert self._channel is not None
+                self._channel.post(Stop())
+                _, running = await asyncio.wait(self._runs, timeout=self._config.stop_deadline_s)
+                if running:
+                    logger.warning("%d ranks did not stop within %g s", len(running), self._config.stop_deadline_s)
+                else:
+                    await self._last_deltas()
+                    closing = [asyncio.create_task(_void(rank.close())) for rank in self._ranks]
+                    await asyncio.wait(closing, timeout=max(0.1, deadline - time.monotonic()))
+                    for task in closing:
+                        task.cancel()
+            except CommunicationError as error:
+                logger.warning("the gang could not be asked to stop: %s", error)
+        await self._end(GangState.STOPPED)
+
+    async def _last_deltas(self) -> None:
+        """The ranks have ended; what rank 0 sent last may still be on its way to the open streams."""
+        until = time.monotonic() + 0.5
+        while len(self._streams) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+
+    async def _end(self, state: GangState) -> None:
+        """Kill the processes and give back everything. Nothing in here may raise: it is the last resort."""
+        try:
+            if state is GangState.FAILED and self._runs:
+                await asyncio.wait(self._runs, timeout=DIAGNOSIS_S)
+                if errors := _errors_by_cause(self._runs):
+                    self._failure = _account(errors)
+            self._state = state
+            self._streams.fail_all(f"the gang is {state.value}")
+            outcomes = await asyncio.gather(*(rank.kill() for rank in self._ranks), return_exceptions=True)
+            for task in (*self._watchers, *self._runs):
+                task.cancel()
+            if self._channel is not None:
+                self._channel.close()
+            outcomes += await asyncio.gather(self._launcher.release(), return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    logger.error("while ending the gang: %s", _in_words(outcome))
+        finally:
+            self._ended.set()
+
+
+def _errors_by_cause(tasks: Sequence[asyncio.Future[T]]) -> list[tuple[int, BaseException]]:
+    """(rank, error) of the tasks that failed: causes before consequences.
+
+    A dead process makes its peers' collectives fail, so deaths come first and failed communication last.
+    """
+    errors = [
+        (rank, error)
+        for rank, task in enumerate(tasks)
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None
+    ]
+    return sorted(
+        errors, key=lambda e: 0 if isinstance(e[1], RankDied) else 2 if isinstance(e[1], CommunicationError) else 1
+    )
+
+
+def _account(errors: Sequence[tuple[int, BaseException]]) -> str:
+    return "; ".join(f"rank {rank}: {_in_words(error)}" for rank, error in errors)
+
+
+def _in_words(error: BaseException) -> str:
+    text = str(error)
+    return text if isinstance(error, GemrayError) and text else f"{type(error).__name__}: {text}"
+
+
+def _require_same_versions(facts: Sequence[RankFacts]) -> None:
+    for rank, fact in enumerate(facts):
+        if fact.versions != facts[0].versions:
+            raise GangUnavailable(
+                f"ranks run different software: rank 0 on {facts[0].host} has {facts[0].versions}, "
+                f"rank {rank} on {fact.host} has {fact.versions}"
+            )
+
+
+def _same_model(models: Sequence[ModelInfo]) -> ModelInfo:
+    first = models[0]
+    for rank, model in enumerate(models):
+        differing = [name for name in ModelInfo.__struct_fields__ if getattr(model, name) != getattr(first, name)]
+        if differing:
+            told = ", ".join(f"{n}: {getattr(first, n)!r} and {getattr(model, n)!r}" for n in differing)
+            raise GangUnavailable(f"ranks 0 and {rank} disagree about the model: {told}")
+    return first
+
+
+async def _void(call: Awaitable[None]) -> None:
+    await call

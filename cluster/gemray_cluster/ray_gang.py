@@ -1,0 +1,190 @@
+"""A gang on a Ray cluster: one placement group, one actor a rank. Ray is never on the per-step path."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from typing import Any, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang import Gang, no_listener
+from gemray_cluster.launcher import (
+    ProgressListener,
+    Rank,
+    RankDied,
+    RankFacts,
+    RankSetup,
+    StartProgress,
+)
+from gemray_cluster.placement import release, reserve
+from gemray_cluster.rank_host import GANG_WORKER
+from gemray_cluster.ray_session import NOSET_DEVICES, RaySession
+from gemray_cluster.ray_worker import ACTOR_OPTIONS, RankActor, node_ip
+from gemray_workers.channel import ChannelAddress
+from gemray_workers.config import EngineConfig
+from gemray_workers.messages import ModelInfo, RankInfo
+
+T = TypeVar("T")
+
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_")
+"""Variables of the coordinator that every rank is given: a network interface chosen by hand must hold there too."""
+
+
+class RayGang(Gang):
+    """A `GangClient` whose ranks are Ray actors."""
+
+    def __init__(self, config: ClusterConfig, engine: EngineConfig, *, worker_class: str = GANG_WORKER) -> None:
+        """Start nothing yet; `launch` needs an open `RaySession`.
+
+        Args:
+            config: placement and deadlines.
+            engine: the engine's settings; one rank per tensor-parallel shard.
+            worker_class: ``module:class`` with the interface of `GangWorker`.
+        """
+        super().__init__(RayLauncher(config, engine, worker_class), config, engine)
+        self._session: RaySession | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        config: ClusterConfig,
+        engine: EngineConfig,
+        *,
+        progress: ProgressListener = no_listener,
+        worker_class: str = GANG_WORKER,
+    ) -> RayGang:
+        """Join or start Ray and launch a gang that serves; its `stop` leaves Ray again if this joined it.
+
+        To rebuild gangs on one connection, open a `RaySession`, then make and `launch` each gang.
+        Raises ClusterUnreachable, and what `Gang.launch` raises.
+        """
+        progress(StartProgress("ray", 0, 1))
+        session = await RaySession.open(config)
+        progress(StartProgress("ray", 1, 1))
+        gang = cls(config, engine, worker_class=worker_class)
+        try:
+            await gang.launch(progress)
+        except BaseException:
+            await asyncio.shield(session.close())
+            raise
+        gang._session = session
+        return gang
+
+    async def stop(self) -> None:
+        """End the gang and release what it holds. Idempotent."""
+        await super().stop()
+        if self._session is not None:
+            await self._session.close()
+
+
+class RayLauncher:
+    """Reserves a placement group and starts an actor in each of its bundles."""
+
+    def __init__(self, config: ClusterConfig, engine: EngineConfig, worker_class: str) -> None:
+        """Start nothing yet."""
+        self._config = config
+        self._engine = engine
+        self._worker_class = worker_class
+        self._name = f"gang-{uuid.uuid4().hex[:8]}"
+        self._group: PlacementGroup | None = None
+
+    async def launch(self, num_ranks: int, progress: ProgressListener) -> list[Rank]:
+        """Wait for room, then start the actors. Raises CapacityError."""
+        progress(StartProgress("placement", 0, num_ranks))
+        bundle: dict[str, float] = {"CPU": self._config.cpus_per_rank}
+        if self._engine.device == "cuda":
+            bundle["GPU"] = 1
+        self._group = await reserve(
+            num_ranks,
+            bundle,
+            strategy=self._config.strategy,
+            deadline_s=self._config.placement_deadline_s,
+            name=self._name,
+            waiting=lambda shortage: progress(StartProgress("placement", 0, num_ranks, shortage)),
+        )
+        progress(StartProgress("placement", num_ranks, num_ranks))
+        return await asyncio.to_thread(lambda: [self._start_actor(rank, bundle) for rank in range(num_ranks)])
+
+    async def here(self) -> tuple[str, str]:
+        """The driver's node."""
+        return await asyncio.to_thread(lambda: (ray.get_runtime_context().get_node_id(), node_ip()))
+
+    async def release(self) -> None:
+        """Remove the placement group. Idempotent."""
+        group, self._group = self._group, None
+        if group is not None:
+            await release(group)
+
+    def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
+        assert self._group is not None
+        forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
+        actor_class: Any = ray.remote(**ACTOR_OPTIONS)(RankActor)
+        actor = actor_class.options(
+            name=f"{self._name}-rank{rank}",
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
+            runtime_env={"env_vars": {NOSET_DEVICES: "1", **forwarded}},
+        ).remote(self._engine, rank, self._worker_class)
+        return RayRank(actor)
+
+
+class RayRank:
+    """One rank's actor, awaited without blocking the event loop."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        """Hold the actor: it lives as long as this handle."""
+        self.actor = actor
+
+    async def facts(self) -> RankFacts:
+        """See `Rank`."""
+        return await _result(self.actor.facts.remote())
+
+    async def open_rendezvous(self, host: str) -> str:
+        """See `Rank`."""
+        return await _result(self.actor.open_rendezvous.remote(host))
+
+    async def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
+        """See `Rank`."""
+        return await _result(self.actor.load.remote(setup))
+
+    async def run(self, address: ChannelAddress | None) -> None:
+        """See `Rank`."""
+        await _result(self.actor.run.remote(address))
+
+    async def close(self) -> None:
+        """See `Rank`."""
+        await _result(self.actor.close.remote())
+
+    async def kill(self) -> None:
+        """See `Rank`."""
+        await asyncio.to_thread(ray.kill, self.actor)
+
+
+async def _result(ref: ray.ObjectRef[T]) -> T:
+    """A call's result. Raises what the actor's method raised, or RankDied when its process is gone."""
+    try:
+        # Shielded: Ray sets the future's result from a thread of its own, whether or not anybody still waits.
+        return await asyncio.shield(asyncio.wrap_future(ref.future()))
+    except RayTaskError as error:
+        cause = error.cause
+        raise (cause if isinstance(cause, Exception) else error) from error
+    except RayActorError as error:
+        raise RankDied(_why(error)) from error
+
+
+def _why(error: RayActorError) -> str:
+    """Ray's account of a dead actor in one line: its identity and the first sentences of the reason."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    facts = dict(line.split(": ", 1) for line in lines if line.startswith(("pid: ", "ip: ")))
+    reason = next((line for line in lines if "worker process has died" in line or "node" in line), lines[0])
+    reason = reason.split(" Some common causes", 1)[0]
+    where = f" (pid {facts['pid']} on {facts['ip']})" if {"pid", "ip"} <= facts.keys() else ""
+    return f"its process died{where}: {reason}"

@@ -1,0 +1,126 @@
+"""Joining a Ray cluster, or starting one on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import Any
+
+import ray
+
+from gemray_cluster.config import ClusterConfig
+from gemray_workers.errors import GemrayError
+
+logger = logging.getLogger(__name__)
+
+AUTH_MODE = "RAY_AUTH_MODE"
+NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+_OBJECT_STORE_BYTES = 128 * 2**20
+"""Of a Ray started here: gangs keep nothing in the object store, and its default takes 30% of the memory."""
+
+
+_RETRY_S = 0.5
+
+
+class ClusterUnreachable(GemrayError):
+    """There is no Ray cluster at the address, or it refuses us."""
+
+
+class RaySession:
+    """This process's connection to Ray. It outlives gangs, so that a failed one can be rebuilt."""
+
+    def __init__(self, *, owned: bool) -> None:
+        """Use `open`."""
+        self._owned = owned
+
+    @classmethod
+    async def open(cls, config: ClusterConfig) -> RaySession:
+        """Connect to `config.address` or start Ray here; a connection that this process already has is used as is.
+
+        Authentication is on unless the environment's RAY_AUTH_MODE says otherwise: a Ray that is started here makes
+        its token by itself, a cluster's token is read from ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+
+        Raises ClusterUnreachable.
+        """
+        if ray.is_initialized():
+            return cls(owned=False)
+        os.environ.setdefault(AUTH_MODE, "token")
+        # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
+        os.environ.setdefault(NOSET_DEVICES, "1")
+        if config.address is None:
+            logger.info("starting Ray on this machine")
+            await asyncio.to_thread(_start_here, config)
+        else:
+            logger.info("joining the Ray cluster at %s", config.address)
+            await _reach(config.address, config.connect_deadline_s)
+            await asyncio.to_thread(_join, config)
+        return cls(owned=True)
+
+    async def close(self) -> None:
+        """Disconnect, and end a Ray that was started here. Idempotent."""
+        if self._owned:
+            self._owned = False
+            await asyncio.to_thread(ray.shutdown)
+
+
+async def _reach(address: str, deadline_s: float) -> None:
+    """Wait until something listens at the head's address: Ray itself would try a wrong one for minutes.
+
+    Raises ClusterUnreachable at the deadline.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "://" in address:
+        return  # "auto" and ray:// addresses are Ray's to resolve
+    until = time.monotonic() + deadline_s
+    while True:
+        try:
+            async with asyncio.timeout(max(0.1, until - time.monotonic())):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+            return
+        except OSError as error:  # TimeoutError is one
+            if time.monotonic() + _RETRY_S >= until:
+                raise ClusterUnreachable(
+                    f"no Ray head answers at {address} within {deadline_s:g} s: {error or type(error).__name__}"
+                ) from error
+        await asyncio.sleep(_RETRY_S)
+
+
+def _join(config: ClusterConfig) -> None:
+    try:
+        _init(address=config.address, namespace=config.namespace)
+    except Exception as error:  # Ray raises ConnectionError, RuntimeError, ValueError, AuthenticationError
+        raise ClusterUnreachable(
+            f"cannot join the Ray cluster at {config.address} ({AUTH_MODE}={os.environ[AUTH_MODE]}): {error}; "
+            "if the head is up, check that the token and the Ray version are the cluster's"
+        ) from error
+
+
+def _start_here(config: ClusterConfig) -> None:
+    try:
+        _init(
+            address="local",
+            namespace=config.namespace,
+            num_cpus=config.local_num_cpus,
+            num_gpus=config.local_num_gpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    except Exception as error:
+        raise ClusterUnreachable(f"cannot start Ray on this machine: {error}") from error
+
+
+def _init(**arguments: Any) -> None:
+    ray_logger = logging.getLogger("ray._private.worker")
+    ray_logger.addFilter(_is_news)
+    try:
+        ray.init(logging_level=logging.WARNING, **arguments)
+    finally:
+        ray_logger.removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """All but one: off the main thread Ray sets no SIGTERM handler, and a server has its own."""
+    return "SIGTERM handler is not set" not in record.getMessage()

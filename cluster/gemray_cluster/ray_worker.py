@@ -1,0 +1,84 @@
+"""The Ray actor that is one rank of a gang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from gemray_cluster.launcher import RankFacts, RankSetup
+from gemray_cluster.rank_host import RankHost, process_facts
+from gemray_workers.channel import ChannelAddress
+from gemray_workers.config import EngineConfig
+from gemray_workers.errors import CapacityError
+from gemray_workers.messages import ModelInfo, RankInfo
+
+ACTOR_OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 2}}
+"""How a `RankActor` is made: `load` and `run` share one thread, control calls have two others."""
+
+
+class RankActor:
+    """Loads and runs on one thread, so that `run` may block; answers control calls on others meanwhile.
+
+    Make it with `ACTOR_OPTIONS`. It is never restarted by Ray: a gang with a rank missing is rebuilt as a whole.
+    """
+
+    def __init__(self, config: EngineConfig, rank: int, worker_class: str) -> None:
+        """Find this rank's card, if it has one."""
+        gpu = gpu_ordinal(ray.get_gpu_ids(), os.environ) if config.device == "cuda" else None
+        self._host = RankHost(config, rank, worker_class, gpu=gpu)
+
+    def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
+        """See `RankHost.load`."""
+        return self._host.load(setup)
+
+    def run(self, address: ChannelAddress | None) -> None:
+        """See `RankHost.run`."""
+        self._host.run(address)
+
+    @ray.method(concurrency_group="control")
+    def facts(self) -> RankFacts:
+        """Where this process runs."""
+        return process_facts(ray.get_runtime_context().get_node_id(), node_ip())
+
+    @ray.method(concurrency_group="control")
+    def open_rendezvous(self, host: str) -> str:
+        """See `RankHost.open_rendezvous`."""
+        return self._host.open_rendezvous(host)
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> int:
+        """This process's id, even while `run` blocks."""
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def close(self) -> None:
+        """See `RankHost.close`."""
+        self._host.close()
+
+
+def node_ip() -> str:
+    """The address by which other nodes know this one."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def gpu_ordinal(gpu_ids: Sequence[int | str], environment: Mapping[str, str]) -> int:
+    """The CUDA ordinal, in this process, of the one card that Ray assigned.
+
+    With RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES every rank sees all cards of its node (symmetric memory needs
+    different ordinals on different ranks), so the id is the ordinal unless CUDA_VISIBLE_DEVICES renumbers the cards.
+
+    Raises CapacityError when Ray assigned not exactly one card.
+    """
+    if len(gpu_ids) != 1:
+        raise CapacityError(f"wanted 1 GPU for this rank; available: Ray assigned {list(gpu_ids)}")
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return int(gpu_ids[0])
+    cards = [card.strip() for card in visible.split(",")]
+    if str(gpu_ids[0]) not in cards:
+        raise CapacityError(f"Ray assigned GPU {gpu_ids[0]}, but CUDA_VISIBLE_DEVICES = {visible}")
+    return cards.index(str(gpu_ids[0]))

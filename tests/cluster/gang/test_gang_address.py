@@ -1,0 +1,134 @@
+"""A gang on a cluster that somebody else runs: found by address, closed to strangers, growing while we wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from support.fake_worker import expected_token
+
+TESTS = Path(__file__).resolve().parents[2]
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class PrivateCluster:
+    """Ray nodes of this test alone: own port, own temporary directory, own token."""
+
+    directory: Path
+    port: int = field(default_factory=free_port)
+    nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def environment(self, token: str = "a" * 64) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        return inherited | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": token,
+            "HOME": str(self.directory),
+            "PYTHONPATH": str(TESTS),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start_node(self, *arguments: str) -> None:
+        common = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1"]
+        log = (self.directory / f"node{len(self.nodes)}.log").open("wb")
+        self.nodes.append(
+            subprocess.Popen(
+                [RAY, "start", "--block", "--disable-usage-stats", *common, *arguments],
+                env=self.environment(),
+                cwd=self.directory,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+
+    def drive(self, token: str = "a" * 64) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "support.gang_driver", self.address],
+            env=self.environment(token),
+            cwd=self.directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def stop(self) -> None:
+        for node in reversed(self.nodes):
+            node.send_signal(signal.SIGTERM)
+        for node in reversed(self.nodes):
+            with suppress(subprocess.TimeoutExpired):
+                node.wait(5)
+            with suppress(ProcessLookupError):  # the node's own session: what outlived it
+                os.killpg(node.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCluster]:
+    """A head with one CPU slot."""
+    directory = Path("/tmp") / f"gr{os.getpid()}"  # short: Ray puts sockets below it
+    directory.mkdir()
+    cluster = PrivateCluster(directory)
+    cluster.start_node(
+        "--head", f"--port={cluster.port}", f"--temp-dir={directory}/ray", "--include-dashboard=false",
+        f"--ray-client-server-port={free_port()}",
+    )  # fmt: skip
+    yield cluster
+    cluster.stop()
+    subprocess.run(["rm", "-rf", str(directory)], check=True)
+
+
+def result_of(driver: subprocess.Popen[str]) -> dict[str, object]:
+    out, err = driver.communicate(timeout=60)
+    assert driver.returncode == 0, err
+    result: dict[str, object] = json.loads(out.strip().splitlines()[-1])
+    return result
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_while_the_gang_waits_is_used(cluster: PrivateCluster) -> None:
+    driver = cluster.drive()
+    assert driver.stderr is not None
+    line = ""
+    while "WAITING" not in line:
+        line = driver.stderr.readline()
+        assert line, f"the driver ended without waiting for resources: {driver.communicate()[0]}"
+    cluster.start_node(f"--address={cluster.address}")
+    result = result_of(driver)
+    assert result["ids"] == [expected_token(5, p) for p in range(6)]
+    (shortage,) = cast(list[str], result["waited_for"])
+    assert re.fullmatch(r"wanted 2 x \{CPU: 1\}; available: node [0-9.]+ \{CPU: 1, GPU: 0\}", shortage)
+    assert result["state"] == "stopped"
+
+
+@pytest.mark.slow  # Ray itself tries the token again for some twenty seconds
+def test_a_wrong_token_is_refused_in_time(cluster: PrivateCluster) -> None:
+    began = time.monotonic()
+    result = result_of(cluster.drive(token="b" * 64))
+    assert str(result["error"]).startswith(f"ClusterUnreachable: cannot join the Ray cluster at {cluster.address}")
+    assert "RAY_AUTH_MODE=token" in str(result["error"])
+    assert "token" in str(result["error"]).rpartition(";")[2], "the hint says what else it may be"
+    assert time.monotonic() - began < 60

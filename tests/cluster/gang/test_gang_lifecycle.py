@@ -1,0 +1,269 @@
+"""A gang's life with workers that have no model, the same over plain processes and over Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang import Gang
+from gemray_cluster.gang_client import GangState, GangUnavailable
+from gemray_cluster.launcher import StartProgress
+from gemray_cluster.ray_gang import RayGang
+from gemray_workers.config import EngineConfig
+from gemray_workers.errors import CheckpointError
+from gemray_workers.messages import SequenceDelta, Submit
+from gemray_workers.sampling.params import SamplingParams
+from support.fake_worker import FAKE_WORKER, SILENT_PROMPT, expected_token
+from support.process_launcher import ProcessLauncher
+
+CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
+MakeGang = Callable[..., Gang]
+
+
+def engine_config(model_path: str = "/fake") -> EngineConfig:
+    return EngineConfig(
+        model_path=model_path, tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
+        collective_timeout_s=20,
+    )  # fmt: skip
+
+
+def submit(request_id: str, *, max_tokens: int = 8, prompt: list[int] | None = None, emitted: int = 0) -> Submit:
+    params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, max_tokens=max_tokens)
+    already = [expected_token(5, p) for p in range(emitted)]
+    return Submit(request_id=request_id, prompt_ids=prompt or [1], params=params, emitted_ids=already)
+
+
+async def tokens(gang: Gang, request: Submit) -> list[int]:
+    deltas = [delta async for delta in gang.generate(request)]
+    assert {delta.request_id for delta in deltas} == {request.request_id}
+    assert [delta.finish for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish == "length"
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def eventually(condition: Callable[[], bool], deadline_s: float = 3.0) -> None:
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, "did not come true in time"
+        await asyncio.sleep(0.02)
+
+
+def pid_of(gang: Gang, rank: int) -> int:
+    return int(gang.info.ranks[rank].host)  # the fake worker says its process id there
+
+
+UNDER_RAY_TOO = pytest.mark.parametrize("make_gang", ["processes", "ray"], indirect=True)
+"""For what depends on the launcher; the rest runs over processes alone."""
+
+
+@pytest.fixture
+async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
+    """Gangs of two ranks that are stopped after the test."""
+    launcher = getattr(request, "param", "processes")
+    if launcher == "ray":
+        request.getfixturevalue("local_ray")
+    made: list[Gang] = []
+
+    def make(model_path: str = "/fake", config: ClusterConfig = CONFIG) -> Gang:
+        engine = engine_config(model_path)
+        if launcher == "ray":
+            made.append(RayGang(config, engine, worker_class=FAKE_WORKER))
+        else:
+            made.append(Gang(ProcessLauncher(engine, FAKE_WORKER), config, engine))
+        return made[-1]
+
+    yield make
+    for gang in made:
+        await gang.stop()
+
+
+@UNDER_RAY_TOO
+async def test_starts_serves_and_stops(make_gang: MakeGang) -> None:
+    gang = make_gang()
+    assert gang.state is GangState.STARTING
+    with pytest.raises(GangUnavailable, match="starting"):
+        _ = gang.info
+    with pytest.raises(GangUnavailable, match="starting"):
+        await tokens(gang, submit("early"))
+
+    stages: list[StartProgress] = []
+    await gang.launch(stages.append)
+    assert gang.state is GangState.SERVING
+    assert gang.info.model.tensor_parallel_size == 2
+    assert [rank.rank for rank in gang.info.ranks] == [0, 1]
+    assert pid_of(gang, 0) != pid_of(gang, 1)
+    assert [rank.device for rank in gang.info.ranks] == ["cpu:1", "cpu:1"], "OMP_NUM_THREADS holds on each rank"
+    assert [p.done for p in stages if p.stage == "load"] == [0, 1, 2]
+    assert stages[-1].stage == "ready"
+
+    expected = [expected_token(5, p) for p in range(8)]
+    requests = [submit(f"r{i}") for i in range(5)]
+    assert await asyncio.gather(*(tokens(gang, r) for r in requests)) == [expected] * 5
+    assert await tokens(gang, submit("replayed", emitted=3)) == expected[3:]
+    assert gang.stats is not None
+    assert gang.seconds_since_heartbeat < 2
+
+    pids = [pid_of(gang, 0), pid_of(gang, 1)]
+    began = time.monotonic()
+    await asyncio.gather(gang.stop(), gang.stop())
+    await gang.stop()
+    assert time.monotonic() - began < CONFIG.stop_deadline_s, "an idle gang stops in order, not by its deadline"
+    assert gang.state is GangState.STOPPED
+    await eventually(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids))
+    with pytest.raises(GangUnavailable, match="stopped"):
+        await tokens(gang, submit("late"))
+
+
+async def test_requests_of_one_id_do_not_mix(make_gang: MakeGang) -> None:
+    gang = make_gang()
+    await gang.launch()
+    both = await asyncio.gather(tokens(gang, submit("same")), tokens(gang, submit("same", emitted=2)))
+    assert both == [[expected_token(5, p) for p in range(8)], [expected_token(5, p) for p in range(2, 8)]]
+
+
+async def test_leaving_a_stream_cancels_its_request(make_gang: MakeGang) -> None:
+    gang = make_gang()
+    await gang.launch()
+
+    def running() -> int:
+        assert gang.stats is not None
+        return gang.stats.num_running
+
+    async with aclosing(gang.generate(submit("closed", max_tokens=10**6))) as stream:
+        async for _ in stream:
+            break
+    task = asyncio.create_task(tokens(gang, submit("cancelled", max_tokens=10**6)))
+    await eventually(lambda: running() == 1)
+    task.cancel()
+    await eventually(lambda: running() == 0, 1.0)
+    assert await tokens(gang, submit("closed")) == [expected_token(5, p) for p in range(8)]
+
+
+async def collect_until_it_ends(gang: Gang, request: Submit, into: list[SequenceDelta]) -> None:
+    async for delta in gang.generate(request):
+        into.append(delta)
+
+
+@UNDER_RAY_TOO
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_rank_fails_the_gang_at_once(make_gang: MakeGang, victim: int) -> None:
+    gang = make_gang()
+    await gang.launch()
+    seen: list[SequenceDelta] = []
+    stream = asyncio.create_task(collect_until_it_ends(gang, submit("x", max_tokens=10**6), seen))
+    await eventually(lambda: len(seen) > 3)
+    pids = [pid_of(gang, 0), pid_of(gang, 1)]
+
+    began = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    with pytest.raises(GangUnavailable, match="the gang failed"):
+        await asyncio.wait_for(stream, 5)
+    assert time.monotonic() - began < 3
+    assert gang.state is GangState.FAILED
+    with pytest.raises(GangUnavailable, match="failed"):
+        await tokens(gang, submit("after"))
+    assert await asyncio.wait_for(gang.wait_ended(), 5) is GangState.FAILED
+    assert gang.failure is not None
+    assert gang.failure.startswith(f"rank {victim}: its process died (pid {pids[victim]}"), gang.failure
+    await eventually(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids))
+    assert [token for d in seen for token in d.token_ids] == [expected_token(5, p) for p in range(len(seen))]
+    await gang.stop()
+    assert gang.state is GangState.FAILED, "stopping a failed gang keeps its account"
+
+
+async def test_a_silent_rank_fails_the_gang_at_the_heartbeat_deadline(make_gang: MakeGang) -> None:
+    gang = make_gang(config=ClusterConfig(heartbeat_deadline_s=1.0, stop_deadline_s=1))
+    await gang.launch()
+    await asyncio.sleep(1.5)
+    assert gang.state is GangState.SERVING, "an idle gang is not silent"
+    with pytest.raises(GangUnavailable, match=r"silent for .*heartbeat_deadline_s = 1\)"):
+        await asyncio.wait_for(tokens(gang, submit("hang", prompt=SILENT_PROMPT)), 5)
+    await asyncio.wait_for(gang.wait_ended(), 5)
+    assert gang.failure is not None
+    assert gang.failure.startswith("rank 0 was silent")
+
+
+async def test_a_gang_that_does_not_stop_is_killed(make_gang: MakeGang) -> None:
+    gang = make_gang(config=ClusterConfig(heartbeat_deadline_s=60, stop_deadline_s=0.5))
+    await gang.launch()
+    hanging = asyncio.create_task(tokens(gang, submit("hang", prompt=SILENT_PROMPT)))
+    await asyncio.sleep(0.3)
+    await asyncio.wait_for(gang.stop(), 5)
+    assert gang.state is GangState.STOPPED
+    with pytest.raises(GangUnavailable, match="stopped"):
+        await hanging
+
+
+async def test_stopping_ends_streams_as_cancelled(make_gang: MakeGang) -> None:
+    gang = make_gang()
+    await gang.launch()
+    seen: list[SequenceDelta] = []
+    stream = asyncio.create_task(collect_until_it_ends(gang, submit("x", max_tokens=10**6), seen))
+    await eventually(lambda: len(seen) > 0)
+    await gang.stop()
+    await asyncio.wait_for(stream, 1)
+    assert seen[-1].finish == "cancelled"
+
+
+@UNDER_RAY_TOO
+async def test_a_bad_checkpoint_is_raised_as_itself(make_gang: MakeGang) -> None:
+    gang = make_gang("/missing")
+    with pytest.raises(CheckpointError, match=r"/missing/config\.json: no such file"):
+        await gang.launch()
+    assert gang.state is GangState.FAILED
+    assert gang.failure == "/missing/config.json: no such file"
+    await gang.stop()
+
+
+@UNDER_RAY_TOO
+async def test_a_rank_that_dies_while_loading_is_named(make_gang: MakeGang) -> None:
+    gang = make_gang("/dies")
+    began = time.monotonic()
+    with pytest.raises(GangUnavailable, match="rank 1 failed to load: its process died"):
+        await gang.launch()
+    assert time.monotonic() - began < 10
+    assert gang.state is GangState.FAILED
+
+
+async def test_a_start_that_takes_too_long_says_where_it_stands(make_gang: MakeGang) -> None:
+    gang = make_gang("/slow", ClusterConfig(start_deadline_s=4.0))
+    with pytest.raises(GangUnavailable, match=r"start_deadline_s = 4: still (loading the model|starting processes)"):
+        await gang.launch()
+    assert gang.state is GangState.FAILED
+
+
+async def test_stopping_while_it_starts(make_gang: MakeGang) -> None:
+    gang = make_gang("/slow")
+    launching = asyncio.create_task(gang.launch())
+    await asyncio.sleep(2.5)
+    await asyncio.wait_for(gang.stop(), 5)
+    with pytest.raises(asyncio.CancelledError):
+        await launching
+    assert gang.state is GangState.STOPPED
+
+
+@UNDER_RAY_TOO
+async def test_the_event_loop_is_never_blocked(make_gang: MakeGang) -> None:
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before - 0.01)
+
+    ticking = asyncio.create_task(tick())
+    gang = make_gang()
+    await gang.launch()
+    await tokens(gang, submit("x"))
+    await gang.stop()
+    ticking.cancel()
+    assert longest < 0.5, f"the loop stood still for {longest:.2f} s"
