@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from gemray_workers.parallel.communicator import Communicator
@@ -70,11 +74,11 @@ def own_pools() -> Iterator[GangPools]:
 
 
 def is_alive(process_id: int) -> bool:
+    """Running: neither gone nor waiting for someone to read its exit code."""
     try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return True
 
 
 def test_failures_are_told_and_leave_no_process(own_pools: GangPools) -> None:
@@ -94,6 +98,44 @@ def test_failures_are_told_and_leave_no_process(own_pools: GangPools) -> None:
     assert set(after).isdisjoint(before)
     own_pools.close()
     assert not any(map(is_alive, after))
+
+
+KILLED_SESSION = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from support.gang import GangPools
+from ranks_module import wait_for_ever
+pools = GangPools()
+if __name__ == "__main__":
+    pools.run(2, wait_for_ever, "nothing yet")
+    print(*pools.process_ids(2), flush=True)
+    pools.run(2, wait_for_ever, "now")
+"""
+RANKS_MODULE = """
+def wait_for_ever(comm, when):
+    if when == "now" and comm.rank == 0:
+        import time
+        time.sleep(600)
+    comm.barrier()
+"""
+
+
+def test_ranks_die_with_a_session_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "ranks_module.py").write_text(RANKS_MODULE)
+    (tmp_path / "session.py").write_text(KILLED_SESSION)
+    command = [sys.executable, str(tmp_path / "session.py"), str(tmp_path), str(Path(__file__).parents[1])]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as session:
+        assert session.stdout is not None
+        ranks = [int(word) for word in session.stdout.readline().split()]
+        assert len(ranks) == 2
+        assert all(map(is_alive, ranks))
+        time.sleep(0.3)  # into the second call
+        session.kill()
+    deadline = time.monotonic() + 10.0
+    while any(map(is_alive, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, ranks))
 
 
 def test_an_unpicklable_result_names_itself(own_pools: GangPools) -> None:
