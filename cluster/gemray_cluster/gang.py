@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from gemray_cluster.config import ClusterConfig
+from gemray_cluster.diagnosis import account, errors_by_cause, in_words, require_same_versions, same_model
 from gemray_cluster.gang_channel import GangChannel
 from gemray_cluster.gang_client import GangState, GangUnavailable
 from gemray_cluster.launcher import (
@@ -134,7 +135,7 @@ class Gang:
             await asyncio.shield(self._end(GangState.STOPPED))
             raise
         except BaseException as error:
-            self._failure = _in_words(error)
+            self._failure = in_words(error)
             await asyncio.shield(self._end(GangState.FAILED))
             raise
         finally:
@@ -163,7 +164,7 @@ class Gang:
         total = len(self._ranks)
         self._stage = "starting processes"
         facts = await self._all("start", [rank.facts() for rank in self._ranks])
-        _require_same_versions(facts)
+        require_same_versions(facts)
         progress(StartProgress("processes", total, total))
 
         here, here_ip = await self._launcher.here()
@@ -191,7 +192,7 @@ class Gang:
             for fact in facts
         ]
         parts = await self._all("load", [load(*pair) for pair in zip(self._ranks, setups, strict=True)])
-        self._info = GangInfo(model=_same_model([model for model, _ in parts]), ranks=[rank for _, rank in parts])
+        self._info = GangInfo(model=same_model([model for model, _ in parts]), ranks=[rank for _, rank in parts])
 
         self._stage = "waiting for the first step"
         self._runs = [
@@ -224,10 +225,10 @@ class Gang:
             if all(task.exception() is None for task in done):
                 return [task.result() for task in tasks]
             await asyncio.wait(tasks, timeout=DIAGNOSIS_S)
-            rank, cause = _errors_by_cause(tasks)[0]
+            rank, cause = errors_by_cause(tasks)[0]
             if isinstance(cause, GemrayError) and not isinstance(cause, RankDied):
                 raise cause
-            raise GangUnavailable(f"rank {rank} failed to {doing}: {_in_words(cause)}") from cause
+            raise GangUnavailable(f"rank {rank} failed to {doing}: {in_words(cause)}") from cause
         finally:
             for task in tasks:
                 task.cancel()
@@ -280,8 +281,8 @@ class Gang:
     async def _watch_runs(self) -> None:
         """A rank's loop ends only when told to."""
         await asyncio.wait(self._runs, return_when=asyncio.FIRST_COMPLETED)
-        errors = _errors_by_cause(self._runs)
-        self._fail(_account(errors) if errors else "a rank left its loop without being told to stop")
+        errors = errors_by_cause(self._runs)
+        self._fail(account(errors) if errors else "a rank left its loop without being told to stop")
 
     async def _watch_heartbeat(self) -> None:
         deadline = self._config.heartbeat_deadline_s
@@ -340,8 +341,8 @@ class Gang:
         try:
             if state is GangState.FAILED and self._runs:
                 await asyncio.wait(self._runs, timeout=DIAGNOSIS_S)
-                if errors := _errors_by_cause(self._runs):
-                    self._failure = _account(errors)
+                if errors := errors_by_cause(self._runs):
+                    self._failure = account(errors)
             self._state = state
             self._streams.fail_all(f"the gang is {state.value}")
             outcomes = await asyncio.gather(*(rank.kill() for rank in self._ranks), return_exceptions=True)
@@ -352,52 +353,9 @@ class Gang:
             outcomes += await asyncio.gather(self._launcher.release(), return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
-                    logger.error("while ending the gang: %s", _in_words(outcome))
+                    logger.error("while ending the gang: %s", in_words(outcome))
         finally:
             self._ended.set()
-
-
-def _errors_by_cause(tasks: Sequence[asyncio.Future[T]]) -> list[tuple[int, BaseException]]:
-    """(rank, error) of the tasks that failed: causes before consequences.
-
-    A dead process makes its peers' collectives fail, so deaths come first and failed communication last.
-    """
-    errors = [
-        (rank, error)
-        for rank, task in enumerate(tasks)
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None
-    ]
-    return sorted(
-        errors, key=lambda e: 0 if isinstance(e[1], RankDied) else 2 if isinstance(e[1], CommunicationError) else 1
-    )
-
-
-def _account(errors: Sequence[tuple[int, BaseException]]) -> str:
-    return "; ".join(f"rank {rank}: {_in_words(error)}" for rank, error in errors)
-
-
-def _in_words(error: BaseException) -> str:
-    text = str(error)
-    return text if isinstance(error, GemrayError) and text else f"{type(error).__name__}: {text}"
-
-
-def _require_same_versions(facts: Sequence[RankFacts]) -> None:
-    for rank, fact in enumerate(facts):
-        if fact.versions != facts[0].versions:
-            raise GangUnavailable(
-                f"ranks run different software: rank 0 on {facts[0].host} has {facts[0].versions}, "
-                f"rank {rank} on {fact.host} has {fact.versions}"
-            )
-
-
-def _same_model(models: Sequence[ModelInfo]) -> ModelInfo:
-    first = models[0]
-    for rank, model in enumerate(models):
-        differing = [name for name in ModelInfo.__struct_fields__ if getattr(model, name) != getattr(first, name)]
-        if differing:
-            told = ", ".join(f"{n}: {getattr(first, n)!r} and {getattr(model, n)!r}" for n in differing)
-            raise GangUnavailable(f"ranks 0 and {rank} disagree about the model: {told}")
-    return first
 
 
 async def _void(call: Awaitable[None]) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gemray_cluster.config import ClusterConfig
-from gemray_cluster.gang import _require_same_versions, _same_model
+from gemray_cluster.diagnosis import require_same_versions, same_model
 from gemray_cluster.gang_client import GangUnavailable
 from gemray_cluster.launcher import RankFacts
 from gemray_cluster.rank_host import RankHost
@@ -74,9 +74,9 @@ def test_ranks_of_different_software_are_refused() -> None:
     def facts(version: str) -> RankFacts:
         return RankFacts(node_id="n", node_ip="i", host="h", pid=1, cores=1, versions={"torch": version})
 
-    _require_same_versions([facts("2.13"), facts("2.13")])
+    require_same_versions([facts("2.13"), facts("2.13")])
     with pytest.raises(GangUnavailable, match=r"rank 1 on h has \{'torch': '2\.11'\}"):
-        _require_same_versions([facts("2.13"), facts("2.11")])
+        require_same_versions([facts("2.13"), facts("2.11")])
 
 
 def test_ranks_that_disagree_about_the_model_are_refused() -> None:
@@ -87,9 +87,9 @@ def test_ranks_that_disagree_about_the_model_are_refused() -> None:
             sliding_window=1, choices=[],
         )  # fmt: skip
 
-    assert _same_model([model(8), model(8)]) == model(8)
+    assert same_model([model(8), model(8)]) == model(8)
     with pytest.raises(GangUnavailable, match="ranks 0 and 1 disagree about the model: max_model_len: 8 and 7"):
-        _same_model([model(8), model(7)])
+        same_model([model(8), model(7)])
 
 
 async def test_a_head_that_does_not_answer_is_an_error_in_time() -> None:

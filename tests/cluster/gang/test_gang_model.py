@@ -1,0 +1,93 @@
+"""A real (tiny) model over two ranks, launched by Ray and by plain processes: the ids of one rank alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang import Gang
+from gemray_cluster.gang_client import GangState, GangUnavailable
+from gemray_cluster.ray_gang import RayGang
+from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.messages import Submit
+from gemray_workers.parallel.communicator import SoloCommunicator
+from support.engine_runner import engine_config, request, run_engine
+from support.process_launcher import ProcessLauncher
+from support.tiny import tiny_checkpoint
+
+CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=60, stop_deadline_s=5)
+SAMPLED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "seed": 2**63 + 5}
+REQUESTS = [
+    request("short", [2, 5, 7], 12),
+    request("long", [2, *(3 + i * 7 % 250 for i in range(40))], 12),
+    request("sampled", [2, 9, 11, 13], 12, **SAMPLED),
+]
+
+
+@pytest.fixture(params=["processes", "ray"])
+def launcher(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("local_ray")
+    launcher: str = request.param
+    return launcher
+
+
+def make_gang(launcher: str, model: Path | str) -> Gang:
+    engine = engine_config(model, tensor_parallel_size=2, collective_timeout_s=20.0)
+    return RayGang(CONFIG, engine) if launcher == "ray" else Gang(ProcessLauncher(engine), CONFIG, engine)
+
+
+async def ids_of(gang: Gang, submit: Submit) -> list[int]:
+    return [token async for delta in gang.generate(submit) for token in delta.token_ids]
+
+
+async def test_ids_are_those_of_one_rank_and_a_death_is_noticed(launcher: str) -> None:
+    model = tiny_checkpoint("E2B")
+    alone = run_engine(SoloCommunicator(), engine_config(model), REQUESTS)
+    assert alone is not None
+    gang = make_gang(launcher, model)
+    await gang.launch()
+    try:
+        assert [r.rank for r in gang.info.ranks] == [0, 1]
+        assert gang.info.model.tensor_parallel_size == 2
+        together = await asyncio.gather(*(ids_of(gang, r) for r in REQUESTS))
+        assert dict(zip((r.request_id for r in REQUESTS), together, strict=True)) == alone.ids
+
+        # A coordinator that lost its gang half-way replays what it has: the rest is the same.
+        full = alone.ids["sampled"]
+        replay = Submit(request_id="again", prompt_ids=[2, 9, 11, 13], params=REQUESTS[2].params, emitted_ids=full[:5])
+        assert await ids_of(gang, replay) == full[5:]
+
+        stream = gang.generate(request("endless", [2, 4], 200, stop_token_ids=()))
+        await anext(stream)
+        began = time.monotonic()
+        os.kill(await pid_of_last_rank(gang), signal.SIGKILL)
+        with pytest.raises(GangUnavailable):
+            async for _ in stream:
+                pass
+        assert time.monotonic() - began < 5
+        assert await asyncio.wait_for(gang.wait_ended(), 5) is GangState.FAILED
+        assert gang.failure is not None
+        assert gang.failure.startswith("rank 1: its process died")
+    finally:
+        await gang.stop()
+
+
+async def pid_of_last_rank(gang: Gang) -> int:
+    facts = await gang._ranks[-1].facts()  # answers while `run` blocks
+    assert psutil.pid_exists(facts.pid)
+    return facts.pid
+
+
+async def test_a_directory_without_a_model_is_named(launcher: str, tmp_path: Path) -> None:
+    gang = make_gang(launcher, tmp_path)
+    with pytest.raises((CheckpointError, InvalidField), match=str(tmp_path)):
+        await gang.launch()
+    assert gang.state is GangState.FAILED
