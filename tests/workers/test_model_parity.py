@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gemray_kernels.paged_attention import paged_attention
+from gemray_workers.checkpoint.loader import load_weights
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
@@ -224,3 +225,41 @@ def test_the_plain_loop_repeats_itself() -> None:
     model: TargetModel = solo_model(directory)
     again, _ = greedy_batch(model, [[9] * 11, [5, 6, 7]], 16)
     assert again[1].tolist() == ids
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_checkpoint_loader_fills_the_same_model(shape: Shape) -> None:
+    directory = tiny_checkpoint(shape, dead_weights=True)
+    config = ModelConfig.from_directory(directory)
+    model = TargetModel(config, SoloCommunicator(), dtype=torch.float32, device=torch.device("cpu"))
+    report = load_weights(directory, model.weight_targets(), prefix=config.weight_prefix, is_ignored=model.ignored_name)
+    assert len(report.ignored) == 1 + 3 * sum(layer.kv_donor is not None for layer in config.layers)
+    prompt = random_prompt(WINDOW + 1)
+    assert torch.equal(prompt_logits(model, prompt), prompt_logits(solo_model(directory, torch.float32), prompt))
+
+
+def test_only_documented_names_are_ignored() -> None:
+    model = solo_model(tiny_checkpoint("E2B"), torch.float32)
+    text = "model.language_model.layers"
+    ignored = (
+        "lm_head.weight",
+        "model.vision_tower.encoder.layers.0.mlp.up_proj.weight",
+        "model.vision_embedder.patch_dense.weight",
+        "model.embed_vision.embedding_projection.weight",
+        "model.audio_tower.layers.0.norm.weight",
+        "model.embed_audio.embedding_projection.weight",
+        f"{text}.6.self_attn.k_proj.weight",
+        f"{text}.9.self_attn.v_proj.weight",
+        f"{text}.9.self_attn.k_norm.weight",
+    )
+    assert [name for name in ignored if not model.ignored_name(name)] == []
+    read_or_unknown = (
+        f"{text}.5.self_attn.k_proj.weight",
+        f"{text}.6.self_attn.q_proj.weight",
+        f"{text}.6.self_attn.k_proj_scale",
+        f"{text}.10.self_attn.k_proj.weight",
+        "layers.6.self_attn.k_proj.weight",
+        "model.language_model.lm_head.weight",
+        "model.vision_towers.weight",
+    )
+    assert [name for name in read_or_unknown if model.ignored_name(name)] == []
