@@ -18,6 +18,7 @@ from gemray_workers.engine.slots import SlotTable
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.chooser import choose_tokens
+from gemray_workers.sampling.noise import noise_for
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.rows import RowRequest, SamplingRows
 
@@ -46,7 +47,8 @@ class DraftChooser:
             for slot, position in wanted
         ]
         rows = SamplingRows.build(requests, logits_RV.device)
-        return choose_tokens(logits_RV, rows, self._shard, self._comm).ids_R.clamp(min=0)
+        noise = noise_for(logits_RV.device)
+        return choose_tokens(logits_RV, rows, self._shard, self._comm, noise=noise).ids_R.clamp(min=0)
 
 
 def _without_penalties(params: SamplingParams) -> SamplingParams:

@@ -73,11 +73,8 @@ class SlotTable:
         self._grant(plan.granted)
 
     def append(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Add committed tokens behind the last one."""
-        sequence = self._slots[slot]
-        end = len(sequence.token_ids)
-        sequence.token_ids.extend(token_ids)
-        self.token_ids_NL[slot, end : end + len(token_ids)] = torch.tensor(token_ids, device=self.device)
+        """Note committed tokens behind the last one; verification has put them into the device table already."""
+        self._slots[slot].token_ids.extend(token_ids)
 
     def _release(self, slot: int) -> None:
         del self._slots[slot]
@@ -87,8 +84,11 @@ class SlotTable:
     def _admit(self, admission: Admission) -> None:
         if admission.slot in self._slots:
             raise RuntimeError(f"slot {admission.slot} is taken by {self._slots[admission.slot].request_id}")
-        self._slots[admission.slot] = Slot(admission.request_id, admission.prompt_len, admission.params)
-        self.append(admission.slot, admission.token_ids)
+        self._slots[admission.slot] = Slot(
+            admission.request_id, admission.prompt_len, admission.params, list(admission.token_ids)
+        )
+        tokens_L = torch.tensor(admission.token_ids, device=self.device)
+        self.token_ids_NL[admission.slot, : len(tokens_L)] = tokens_L
 
     def _grant(self, grants: Iterable[PageGrant]) -> None:
         """Write all new pages of a group with one indexed store."""

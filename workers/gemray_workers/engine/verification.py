@@ -10,13 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gemray_workers.engine.drafts import Drafts
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.logprobs import token_logprobs
+from gemray_workers.sampling.noise import noise_for
+from gemray_workers.sampling.row_request import wants_history
 from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from gemray_workers.sampling.verify import count_accepted
+from gemray_workers.sampling.verify import verify
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, TokenLogprob
 
 PROMPT_LOGPROB_ROWS = 128
@@ -31,6 +34,7 @@ class Verifier:
     def __init__(self, model: TargetModel, comm: Communicator) -> None:
         self._model = model
         self._comm = comm
+        self._noise = noise_for(model.device)
 
     def verify(
         self,
@@ -67,27 +71,30 @@ class Verifier:
     def _choose(
         self, rows: Sequence[ScheduledRows], slots: SlotTable, hidden_TH: Tensor, sampled: Sequence[range]
     ) -> list[_Tokens]:
-        index_R = [t for span in sampled for t in span]
-        if not index_R:
-            return [_Tokens() for _ in rows]
-        drafts = _drafts(rows, slots)
-        logits_RV = self._model.logits(hidden_TH[torch.tensor(index_R, device=hidden_TH.device)])
+        """Each sequence's accepted drafts and next token. The host waits for the device once, to read them."""
+        sampling = [(i, r) for i, r in enumerate(rows) if r.samples]
+        tokens = [_Tokens() for _ in rows]
+        if not sampling:
+            return tokens
+        device = hidden_TH.device
+        index_R = torch.tensor([t for span in sampled for t in span], device=device)
+        logits_RV = self._model.logits(hidden_TH[index_R])
+        drafts = Drafts.of([r for _, r in sampling], slots)
+        history = drafts.on_host() if any(wants_history(slots[r.slot].params) for _, r in sampling) else None
         requests = [
             request
-            for r, draft_ids in zip(rows, drafts, strict=True)
-            if r.samples
-            for request in _row_requests(r, slots, draft_ids)
+            for s, (_, r) in enumerate(sampling)
+            for request in _row_requests(r, slots, None if history is None else history[s])
         ]
-        choice = choose_tokens(logits_RV, SamplingRows.build(requests, hidden_TH.device), self._model.shard, self._comm)
-        # The one place where the host waits for the device.
-        chosen_ids, usable = choice.ids_R.tolist(), choice.ok_R.tolist()
+        choice = choose_tokens(
+            logits_RV, SamplingRows.build(requests, device), self._model.shard, self._comm, noise=self._noise
+        )
+        verified = verify(drafts.ids_SK, drafts.num_S, drafts.by_sequence(choice.ids_R))
+        drafts.commit(verified, slots)
+        found = torch.cat([verified.num_accepted_S[:, None], verified.ids_SK1], dim=1).tolist()
 
-        tokens: list[_Tokens] = []
-        first = 0
-        for span, draft_ids in zip(sampled, drafts, strict=True):
-            last = first + len(span)
-            tokens.append(_accept(draft_ids, chosen_ids[first:last], usable[first:last]) if span else _Tokens())
-            first = last
+        for (i, _), (num_accepted, *ids) in zip(sampling, found, strict=True):
+            tokens[i] = _Tokens(ids[: num_accepted + 1])
         self._add_logprobs(tokens, rows, slots, logits_RV, sampled)
         return tokens
 
@@ -147,45 +154,26 @@ class Verifier:
 
 
 class _Tokens:
-    """What one sequence's rows gave."""
+    """What one sequence's rows gave: accepted drafts, then a token of the target's own."""
 
-    def __init__(self, ids: list[int] | None = None, fault: str | None = None) -> None:
-        self.ids = ids or []
-        self.fault = fault
+    def __init__(self, ids: Sequence[int] = ()) -> None:
+        # Where logits were unusable the chooser says -1, which equals no draft: it can only stand last.
+        unusable = bool(ids) and ids[-1] < 0
+        self.ids: list[int] = [] if unusable else list(ids)
+        self.fault = NO_LOGITS if unusable else None
         self.logprobs: list[TokenLogprob] | None = None
 
 
-def _accept(draft_ids: list[int], chosen_ids: list[int], usable: list[bool]) -> _Tokens:
-    """Keep the leading drafts that equal the chosen tokens, then the first token that does not."""
-    num_accepted = count_accepted(draft_ids, chosen_ids)
-    if not all(usable[: num_accepted + 1]):
-        return _Tokens(fault=NO_LOGITS)
-    return _Tokens([*draft_ids[:num_accepted], chosen_ids[num_accepted]])
-
-
-def _drafts(rows: Sequence[ScheduledRows], slots: SlotTable) -> list[list[int]]:
-    """The drafted ids of each sequence, read back from the device in one copy when there are any."""
-    if not any(r.num_drafts for r in rows):
-        return [[] for _ in rows]
-    widest = max(r.num_drafts for r in rows)
-    starts = torch.tensor([r.start + r.num_known for r in rows], device=slots.device)
-    columns_SK = starts[:, None] + torch.arange(widest, device=slots.device)
-    columns_SK = columns_SK.clamp_(max=slots.token_ids_NL.shape[1] - 1)
-    slot_S = torch.tensor([r.slot for r in rows], device=slots.device)
-    drafts_SK = slots.token_ids_NL[slot_S[:, None], columns_SK].tolist()
-    return [ids[: r.num_drafts] for ids, r in zip(drafts_SK, rows, strict=True)]
-
-
-def _row_requests(r: ScheduledRows, slots: SlotTable, draft_ids: list[int]) -> list[RowRequest]:
-    """Row i chooses the token after the known ones and the first i drafts."""
+def _row_requests(r: ScheduledRows, slots: SlotTable, draft_ids: list[int] | None) -> list[RowRequest]:
+    """Row i chooses the token after the known ones and the first i drafts, whose ids only penalties ask for."""
     sequence = slots[r.slot]
     return [
         RowRequest(
             params=sequence.params,
             position=r.start + r.num_known + i,
             prompt_len=sequence.prompt_len,
-            token_ids=sequence.token_ids,
-            draft_ids=draft_ids[:i],
+            token_ids=() if draft_ids is None else sequence.token_ids,
+            draft_ids=() if draft_ids is None else draft_ids[:i],
         )
         for i in range(r.num_drafts + 1)
     ]
