@@ -115,7 +115,7 @@ class RequestTrace:
             "completion_tokens": self.completion_tokens,
             "duration_ms": f"{duration_s * 1e3:.1f}",
         }
-        if self.engine_id:
+        if self.engine_id not in ("", self.request_id):
             fields["engine_id"] = self.engine_id
         if self.first_token_s is not None:
             fields["first_token_ms"] = f"{self.first_token_s * 1e3:.1f}"

@@ -37,7 +37,7 @@ def test_gang_is_one_pod_where_it_fits(name: str, gpus: int, hosts: int, replica
     (container,) = group["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
     assert container["resources"]["requests"]["nvidia.com/gpu"] == gpus
-    assert group["rayStartParams"]["num-gpus"] == str(gpus)
+    assert group["rayStartParams"]["num-gpus"] == group["rayStartParams"]["num-cpus"] == str(gpus)
     assert (group["numOfHosts"], group["replicas"], group["minReplicas"], group["maxReplicas"]) == (
         hosts,
         replicas,
@@ -74,6 +74,27 @@ def test_worker_and_driver_see_the_model_at_the_same_path(name: str) -> None:
     mounts = [next(m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "model") for pod in (worker, driver)]
     assert mounts[0] == mounts[1]
     assert f"--model={mounts[0]['mountPath']}/target" in driver["containers"][0]["args"]
+
+
+def test_test_pod_has_what_a_client_needs() -> None:
+    pod = pick(render(DEPLOYMENTS["mtls-and-token"]), "Pod")["spec"]
+    command = pod["containers"][0]["command"]
+    files = [argument.partition("=")[2] for argument in command if "-file=" in argument]
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]} == {"tls", "api-token"}
+    assert len(files) == 4
+    assert all(file.rpartition("/")[0] in mounts.values() for file in files)
+    assert command[:3] == ["gemray", "generate", "--address=demo-gemray:50051"]
+
+
+def test_driver_is_told_device_and_placement() -> None:
+    for name, device, strategy in (
+        ("tp8-whole-node", "cuda", "strict_pack"),
+        ("tp16-two-hosts", "cuda", "pack"),
+        ("cpu", "cpu", "strict_pack"),
+    ):
+        arguments = _driver(render(DEPLOYMENTS[name]))["spec"]["containers"][0]["args"]
+        assert {f"--device={device}", f"--strategy={strategy}"} <= set(arguments)
 
 
 def test_download_gives_weights_to_ranks_alone() -> None:

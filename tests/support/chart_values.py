@@ -44,7 +44,9 @@ DEPLOYMENTS: dict[str, Values] = {
     "open-network": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}},
     "own-ray-token": {"ray": {"auth": {"existingSecret": "ray-token"}}},
     "no-ray-token": {"ray": {"auth": {"mode": "disabled"}}},
-    "server-flags": {"server": {"maxModelLen": 32768, "port": 9000, "extraArgs": ["--max-num-seqs=64"]}},
+    "server-flags": {
+        "server": {"maxModelLen": 32768, "kvMemory": "40GiB", "port": 9000, "extraArgs": ["--max-num-seqs=64"]}
+    },
     "placed": {
         "image": {"repository": "registry.example/gemray", "tag": "1.2.3", "pullSecrets": ["pull"]},
         "priorityClassName": "serving",
@@ -75,6 +77,7 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "text-for-a-number": ({"server": {"port": "grpc"}}, "port"),
     "no-such-port": ({"server": {"port": 70000}}, "port"),
     "unknown-dtype": ({"server": {"dtype": "float16"}}, "dtype"),
+    "kv-memory-of-no-unit": ({"server": {"kvMemory": "40"}}, "kvMemory"),
     "unknown-volume": ({"model": {"volume": {"type": "nfs"}}}, "type"),
     "pvc-without-a-name": ({"model": {"volume": {"pvc": {"claimName": ""}}}}, "claimName"),
     "host-path-without-a-path": ({"model": {"volume": {"type": "hostPath"}}}, "path"),

@@ -48,7 +48,12 @@ def helm(major: int, *arguments: str, values: dict[str, Any] | None = None) -> s
 
 def render_text(values: dict[str, Any] | None = None, *, major: int = 4, release: str = "demo") -> str:
     """`helm template`; fails with helm's words."""
-    done = helm(major, "template", release, str(CHART), "--namespace", "serving", values=values or {})
+    return _rendered(json.dumps(values or {}), major, release)
+
+
+@cache
+def _rendered(values: str, major: int, release: str) -> str:
+    done = helm(major, "template", release, str(CHART), "--namespace", "serving", values=json.loads(values))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

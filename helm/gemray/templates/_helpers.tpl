@@ -170,3 +170,26 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+
+{{/* TLS files and bearer tokens, where they are used. */}}
+{{- define "gemray.secretMounts" -}}
+{{- if .Values.tls.secretName }}
+- {name: tls, mountPath: /etc/gemray/tls, readOnly: true}
+{{- end }}
+{{- if .Values.apiToken.secretName }}
+- {name: api-token, mountPath: /etc/gemray/token, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "gemray.secretVolumes" -}}
+{{- with .Values.tls.secretName }}
+- name: tls
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- if .Values.apiToken.secretName }}
+- name: api-token
+  secret:
+    secretName: {{ .Values.apiToken.secretName }}
+    items: [{key: {{ .Values.apiToken.key }}, path: token}]
+{{- end }}
+{{- end -}}
