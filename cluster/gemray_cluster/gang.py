@@ -122,7 +122,7 @@ class Gang:
         self._launching = asyncio.current_task()
         try:
             self._stage = "waiting for resources"
-            self._ranks = await self._launcher.launch(self._engine.tensor_parallel_size, progress)
+            self._ranks = await self._launcher.launch(self._engine.gang_size, progress)
             try:
                 async with asyncio.timeout(self._config.start_deadline_s):
                     await self._bring_up(progress)
@@ -311,24 +311,29 @@ class Gang:
 
     async def _stop_in_order(self) -> None:
         """Ask the engine to end, wait for the ranks, then end what is left by force."""
-        if self._state is GangState.SERVING:
-            self._state, self._stage = GangState.DRAINING, "stopping"
-            deadline = time.monotonic() + self._config.stop_deadline_s
-            try:
-                assert self._channel is not None
-                self._channel.post(Stop())
-                _, running = await asyncio.wait(self._runs, timeout=self._config.stop_deadline_s)
-                if running:
-                    logger.warning("%d ranks did not stop within %g s", len(running), self._config.stop_deadline_s)
-                else:
-                    await self._last_deltas()
-                    closing = [asyncio.create_task(_void(rank.close())) for rank in self._ranks]
-                    await asyncio.wait(closing, timeout=max(0.1, deadline - time.monotonic()))
-                    for task in closing:
-                        task.cancel()
-            except CommunicationError as error:
-                logger.warning("the gang could not be asked to stop: %s", error)
-        await self._end(GangState.STOPPED)
+        try:
+            if self._state is GangState.SERVING:
+                await self._drain()
+        except CommunicationError as error:
+            logger.warning("the gang could not be asked to stop: %s", error)
+        finally:
+            await self._end(GangState.STOPPED)
+
+    async def _drain(self) -> None:
+        """Let the engine cancel what runs and the ranks leave, within the stop deadline."""
+        assert self._channel is not None
+        self._state, self._stage = GangState.DRAINING, "stopping"
+        deadline = time.monotonic() + self._config.stop_deadline_s
+        self._channel.post(Stop())
+        _, running = await asyncio.wait(self._runs, timeout=self._config.stop_deadline_s)
+        if running:
+            logger.warning("%d ranks did not stop within %g s", len(running), self._config.stop_deadline_s)
+            return
+        await self._last_deltas()
+        closing = [asyncio.create_task(_void(rank.close())) for rank in self._ranks]
+        await asyncio.wait(closing, timeout=max(0.1, deadline - time.monotonic()))
+        for task in closing:
+            task.cancel()
 
     async def _last_deltas(self) -> None:
         """The ranks have ended; what rank 0 sent last may still be on its way to the open streams."""
@@ -345,17 +350,26 @@ class Gang:
                     self._failure = account(errors)
             self._state = state
             self._streams.fail_all(f"the gang is {state.value}")
-            outcomes = await asyncio.gather(*(rank.kill() for rank in self._ranks), return_exceptions=True)
+            await self._despite_everything(*(rank.kill() for rank in self._ranks))
             for task in (*self._watchers, *self._runs):
                 task.cancel()
             if self._channel is not None:
                 self._channel.close()
-            outcomes += await asyncio.gather(self._launcher.release(), return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    logger.error("while ending the gang: %s", in_words(outcome))
+            await self._despite_everything(self._launcher.release())
         finally:
             self._ended.set()
+
+    async def _despite_everything(self, *calls: Awaitable[None]) -> None:
+        """Do what can be done within the stop deadline; log the rest."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=self._config.stop_deadline_s)
+        for rank, error in errors_by_cause(tasks):
+            logger.error("while ending the gang (%d): %s", rank, in_words(error))
+        for task in late:
+            logger.error("while ending the gang: no answer within %g s", self._config.stop_deadline_s)
+            task.cancel()
 
 
 async def _void(call: Awaitable[None]) -> None:

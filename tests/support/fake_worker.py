@@ -48,8 +48,7 @@ class FakeWorker:
             raise CheckpointError("/missing/config.json: no such file")
         if self._config.model_path == "/dies" and self._rank == 1:
             os._exit(3)
-        if self._config.model_path == "/slow":
-            time.sleep(60)
+        time.sleep({"/slow": 60.0, "/pauses": 3.0}.get(self._config.model_path, 0.0))
         size = self._config.tensor_parallel_size
         self._comm = join_gang(
             self._rank, size, self._rendezvous, device="cpu", timeout_s=self._config.collective_timeout_s

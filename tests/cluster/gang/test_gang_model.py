@@ -86,8 +86,8 @@ async def pid_of_last_rank(gang: Gang) -> int:
     return facts.pid
 
 
-async def test_a_directory_without_a_model_is_named(launcher: str, tmp_path: Path) -> None:
-    gang = make_gang(launcher, tmp_path)
+async def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
+    gang = make_gang("processes", tmp_path)
     with pytest.raises((CheckpointError, InvalidField), match=str(tmp_path)):
         await gang.launch()
     assert gang.state is GangState.FAILED
