@@ -13,6 +13,7 @@ from gemray_workers.errors import InvalidField
 DTypeName = Literal["bfloat16", "float32", "float64"]
 DeviceName = Literal["cpu", "cuda"]
 MethodName = Literal["auto", "none", "mtp", "dflash"]
+PlacementName = Literal["colocated", "dedicated"]
 
 _DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -51,6 +52,8 @@ class EngineConfig:
     """``auto`` is what the drafter's config says, or none without a drafter."""
     max_draft_tokens: int | None = None
     """Most drafts of a sequence in a step; None is the drafter's usual number."""
+    drafter_placement: PlacementName = "colocated"
+    """``dedicated`` gives a DFlash drafter a worker, and device, of its own."""
     drafter_attention_backend: str | None = None
     """A drafter that reads the target's KV always has the target's."""
     mtp_position_delta: int = 0
@@ -79,6 +82,12 @@ class EngineConfig:
             raise InvalidField("max_draft_tokens", self.max_draft_tokens, "an integer >= 0, or unset")
         if self.method not in get_args(MethodName):
             raise InvalidField("method", self.method, "one of " + ", ".join(get_args(MethodName)))
+        if self.drafter_placement not in get_args(PlacementName):
+            raise InvalidField(
+                "drafter_placement", self.drafter_placement, "one of " + ", ".join(get_args(PlacementName))
+            )
+        if self.drafter_placement == "dedicated" and (self.drafter_path is None or self.method == "none"):
+            raise InvalidField("drafter_placement", "dedicated", "colocated, as there is no drafter")
         if self.mtp_position_delta not in (0, -1):
             raise InvalidField("mtp_position_delta", self.mtp_position_delta, "0 or -1")
         if self.dtype not in _DTYPES:
@@ -98,6 +107,11 @@ class EngineConfig:
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch names it."""
         return _DTYPES[self.dtype]
+
+    @property
+    def gang_size(self) -> int:
+        """Processes of the gang: the target's ranks, and the drafter's when it has a worker of its own."""
+        return self.tensor_parallel_size + (self.drafter_placement == "dedicated")
 
     def draft_tokens_within(self, usual: int, most: int) -> int:
         """How many drafts a step may have, for a drafter that makes `usual` ones and `most` at the utmost.

@@ -120,6 +120,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank holds once it has loaded."""
 
     rank: int
+    role: Literal["target", "drafter"] = "target"
     host: str
     device: str
     shard_indices: dict[str, int]
@@ -146,6 +147,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     """Attention backends and the like, each with its reason."""
     drafter_method: str = "none"
+    drafter_kv: str = "none"
+    """``shared`` with the target, or its ``own``."""
+    drafter_placement: str = "colocated"
     max_draft_tokens: int = 0
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
+from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.dedicated.rank import DrafterRank
 from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
@@ -31,32 +33,59 @@ class GangWorker:
         self._device = _device(config)
         self._comm: TorchCommunicator | None = None
         self._engine_rank: EngineRank | None = None
+        self._drafter_rank: DrafterRank | None = None
 
     def load(self) -> tuple[ModelInfo, RankInfo]:
-        """Join the gang, load this rank's shard, generate a few tokens. Every rank must be loading."""
-        comm = self._join()
+        """Join the gang, load this rank's part, generate a few tokens. Every rank must be loading."""
+        gang = self._join()
         wide = compute_dtype(self._config.torch_dtype)
-        self_test(comm, device=self._device, dtypes=sorted({self._config.torch_dtype, wide}, key=str))
+        self_test(gang, device=self._device, dtypes=sorted({self._config.torch_dtype, wide}, key=str))
         with progress_bar("loading weights", rank=self._rank) as progress:
-            self._engine_rank = EngineRank(self._config, comm, self._device, progress)
-        self._engine_rank.warm_up()
-        return self._engine_rank.model_info(), self._engine_rank.rank_info()
+            if self._rank == self._config.tensor_parallel_size:
+                self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), self._device, progress)
+            else:
+                self._engine_rank = self._build_engine_rank(gang, progress)
+        return self._warm_up()
 
     def run(self, address: ChannelAddress | None) -> None:
         """Step until the coordinator says stop; rank 0 is given the channel's address."""
-        if self._engine_rank is None:
+        if self._drafter_rank is not None:
+            self._drafter_rank.engine().run()
+        elif self._engine_rank is None:
             raise RuntimeError("run() before load()")
-        if address is None:
+        elif address is None:
             self._engine_rank.engine(None).run()
-            return
+        else:
+            self._lead(self._engine_rank, address)
+
+    def _lead(self, engine_rank: EngineRank, address: ChannelAddress) -> None:
         channel = LeadChannel(address)
         try:
-            self._engine_rank.engine(channel).run()
+            engine_rank.engine(channel).run()
         except Exception as error:
             channel.send(GangFailed(f"rank {self._rank}: {type(error).__name__}: {error}"))
             raise
         finally:
             channel.close()
+
+    def _build_engine_rank(self, gang: Communicator, progress: ProgressFn | None) -> EngineRank:
+        if self._config.drafter_placement == "colocated":
+            return EngineRank(self._config, gang, self._device, progress)
+        everyone = self._gang_of_many()
+        target = everyone.subgroup(self._config.tensor_parallel_size, "target")
+        return EngineRank(self._config, target, self._device, progress, gang=everyone)
+
+    def _warm_up(self) -> tuple[ModelInfo, RankInfo]:
+        if self._drafter_rank is not None:
+            self._drafter_rank.warm_up()
+            return self._drafter_rank.model_info(), self._drafter_rank.rank_info()
+        assert self._engine_rank is not None
+        self._engine_rank.warm_up()
+        return self._engine_rank.model_info(), self._engine_rank.rank_info()
+
+    def _gang_of_many(self) -> TorchCommunicator:
+        assert self._comm is not None, "a gang with a dedicated drafter has at least two ranks"
+        return self._comm
 
     def close(self) -> None:
         """Leave the gang."""
@@ -65,7 +94,7 @@ class GangWorker:
             self._comm = None
 
     def _join(self) -> Communicator:
-        size = self._config.tensor_parallel_size
+        size = self._config.gang_size
         if size == 1:
             return SoloCommunicator()
         self._comm = join_gang(

@@ -19,8 +19,9 @@ from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
 from gemray_workers.model.config import LayerConfig
-from gemray_workers.model.target import TargetModel
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
 from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.scheduling.plan import ScheduledRows
 
 
@@ -40,8 +41,12 @@ class DrafterTraits:
 class DrafterParts:
     """What a drafter is built from, once target and pools exist."""
 
-    target: TargetModel
-    target_caches: KVCaches
+    embedding: VocabParallelEmbedding
+    """The target's table: what tokens look like to a drafter, and what scores a DFlash block."""
+    shard: ShardIndices
+    """The vocabulary rows of `embedding`."""
+    target_caches: KVCaches | None
+    """None on a worker of the drafter's own."""
     own_caches: KVCaches | None
     """Over the plan's `kv_specs`, when it has any."""
     comm: Communicator
@@ -61,6 +66,7 @@ class Drafter(Protocol):
     def commit(
         self,
         rows: Sequence[ScheduledRows],
+        slots: SlotTable,
         batch: ForwardBatch,
         output: ForwardOutput,
         num_accepted: Sequence[int],
@@ -123,6 +129,7 @@ class NoDrafter:
     def commit(
         self,
         rows: Sequence[ScheduledRows],
+        slots: SlotTable,
         batch: ForwardBatch,
         output: ForwardOutput,
         num_accepted: Sequence[int],

@@ -113,7 +113,7 @@ class Engine:
         for outcome in outcomes:
             self._slots.append(outcome.slot, outcome.token_ids)
         if batch is not None and output is not None:
-            self._drafter.commit(plan.rows, batch, output, [o.num_accepted for o in outcomes])
+            self._drafter.commit(plan.rows, self._slots, batch, output, [o.num_accepted for o in outcomes])
         return self._planner.commit(plan, outcomes)
 
     def publish(self, deltas: list[SequenceDelta]) -> None:

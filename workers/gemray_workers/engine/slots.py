@@ -91,9 +91,11 @@ class SlotTable:
         self.token_ids_NL[admission.slot, : len(tokens_L)] = tokens_L
 
     def _grant(self, grants: Iterable[PageGrant]) -> None:
-        """Write all new pages of a group with one indexed store."""
+        """Write all new pages of a group with one indexed store; groups on another worker are passed over."""
         by_group: dict[str, tuple[list[int], list[int], list[int]]] = {}
         for grant in grants:
+            if grant.group not in self.block_tables_NP:
+                continue
             rows, columns, pages = by_group.setdefault(grant.group, ([], [], []))
             rows += [grant.slot] * len(grant.pages)
             columns += range(grant.first, grant.first + len(grant.pages))

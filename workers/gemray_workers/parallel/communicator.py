@@ -44,6 +44,18 @@ class Communicator(Protocol):
         ...
 
 
+class PointToPoint(Protocol):
+    """Tensors from one rank of a gang to another: how a drafter on a device of its own is fed."""
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Send `x` to one rank, which must `receive` a tensor of its shape and dtype."""
+        ...
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Fill `x` with what `source` sends, and return it."""
+        ...
+
+
 class SoloCommunicator:
     """The communicator of TP = 1: every collective is the identity."""
 

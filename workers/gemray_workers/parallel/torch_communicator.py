@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import (
 )
 
 from gemray_workers.errors import CommunicationError, InvalidField
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.rendezvous import JoinDeadline, meet
 
 _HEADER_BYTES = 8
@@ -40,6 +41,10 @@ class _Group(Protocol):
 
     def broadcast(self, tensor: Tensor, root: int) -> Work: ...
 
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Work: ...
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Work: ...
+
     def barrier(self) -> Work: ...
 
     def shutdown(self) -> None: ...
@@ -50,7 +55,18 @@ class _Group(Protocol):
 class TorchCommunicator:
     """`Communicator` of one rank. Build it with `join_gang`; CUDA tensors go over NCCL, all others over gloo."""
 
-    def __init__(self, rank: int, size: int, store: Store, host: _Group, device: _Group) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Store,
+        host: _Group,
+        device: _Group,
+        torch_device: torch.device,
+        timeout: timedelta,
+    ) -> None:
+        self._torch_device = torch_device
+        self._timeout = timeout
         self._rank = rank
         self._size = size
         self._store: Store | None = store  # the groups lose their way home if rank 0 frees the store
@@ -115,6 +131,29 @@ class TorchCommunicator:
             body.numpy().data[:] = payload
         self._broadcast(body)
         return payload if payload is not None else body.numpy().tobytes()
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Send `x` to one rank, which must `receive` a tensor of its shape and dtype."""
+        with self._collective("send"):
+            _wait(self._group_of(x).send([x.contiguous()], to, 0))
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Fill `x` with what `source` sends; on CUDA the current stream waits, not the host."""
+        with self._collective("receive"):
+            _wait(self._group_of(x).recv([x], source, 0))
+        return x
+
+    def subgroup(self, size: int, name: str) -> Communicator:
+        """The first `size` ranks as a group of their own; each of them calls this, the others do not."""
+        if self._store is None or self._rank >= size:
+            raise ValueError(f"rank {self._rank} is not among the first {size} ranks of an open gang")
+        if size == 1:
+            return SoloCommunicator()
+        store = PrefixStore(name, self._store)
+        host = cast(_Group, ProcessGroupGloo(PrefixStore("host", store), self._rank, size, self._timeout))
+        over_nccl = self._device is not self._host
+        tensors = _nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
+        return TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout)
 
     def barrier(self) -> None:
         """Return when every rank's host thread has arrived (queued CUDA work may still run)."""
@@ -190,7 +229,7 @@ def join_gang(
         host = cast(_Group, ProcessGroupGloo(PrefixStore("host", store), rank, size, collective_timeout))
         over_nccl = torch.device(device).type == "cuda"
         tensors = _nccl_group(store, rank, size, torch.device(device), collective_timeout) if over_nccl else host
-        communicator = TorchCommunicator(rank, size, store, host, tensors)
+        communicator = TorchCommunicator(rank, size, store, host, tensors, torch.device(device), collective_timeout)
         communicator.barrier()
     except (RuntimeError, CommunicationError) as error:
         raise deadline.error(error) from error

@@ -19,25 +19,31 @@ from gemray_workers.engine.rows import Span, lay_out
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
-from gemray_workers.model.target import TargetModel
-from gemray_workers.model.vocab_parallel import VocabParallelHead
-from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
+from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.scheduling.plan import ScheduledRows
 
 
 class DFlashDrafter:
     """The block drafter inside the target's ranks."""
 
-    def __init__(self, model: DFlashModel, target: TargetModel, caches: KVCaches, comm: Communicator) -> None:
-        """A drafter over its own `caches`; `target` lends embedding and head."""
+    def __init__(
+        self,
+        model: DFlashModel,
+        embedding: VocabParallelEmbedding,
+        shard: ShardIndices,
+        caches: KVCaches,
+        chooser: DraftChooser,
+    ) -> None:
+        """A drafter over its own `caches`; the target lends its embedding, which is its head too."""
         config = model.config
         self._model = model
-        self._embedding = target.embedding
+        self._embedding = embedding
         self._input_scale = self._embedding.scale if config.input_scale is None else config.input_scale
-        self._head = VocabParallelHead(target.embedding, target.shard, config.final_logit_softcapping)
+        self._head = VocabParallelHead(embedding, shard, config.final_logit_softcapping)
         self._caches = caches
         self._groups = tuple(dict.fromkeys(caches.group_of(layer.index) for layer in config.layers))
-        self._chooser = DraftChooser(target.shard, comm)
+        self._chooser = chooser
 
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
         """Denoise a block a sequence: its newest token, then one mask for each draft wanted."""
@@ -58,6 +64,7 @@ class DFlashDrafter:
     def commit(
         self,
         rows: Sequence[ScheduledRows],
+        slots: SlotTable,
         batch: ForwardBatch,
         output: ForwardOutput,
         num_accepted: Sequence[int],

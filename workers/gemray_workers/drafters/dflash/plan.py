@@ -13,6 +13,7 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.drafters.dflash.drafter import DFlashDrafter
 from gemray_workers.drafters.dflash.model import DFlashModel
+from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.model.config import ModelConfig
 
@@ -38,8 +39,9 @@ class DFlashPlan:
             captured_layers=self._drafter.target_layer_ids,
         )
         self.kv_layers = self._drafter.layers
+        num_ranks = config.tensor_parallel_size if config.drafter_placement == "colocated" else 1
         self.kv_specs = self._drafter.kv_group_specs(
-            tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_dtype
+            tp_size=num_ranks, page_size=config.page_size, dtype=config.torch_dtype
         )
         self.needs = AttentionNeeds(
             reader="dflash",
@@ -60,7 +62,8 @@ class DFlashPlan:
             is_ignored=lambda _name: False,
             progress=parts.progress,
         )
-        return DFlashDrafter(model, parts.target, parts.own_caches, parts.comm)
+        chooser = DraftChooser(parts.shard, parts.comm)
+        return DFlashDrafter(model, parts.embedding, parts.shard, parts.own_caches, chooser)
 
     def _as_stored(self, target: WeightTarget) -> WeightTarget:
         """The target under the name that this checkpoint uses for it."""

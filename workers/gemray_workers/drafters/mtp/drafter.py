@@ -18,8 +18,7 @@ from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput, GroupMetadata
-from gemray_workers.model.target import TargetModel
-from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
 from gemray_workers.scheduling.plan import ScheduledRows
 
 
@@ -29,9 +28,9 @@ class MTPDrafter:
     def __init__(
         self,
         assistant: AssistantModel,
-        target: TargetModel,
+        embedding: VocabParallelEmbedding,
         caches: KVCaches,
-        comm: Communicator,
+        chooser: DraftChooser,
         *,
         num_slots: int,
         position_delta: int = 0,
@@ -40,20 +39,19 @@ class MTPDrafter:
 
         Args:
             assistant: its weights.
-            target: lends its embedding.
+            embedding: the target's.
             caches: the target's caches, to read.
-            comm: the target's ranks.
+            chooser: over the target's vocabulary shard.
             num_slots: sequences at one time.
             position_delta: 0 drafts at the newest token's own position, as transformers does; -1 at the one
                 before it, as some engines do (spec 4.3). Changes what is proposed, never what is emitted.
         """
         self._assistant = assistant
-        self._target = target
+        self._embedding = embedding
         self._caches = caches
         self._position_delta = position_delta
-        self._chooser = DraftChooser(target.shard, comm)
-        hidden_size = assistant.config.backbone_hidden_size
-        self._state_NH = torch.zeros(num_slots, hidden_size, dtype=target.dtype, device=target.device)
+        self._chooser = chooser
+        self._state_NH = embedding.table_VH.new_zeros(num_slots, assistant.config.backbone_hidden_size)
 
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
         """Draft one token after the other; sequences that want fewer drafts leave the batch earlier."""
@@ -68,15 +66,14 @@ class MTPDrafter:
             active = [r for r in drafting if r.num_drafts > i]
             n = len(active)
             batch = self._one_query_each(slot_S[:n], committed_S[:n], slots)
-            logits_SV, state_SH = self._assistant.step(
-                self._target.embed(token_S[:n]), state_SH[:n], batch, self._caches
-            )
+            logits_SV, state_SH = self._assistant.step(self._embedding(token_S[:n]), state_SH[:n], batch, self._caches)
             token_S = self._chooser.choose(logits_SV, [(r.slot, r.start + 1 + i) for r in active], slots)
             slots.token_ids_NL[slot_S[:n], committed_S[:n] + 1 + i] = token_S
 
     def commit(
         self,
         rows: Sequence[ScheduledRows],
+        slots: SlotTable,
         batch: ForwardBatch,
         output: ForwardOutput,
         num_accepted: Sequence[int],

@@ -7,10 +7,12 @@ import os
 from gemray_workers.attention.choice import AttentionNeeds
 from gemray_workers.checkpoint.loader import load_weights
 from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.drafters.mtp.config import AssistantConfig
 from gemray_workers.drafters.mtp.drafter import MTPDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
+from gemray_workers.errors import InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.config import LayerConfig, ModelConfig
 from gemray_workers.model.kv_groups import check_tensor_parallel
@@ -33,6 +35,10 @@ class MTPPlan:
         Raises:
             InvalidField: another target's assistant, or one that TP does not divide.
         """
+        if config.drafter_placement == "dedicated":
+            raise InvalidField(
+                "drafter_placement", "dedicated", "colocated: an MTP assistant shares the target's KV cache"
+            )
         self._path = path
         self._position_delta = config.mtp_position_delta
         self._assistant = AssistantConfig.from_directory(path, target)
@@ -52,7 +58,9 @@ class MTPPlan:
 
     def build(self, parts: DrafterParts) -> Drafter:
         """Load the assistant beside the target."""
-        model = AssistantModel(self._assistant, parts.target.shard, parts.comm, dtype=parts.dtype, device=parts.device)
+        if parts.target_caches is None:
+            raise RuntimeError("an MTP drafter reads the target's KV caches")
+        model = AssistantModel(self._assistant, parts.shard, parts.comm, dtype=parts.dtype, device=parts.device)
         load_weights(
             self._path,
             model.weight_targets(),
@@ -62,9 +70,9 @@ class MTPPlan:
         )
         return MTPDrafter(
             model,
-            parts.target,
+            parts.embedding,
             parts.target_caches,
-            parts.comm,
+            DraftChooser(parts.shard, parts.comm),
             num_slots=parts.num_slots,
             position_delta=self._position_delta,
         )

@@ -1,0 +1,108 @@
+"""What the drafter's worker holds: the drafter, its KV pools, and a copy of the target's embedding table."""
+
+from __future__ import annotations
+
+import socket
+
+import torch
+
+from gemray_workers.checkpoint.loader import ProgressFn, load_weights
+from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.dedicated.engine import DrafterEngine
+from gemray_workers.drafters.protocol import DrafterParts
+from gemray_workers.engine.blueprint import Blueprint, device_name
+from gemray_workers.engine.planner import FollowPlanner
+from gemray_workers.engine.slots import SlotTable
+from gemray_workers.kv.pool import KVPools
+from gemray_workers.messages import ModelInfo, RankInfo
+from gemray_workers.model.placement import Placement
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.parallel.torch_communicator import TorchCommunicator
+
+
+class DrafterRank:
+    """The last rank of a gang with a dedicated drafter."""
+
+    def __init__(
+        self, config: EngineConfig, gang: TorchCommunicator, device: torch.device, progress: ProgressFn | None = None
+    ) -> None:
+        """Load the drafter and the target's embedding, and build the drafter's KV pools."""
+        self._config = config
+        self._gang = gang
+        self._device = device
+        self._blueprint = Blueprint.of(config)
+        plan, model = self._blueprint.drafter, self._blueprint.model
+        self._shard = ShardIndices.of_rank(0, 1, org_vocab_size=model.org_vocab_size, num_added=model.num_added)
+        self._embedding = self._load_embedding(progress)
+        self._pools = KVPools(plan.kv_layers, plan.kv_specs, self._blueprint.pools.num_pages, device=device)
+        self._drafter = plan.build(
+            DrafterParts(
+                embedding=self._embedding,
+                shard=self._shard,
+                target_caches=None,
+                own_caches=self._pools.caches,
+                comm=SoloCommunicator(),
+                num_slots=config.max_num_seqs,
+                dtype=config.torch_dtype,
+                device=device,
+                progress=progress,
+            )
+        )
+
+    def engine(self) -> DrafterEngine:
+        """An engine with no requests, following rank 0."""
+        plan = self._blueprint.drafter
+        return DrafterEngine(
+            drafter=self._drafter,
+            slots=SlotTable(
+                num_slots=self._config.max_num_seqs,
+                max_model_len=self._blueprint.pools.max_model_len,
+                max_draft_tokens=plan.traits.max_draft_tokens,
+                specs=plan.kv_specs,
+                device=self._device,
+            ),
+            pools=self._pools,
+            planner=FollowPlanner(self._gang),
+            link=self._gang,
+            num_target_ranks=self._config.tensor_parallel_size,
+            feature_shape=(len(plan.traits.captured_layers), self._blueprint.model.hidden_size),
+            dtype=self._config.torch_dtype,
+            poison_freed_pages=self._config.poison_freed_pages,
+        )
+
+    def warm_up(self) -> None:
+        """Follow the target's warm-up."""
+        self.engine().run()
+
+    def model_info(self) -> ModelInfo:
+        """The served model, as clients see it."""
+        return self._blueprint.model_info()
+
+    def rank_info(self) -> RankInfo:
+        """What this rank holds."""
+        return RankInfo(
+            rank=self._gang.rank,
+            role="drafter",
+            host=socket.gethostname(),
+            device=device_name(self._device),
+            shard_indices=self._shard.record(),
+            weight_bytes=self._embedding.table_VH.nbytes,
+            kv_groups=self._blueprint.group_infos(self._blueprint.drafter.kv_specs),
+        )
+
+    def _load_embedding(self, progress: ProgressFn | None) -> VocabParallelEmbedding:
+        model = self._blueprint.model
+        place = Placement(0, 1, self._config.torch_dtype, self._device)
+        embedding = VocabParallelEmbedding(
+            "embed_tokens", self._shard, model.hidden_size, SoloCommunicator(), place, scale=model.hidden_size**0.5
+        )
+        load_weights(
+            self._config.model_path,
+            embedding.weight_targets(model.vocab_size),
+            prefix=model.weight_prefix,
+            is_ignored=lambda _name: True,
+            progress=progress,
+        )
+        return embedding

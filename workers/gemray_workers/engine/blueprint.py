@@ -1,0 +1,148 @@
+"""All that follows from settings and configs before a weight is read: groups, pools, drafter, backends.
+
+Every rank draws the same blueprint from the same settings, so ranks agree without asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gemray_workers.attention.choice import AttentionNeeds, choose_drafter_backend, choose_target_backend
+from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.plan import plan_drafter
+from gemray_workers.drafters.protocol import DrafterPlan
+from gemray_workers.kv.budget import PoolPlan, fit_pools
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.messages import Choice, KVGroupInfo, ModelInfo
+from gemray_workers.model.config import ModelConfig
+from gemray_workers.model.kv_groups import kv_group_specs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """What a gang will be."""
+
+    config: EngineConfig
+    model: ModelConfig
+    drafter: DrafterPlan
+    target_specs: tuple[KVGroupSpec, ...]
+    """The target's KV groups on one of its ranks."""
+    pools: PoolPlan
+    """Pages of every group, the drafter's own included."""
+    choices: tuple[Choice, ...]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Blueprint:
+        """Draw it.
+
+        Raises:
+            InvalidField: a setting does not fit the model (TP, drafter, backend, lengths).
+            CheckpointError: a directory without a usable config.
+            CapacityError: the KV memory holds not even one sequence.
+        """
+        model = ModelConfig.from_directory(config.model_path)
+        drafter = plan_drafter(config, model)
+        target_specs = kv_group_specs(
+            model, tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_dtype
+        )
+        return cls(
+            config=config,
+            model=model,
+            drafter=drafter,
+            target_specs=target_specs,
+            pools=_fit(config, model, target_specs, drafter),
+            choices=tuple(_choose_attention(config, target_specs, drafter)),
+        )
+
+    @property
+    def specs(self) -> tuple[KVGroupSpec, ...]:
+        """Every KV group that the scheduler keeps account of."""
+        return (*self.target_specs, *self.drafter.kv_specs)
+
+    def group_infos(self, specs: Sequence[KVGroupSpec]) -> list[KVGroupInfo]:
+        """The groups of one rank, as clients see them."""
+        return [
+            KVGroupInfo(
+                name=spec.name,
+                num_layers=len(spec.layers),
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                window=spec.window,
+                page_size=spec.page_size,
+                num_pages=self.pools.num_pages[spec.name],
+                page_bytes=spec.page_bytes,
+            )
+            for spec in specs
+        ]
+
+    def model_info(self) -> ModelInfo:
+        """The served model, as clients see it."""
+        model = self.model
+        return ModelInfo(
+            model_type=model.model_type,
+            hidden_size=model.hidden_size,
+            num_layers=model.num_layers,
+            num_attention_heads=model.num_attention_heads,
+            layer_types=[layer.kind for layer in model.layers],
+            vocab_size=model.vocab_size,
+            max_model_len=self.pools.max_model_len,
+            max_position_embeddings=model.max_position_embeddings,
+            dtype=self.config.dtype,
+            tensor_parallel_size=self.config.tensor_parallel_size,
+            sliding_window=model.sliding_window,
+            choices=list(self.choices),
+            drafter_method=self.drafter.traits.method,
+            drafter_kv=self.drafter.traits.kv,
+            drafter_placement=self.config.drafter_placement,
+            max_draft_tokens=self.drafter.traits.max_draft_tokens,
+        )
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _fit(
+    config: EngineConfig, model: ModelConfig, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan
+) -> PoolPlan:
+    """Pages of every group. A dedicated drafter has the whole KV budget of its own device for its groups."""
+    max_draft_tokens = drafter.traits.max_draft_tokens
+    requested_len = config.max_model_len or model.max_position_embeddings
+
+    def fit(specs: Sequence[KVGroupSpec], length: int) -> PoolPlan:
+        return fit_pools(
+            specs,
+            kv_memory_bytes=config.kv_memory_bytes,
+            requested_len=length,
+            max_num_seqs=config.max_num_seqs,
+            max_step_tokens=config.max_step_tokens,
+            max_draft_tokens=max_draft_tokens,
+        )
+
+    if config.drafter_placement == "colocated":
+        return fit((*target_specs, *drafter.kv_specs), requested_len)
+    length = min(fit(specs, requested_len).max_model_len for specs in (target_specs, drafter.kv_specs))
+    target, own = fit(target_specs, length), fit(drafter.kv_specs, length)
+    return PoolPlan(
+        num_pages={**target.num_pages, **own.num_pages},
+        max_model_len=length,
+        num_windows=min(target.num_windows, own.num_windows),
+        num_bytes=target.num_bytes,
+    )
+
+
+def _choose_attention(config: EngineConfig, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan) -> list[Choice]:
+    needs = AttentionNeeds(
+        reader="target",
+        head_dims=tuple(sorted({spec.head_dim for spec in target_specs})),
+        dtype=config.dtype,
+        causal=True,
+    )
+    target = choose_target_backend(needs, config.attention_backend, config.device)
+    if drafter.needs is None:
+        return [target]
+    return [target, choose_drafter_backend(drafter.needs, config.drafter_attention_backend, target, config.device)]
