@@ -164,6 +164,8 @@ def test_a_tensor_parallel_size_that_does_not_divide_names_every_dimension() -> 
     assert " intermediate_size = 96" not in str(error.value)
     with pytest.raises(InvalidField, match=r"num_attention_heads = 4$"):
         check_tensor_parallel(ModelConfig.from_directory(tiny_checkpoint("12B")), 8)
+    with pytest.raises(InvalidField, match="vocab_size_per_layer_input padded to 64 = 320"):
+        check_tensor_parallel(ModelConfig.from_directory(tiny_checkpoint("E2B")), 3)
     for tp_size in (1, 2, 4):
         check_tensor_parallel(model, tp_size)
     with pytest.raises(InvalidField, match="an integer >= 1"):

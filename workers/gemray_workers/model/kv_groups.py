@@ -74,6 +74,9 @@ def _divided_dimensions(model: ModelConfig) -> list[tuple[str, int]]:
     dimensions.append((f"vocab_size padded to {VOCAB_PADDING}", whole.num_org_elements_padded))
     if whole.num_added_elements_padded:
         dimensions.append((f"added vocabulary padded to {VOCAB_PADDING}", whole.num_added_elements_padded))
+    if model.per_layer_embedding is not None:
+        table = ShardIndices.of_rank(0, 1, org_vocab_size=model.per_layer_embedding.vocab_size)
+        dimensions.append((f"vocab_size_per_layer_input padded to {VOCAB_PADDING}", table.num_org_elements_padded))
     return dimensions
 
 
