@@ -190,6 +190,25 @@ def test_decoding_goes_on_beside_a_long_prompt() -> None:
         assert (rows[1].start, rows[1].num_known, rows[1].samples) == (start, 8, False)
 
 
+def test_drafts_are_rows_of_the_step() -> None:
+    bench = Bench(drafts=3, max_num_seqs=2, max_step_tokens=9)
+    bench.submit("a", 4, max_tokens=30)
+    bench.step()
+    bench.submit("b", 30)
+    rows = rows_by_slot(bench.step())
+    assert (rows[0].num_known, rows[0].num_drafts) == (1, 3)
+    assert rows[1].num_known == 5
+
+
+def test_a_chunk_longer_than_the_step_asks_for_no_more_pages_than_the_step_can_fill() -> None:
+    """The sliding pool holds one window and the 2 rows of a step; a prompt in chunks of 16 would never get in."""
+    bench = Bench({"sliding": 4, "full": 16}, max_num_seqs=1, max_step_tokens=2, prefill_chunk=16)
+    submit = bench.submit("a", 40)
+    for _ in range(40):
+        bench.step()
+    assert bench.ids("a") == oracle(submit, MAX_LEN)[0]
+
+
 @pytest.mark.parametrize(
     ("max_tokens", "prompt_len", "k", "expected"),
     [
