@@ -53,7 +53,7 @@ class GangClient(Protocol):
         ...
 
     def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
-        """Run one request; yields each step's delta, the last one with `finish`.
+        """Run one request; yields each step's delta, the last one with `finish`. Two may have the same request id.
 
         Closing the generator early (or cancelling its task) cancels the request within one step.
         Raises `GangUnavailable` when the gang is not serving or dies half-way.

@@ -92,6 +92,7 @@ def gang_info(*, vocab_size: int = 2048, max_model_len: int = 256, max_draft_tok
         sliding_window=64,
         choices=[Choice("attention", "reference", "no GPU")],
         drafter_method="mtp" if max_draft_tokens else "none",
+        drafter_kv="shared" if max_draft_tokens else "none",
         max_draft_tokens=max_draft_tokens,
     )
     return GangInfo(model=model, ranks=ranks)

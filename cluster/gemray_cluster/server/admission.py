@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gemray_cluster.gang_client import GangUnavailable
-from gemray_cluster.server.status import QueueFull
+from gemray_cluster.server.errors import QueueFull
 from gemray_workers.errors import InvalidField
 
 

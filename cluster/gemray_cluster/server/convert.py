@@ -35,6 +35,16 @@ SERVER_STATES = {
 }
 
 
+KV_SHARINGS = {"shared": pb.KV_SHARING_SHARED, "own": pb.KV_SHARING_OWN}
+
+DRAFTER_PLACEMENTS = {
+    "colocated": pb.DRAFTER_PLACEMENT_COLOCATED,
+    "dedicated": pb.DRAFTER_PLACEMENT_DEDICATED,
+}
+
+RANK_ROLES = {"target": pb.RANK_ROLE_TARGET, "drafter": pb.RANK_ROLE_DRAFTER}
+
+
 def delta_of(piece: OutputPiece) -> pb.Delta:
     """One step's output."""
     return pb.Delta(
@@ -117,12 +127,18 @@ def model_info(info: GangInfo, defaults: GenerationDefaults) -> pb.GetModelInfoR
 def _drafter(model: ModelInfo) -> pb.Drafter | None:
     if model.drafter_method == "none":
         return None
-    return pb.Drafter(method=model.drafter_method, max_draft_tokens=model.max_draft_tokens)
+    return pb.Drafter(
+        method=model.drafter_method,
+        kv_sharing=KV_SHARINGS[model.drafter_kv],
+        placement=DRAFTER_PLACEMENTS[model.drafter_placement],
+        max_draft_tokens=model.max_draft_tokens,
+    )
 
 
 def _rank(rank: RankInfo) -> pb.Rank:
     return pb.Rank(
         rank=rank.rank,
+        role=RANK_ROLES[rank.role],
         host=rank.host,
         device=rank.device,
         weight_bytes=rank.weight_bytes,

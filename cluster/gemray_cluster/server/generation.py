@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gemray_cluster.gang_client import GangClient, GangUnavailable
+from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.requests import AcceptedRequest
-from gemray_cluster.server.status import EngineFault
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
 from gemray_cluster.text.tokenizer import ChatTokenizer

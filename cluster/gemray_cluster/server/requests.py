@@ -37,9 +37,8 @@ class PromptTooLong(InvalidField):
 class AcceptedRequest:
     """A request that a rank can run."""
 
-    request_id: str
-    """The client's, to be echoed; `submit` has an id of its own, so clients cannot collide."""
     submit: Submit
+    """Under the client's request id; two clients may use the same (the gang has ids of its own)."""
     stop_strings: tuple[str, ...]
 
 
@@ -56,8 +55,8 @@ class RequestReader:
         params, stop_strings = read_sampling(
             request.sampling, request.speculation, self.defaults, model, prompt_len=len(prompt_ids)
         )
-        submit = Submit(request_id=uuid.uuid4().hex, prompt_ids=prompt_ids, params=params)
-        return AcceptedRequest(request_id, submit, stop_strings)
+        submit = Submit(request_id=request_id, prompt_ids=prompt_ids, params=params)
+        return AcceptedRequest(submit, stop_strings)
 
     def tokenize(self, request: pb.TokenizeRequest) -> tuple[list[int], str]:
         """The ids that a generation would run, and their text; raises InvalidField."""

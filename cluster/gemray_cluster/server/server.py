@@ -18,17 +18,14 @@ from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.auth import BearerAuth, read_tokens
 from gemray_cluster.server.channel_options import server_options
 from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.health import HealthReporter
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.service import SERVICE_NAME, GenerationService
-from gemray_workers.errors import GemrayError, InvalidField
+from gemray_workers.errors import InvalidField
 
 CLOSE_GRACE_S = 1.0
 """For calls that are just sending their last message."""
-
-
-class AddressUnavailable(GemrayError):
-    """The server cannot listen where it was told to."""
 
 
 class GenerationServer:

@@ -13,9 +13,10 @@ from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
 from gemray_cluster.request_trace import identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.admission import Admission
+from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id
-from gemray_cluster.server.status import Context, EngineFault, errors_as_statuses
+from gemray_cluster.server.status import Context, errors_as_statuses
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 REQUEST_ID_METADATA = "x-request-id"

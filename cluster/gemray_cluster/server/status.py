@@ -15,19 +15,12 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from gemray_cluster.gang_client import GangUnavailable
-from gemray_workers.errors import GemrayError, InvalidField
+from gemray_cluster.server.errors import EngineFault, QueueFull
+from gemray_workers.errors import InvalidField
 
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class QueueFull(GemrayError):
-    """The server holds as many requests as it may."""
-
-
-class EngineFault(GemrayError):
-    """The engine could not finish a request; the server lives on."""
 
 
 RETRY_AFTER_S = 1

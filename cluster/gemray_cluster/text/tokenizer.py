@@ -59,6 +59,8 @@ class ChatTokenizer:
     def from_directory(cls, path: str | Path) -> ChatTokenizer:
         """Load a checkpoint's tokenizer files; raises CheckpointError."""
         directory = Path(path)
+        if not directory.is_dir():
+            raise CheckpointError(f"there is no directory {directory}")
         if not (directory / "tokenizer.json").is_file():
             raise CheckpointError(f"{directory} holds no tokenizer.json, so text cannot be tokenized")
         try:

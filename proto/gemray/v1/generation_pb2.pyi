@@ -26,6 +26,12 @@ class DrafterPlacement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_PLACEMENT_COLOCATED: _ClassVar[DrafterPlacement]
     DRAFTER_PLACEMENT_DEDICATED: _ClassVar[DrafterPlacement]
 
+class RankRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_ROLE_UNSPECIFIED: _ClassVar[RankRole]
+    RANK_ROLE_TARGET: _ClassVar[RankRole]
+    RANK_ROLE_DRAFTER: _ClassVar[RankRole]
+
 class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVER_STATE_UNSPECIFIED: _ClassVar[ServerState]
@@ -44,6 +50,9 @@ KV_SHARING_OWN: KvSharing
 DRAFTER_PLACEMENT_UNSPECIFIED: DrafterPlacement
 DRAFTER_PLACEMENT_COLOCATED: DrafterPlacement
 DRAFTER_PLACEMENT_DEDICATED: DrafterPlacement
+RANK_ROLE_UNSPECIFIED: RankRole
+RANK_ROLE_TARGET: RankRole
+RANK_ROLE_DRAFTER: RankRole
 SERVER_STATE_UNSPECIFIED: ServerState
 SERVER_STATE_STARTING: ServerState
 SERVER_STATE_SERVING: ServerState
@@ -331,20 +340,22 @@ class Drafter(_message.Message):
     def __init__(self, method: _Optional[str] = ..., kv_sharing: _Optional[_Union[KvSharing, str]] = ..., placement: _Optional[_Union[DrafterPlacement, str]] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("rank", "host", "device", "weight_bytes", "shard_indices", "kv_groups")
+    __slots__ = ("rank", "host", "device", "weight_bytes", "shard_indices", "kv_groups", "role")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARD_INDICES_FIELD_NUMBER: _ClassVar[int]
     KV_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     device: str
     weight_bytes: int
     shard_indices: ShardIndices
     kv_groups: _containers.RepeatedCompositeFieldContainer[KvGroup]
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., shard_indices: _Optional[_Union[ShardIndices, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ...) -> None: ...
+    role: RankRole
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., shard_indices: _Optional[_Union[ShardIndices, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., role: _Optional[_Union[RankRole, str]] = ...) -> None: ...
 
 class ShardIndices(_message.Message):
     __slots__ = ("padded_org_vocab_start_index", "padded_org_vocab_end_index", "padded_added_vocab_start_index", "padded_added_vocab_end_index", "org_vocab_start_index", "org_vocab_end_index", "added_vocab_start_index", "added_vocab_end_index", "num_org_elements", "num_added_elements", "num_org_elements_padded", "num_added_elements_padded", "num_org_vocab_padding", "num_added_vocab_padding", "num_elements_padded")

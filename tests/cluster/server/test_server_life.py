@@ -21,8 +21,9 @@ from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang_client import GangState
 from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.requests import RequestReader
-from gemray_cluster.server.server import AddressUnavailable, GenerationServer
+from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -223,10 +224,9 @@ async def test_request_id_is_echoed_and_in_the_initial_metadata(served: Serving)
 
 
 async def test_two_clients_may_use_one_request_id(served: Serving) -> None:
-    for _ in range(2):
-        await served.stub.Generate(pb.GenerateRequest(text="Hi", request_id="same"))
-    first, second = served.gang.submitted
-    assert first.request_id != second.request_id
+    request = pb.GenerateRequest(text="Hi", request_id="same")
+    answers = await asyncio.gather(*(served.stub.Generate(request) for _ in range(2)))
+    assert [answer.request_id for answer in answers] == ["same", "same"]
 
 
 async def test_speculation_counters(served: Serving) -> None:
@@ -261,6 +261,18 @@ async def test_model_info(served: Serving) -> None:
     assert info.choices[0] == pb.Choice(what="attention", chosen="reference", reason="no GPU")
     assert not info.HasField("drafter")
     assert list(info.generation_defaults.stop_token_ids) == [1, 50, 106]
+
+
+async def test_model_info_with_a_drafter(served: Serving) -> None:
+    served.gang.gang_info = gang_info(max_draft_tokens=4)
+    info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert info.drafter == pb.Drafter(
+        method="mtp",
+        kv_sharing=pb.KV_SHARING_SHARED,
+        placement=pb.DRAFTER_PLACEMENT_COLOCATED,
+        max_draft_tokens=4,
+    )
+    assert [rank.role for rank in info.ranks] == [pb.RANK_ROLE_TARGET] * 2
 
 
 async def test_server_stats(served: Serving) -> None:

@@ -1,0 +1,29 @@
+"""The checks that `gemray serve` makes of the cluster on its way up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gemray_cluster.check.cluster import check_cluster
+from gemray_cluster.check.node import NODE_CHECKS
+from gemray_cluster.check.result import Status
+from gemray_cluster.placement import Resources
+from gemray_workers.errors import CapacityError
+
+logger = logging.getLogger(__name__)
+
+
+async def look_before_start(*, num_ranks: int, bundle: Resources, model: str) -> None:
+    """Log what is not as it should be, each in a sentence.
+
+    Too little room is no error here: placement waits for nodes that are still to come. Nor is one unfit node among
+    others, since which nodes get ranks is not decided yet. Raises CapacityError when no node is fit.
+    """
+    results = await asyncio.to_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, model=model)
+    for result in results:
+        logger.log(logging.INFO if result.status is Status.OK else logging.WARNING, "%s", result)
+    asked = {result.node for result in results if result.name in NODE_CHECKS}
+    unfit = [result for result in results if result.name in NODE_CHECKS and result.status is Status.FAIL]
+    if asked and {result.node for result in unfit} == asked:
+        raise CapacityError("no node is fit for a rank: " + " ".join(result.sentence for result in unfit))

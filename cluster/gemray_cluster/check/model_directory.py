@@ -1,0 +1,47 @@
+"""Is the model there, on every node that will load it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gemray_cluster.check.result import CheckResult, fail, ok
+
+NAME = "model"
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+def check_model_directory(path: str, *, node: str, weights: bool = True) -> CheckResult:
+    """Look for a Hugging Face model directory at `path` of this host.
+
+    Args:
+        path: what --model names.
+        node: this host's name in the sentence.
+        weights: False where only the tokenizer and the configuration are read.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        return fail(
+            NAME,
+            f"no directory {path} on node {node}: every node that runs a rank needs the model at the same path "
+            "(a shared volume, or a copy on each).",
+        )
+    missing = missing_files(directory, weights=weights)
+    if missing:
+        names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete.")
+    return ok(NAME, f"{path} on node {node} is complete.")
+
+
+def missing_files(directory: Path, *, weights: bool) -> list[str]:
+    """Names of the files that a checkpoint at `directory` should have and has not."""
+    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    if not weights:
+        return missing
+    if (directory / _INDEX).is_file():
+        shards = sorted(set(json.loads((directory / _INDEX).read_text())["weight_map"].values()))
+        return missing + [shard for shard in shards if not (directory / shard).is_file()]
+    if not (directory / _SINGLE).is_file():
+        missing.append(f"{_SINGLE} (or {_INDEX})")
+    return missing

@@ -1,0 +1,44 @@
+"""Is the server's port free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from gemray_cluster.check.result import CheckResult, fail, ok
+
+
+def check_port(name: str, host: str, port: int) -> CheckResult:
+    """Try to listen on `host`:`port` as the server will; port 0 (any free port) always passes.
+
+    Args:
+        name: what the port is for, e.g. ``grpc port``.
+        host: address or host name to bind.
+        port: 0..65535.
+    """
+    if port == 0:
+        return ok(name, f"any free port of {host}.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except socket.gaierror as error:
+        return fail(name, f"{host} is no address of this host ({error.strerror}).")
+    except OSError as error:
+        return fail(name, f"{host}:{port} {_reason(error, host, port)}.")
+    return ok(name, f"{host}:{port} is free.")
+
+
+def _reason(error: OSError, host: str, port: int) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "is taken by another process: choose another port or stop that process"
+        case errno.EACCES:
+            return f"may not be opened by this user: ports below 1024 need a privilege; choose one above, not {port}"
+        case errno.EADDRNOTAVAIL:
+            return f"cannot be opened: {host} is no address of this host; 0.0.0.0 means all of them"
+        case _:
+            return f"cannot be opened: {os.strerror(error.errno or 0)}"

@@ -1,0 +1,63 @@
+"""Is there room for the gang: slots wanted and free, by node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gemray_cluster.check.result import CheckResult, fail, ok, warn
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.placement import NodeResources, Resources
+
+if TYPE_CHECKING:
+    from gemray_workers.config import DeviceName
+
+NAME = "resources"
+
+
+def rank_bundle(config: ClusterConfig, device: DeviceName) -> Resources:
+    """What one rank reserves."""
+    return {"CPU": float(config.cpus_per_rank), **({"GPU": 1.0} if device == "cuda" else {})}
+
+
+def check_room(nodes: Sequence[NodeResources], *, num_ranks: int, bundle: Resources) -> CheckResult:
+    """Can `num_ranks` ranks of `bundle` (e.g. ``{"GPU": 1, "CPU": 1}``) be placed now, on one node for preference.
+
+    What exists but is in use fails too: a server started now would have to wait for it.
+    """
+    fitting = {node.address: ranks_that_fit(node.available, bundle) for node in nodes}
+    ever_fitting = sum(ranks_that_fit(node.total, bundle) for node in nodes)
+    slot = _in_words(bundle)
+    by_node = ", ".join(
+        f"{node.address} has room for {fitting[node.address]}{_what_is_free(node, bundle)}" for node in nodes
+    )
+    by_node = by_node or "the cluster has no live node"
+    if sum(fitting.values()) < num_ranks:
+        remedy = (
+            "something else holds the rest; stop it, or let the server wait"
+            if ever_fitting >= num_ranks
+            else f"the whole cluster holds {ever_fitting}; add nodes or lower --tp"
+        )
+        return fail(NAME, f"{num_ranks} x {slot} wanted, {sum(fitting.values())} available ({by_node}): {remedy}.")
+    whole = [address for address, count in fitting.items() if count >= num_ranks]
+    if not whole:
+        return warn(
+            NAME,
+            f"{num_ranks} x {slot} wanted, available only on several nodes together ({by_node}): "
+            "every step of the gang will cross the network.",
+        )
+    return ok(NAME, f"{num_ranks} x {slot} wanted, node {whole[0]} has room for {fitting[whole[0]]}.")
+
+
+def ranks_that_fit(resources: Resources, bundle: Resources) -> int:
+    """How many times `bundle` is in `resources`."""
+    return int(min(resources.get(kind, 0.0) // amount for kind, amount in bundle.items()))
+
+
+def _what_is_free(node: NodeResources, bundle: Resources) -> str:
+    free = [f"{kind} {node.available.get(kind, 0.0):g} of {node.total.get(kind, 0.0):g} free" for kind in bundle]
+    return f" ({', '.join(free)})"
+
+
+def _in_words(bundle: Resources) -> str:
+    return "{" + ", ".join(f"{kind}: {amount:g}" for kind, amount in bundle.items()) + "}"

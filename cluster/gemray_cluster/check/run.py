@@ -1,0 +1,53 @@
+"""All checks of a planned `gemray serve`, without serving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gemray_cluster.check.cluster import check_cluster
+from gemray_cluster.check.model_directory import check_model_directory
+from gemray_cluster.check.port import check_port
+from gemray_cluster.check.resources import rank_bundle
+from gemray_cluster.check.result import CheckResult, fail
+from gemray_cluster.ray_session import RaySession
+from gemray_cluster.settings import ServeSettings
+from gemray_workers.errors import GemrayError
+
+HERE = "this machine"
+
+Listener = Callable[[CheckResult], None]
+
+
+async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckResult]:
+    """Check ports and model here, then join (or start) Ray as the server would and check the cluster.
+
+    `listener` hears each result as soon as it is there. Raises InvalidField for settings that contradict each other.
+    """
+    server = settings.server_config()
+    cluster = settings.cluster_config()
+    results: list[CheckResult] = []
+
+    def note(*found: CheckResult) -> None:
+        results.extend(found)
+        for result in found:
+            listener(result)
+
+    note(check_port("grpc port", server.host, server.port))
+    if settings.metrics_port is not None:
+        note(check_port("metrics port", server.host, settings.metrics_port))
+    # The front end reads the tokenizer; the ranks' nodes are asked for the weights below.
+    note(check_model_directory(settings.model, node=HERE, weights=False))
+    try:
+        session = await RaySession.open(cluster)
+    except GemrayError as error:
+        note(fail("ray", f"{error}."))
+        return results
+    try:
+        from gemray_cluster.serving import choose_device
+
+        bundle = rank_bundle(cluster, choose_device(settings))
+        note(*await asyncio.to_thread(check_cluster, num_ranks=settings.tp, bundle=bundle, model=settings.model))
+    finally:
+        await session.close()
+    return results

@@ -1,0 +1,37 @@
+"""The `gemray` command. Each command is a file; heavy imports happen inside commands, so that --help is quick."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from gemray_cluster.cli.chat import chat
+from gemray_cluster.cli.check import check
+from gemray_cluster.cli.demo import demo
+from gemray_cluster.cli.exit_codes import INTERRUPTED, exit_code_of
+from gemray_cluster.cli.generate import generate
+from gemray_cluster.cli.info import info
+from gemray_cluster.cli.serve import serve
+from gemray_workers.errors import GemrayError
+
+app = typer.Typer(
+    name="gemray",
+    help="Serve Gemma 4 on a Ray cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, check, generate, chat, info, demo):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run a command; what gemray raises on purpose becomes one sentence and an exit code."""
+    try:
+        app()
+    except GemrayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

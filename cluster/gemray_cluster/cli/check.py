@@ -1,0 +1,32 @@
+"""gemray check: would `gemray serve` start."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from gemray_cluster.cli.exit_codes import FAILED
+from gemray_cluster.cli.options import with_settings
+from gemray_cluster.settings import ServeSettings
+
+
+@with_settings
+def check(flags: dict[str, str | None]) -> None:
+    """Look at what `gemray serve` with the same flags would need, and say in sentences what is there.
+
+    Ports, the model here and on each node, Ray, room for the ranks by node, /dev/shm, the network interface. Nothing
+    is loaded. Ends with 1 when something would keep the server from starting.
+    """
+    settings = ServeSettings.load(flags, os.environ)
+
+    import asyncio
+
+    from gemray_cluster.check.result import failed
+    from gemray_cluster.check.run import check_all
+
+    results = asyncio.run(check_all(settings, lambda result: print(result, flush=True)))
+    problems = failed(results)
+    print(f"{len(problems)} of {len(results)} checks failed" if problems else "gemray serve can start")
+    if problems:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,138 @@
+"""gemray info: the model, shards, backends and memory of a running server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gemray_cluster.cli import options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gemray.v1 import generation_pb2 as pb
+
+
+def info(
+    *,
+    address: options.Server = options.DEFAULT_SERVER,
+    auth_token_file: options.TokenFile = None,
+    tls_ca_file: options.TlsCa = None,
+    tls_cert_file: options.TlsCert = None,
+    tls_key_file: options.TlsKey = None,
+) -> None:
+    """Show what a server serves and how."""
+    from rich.console import Console
+
+    from gemray.v1 import generation_pb2 as pb
+    from gemray_cluster.client import ServerAddress, connected
+
+    with connected(ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)) as stub:
+        model = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10)
+        stats = stub.GetServerStats(pb.GetServerStatsRequest(), timeout=10)
+    console = Console()
+    for table in (_model(model), _choices(model), _shards(model), _memory(model, stats), _load(stats)):
+        console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=bool(columns))
+    for column in columns or ("", ""):
+        table.add_column(column)
+    return table
+
+
+def _model(model: pb.GetModelInfoResponse) -> Table:
+    table = _table("Model")
+    kinds = {kind: list(model.layer_types).count(kind) for kind in dict.fromkeys(model.layer_types)}
+    defaults = model.generation_defaults
+    rows = {
+        "type": model.model_type,
+        "layers": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+        "hidden size, heads": f"{model.hidden_size}, {model.num_attention_heads}",
+        "vocabulary": str(model.vocab_size),
+        "window": str(model.sliding_window),
+        "longest request": f"{model.max_model_len} tokens (the model's own limit: {model.max_position_embeddings})",
+        "dtype, ranks": f"{model.dtype}, {model.tensor_parallel_size}",
+        "drafter": _drafter(model.drafter) if model.HasField("drafter") else "none",
+        "defaults": f"temperature {defaults.temperature:g}, top_k {defaults.top_k}, top_p {defaults.top_p:g}, "
+        f"stop ids {list(defaults.stop_token_ids)}",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _drafter(drafter: pb.Drafter) -> str:
+    from gemray.v1 import generation_pb2 as pb
+
+    sharing = pb.KvSharing.Name(drafter.kv_sharing).removeprefix("KV_SHARING_").lower()
+    placement = pb.DrafterPlacement.Name(drafter.placement).removeprefix("DRAFTER_PLACEMENT_").lower()
+    return f"{drafter.method}, {sharing} KV, {placement}, up to {drafter.max_draft_tokens} drafts a step"
+
+
+def _choices(model: pb.GetModelInfoResponse) -> Table:
+    table = _table("Choices", "what", "chosen", "why")
+    for choice in model.choices:
+        table.add_row(choice.what, choice.chosen, choice.reason)
+    return table
+
+
+def _shards(model: pb.GetModelInfoResponse) -> Table:
+    table = _table("Shards", "rank", "host", "device", "weights", "vocabulary", "padding", "added")
+    for rank in model.ranks:
+        shard = rank.shard_indices
+        table.add_row(
+            str(rank.rank),
+            rank.host,
+            rank.device,
+            _size(rank.weight_bytes),
+            f"{shard.org_vocab_start_index}..{shard.org_vocab_end_index}",
+            str(shard.num_org_vocab_padding + shard.num_added_vocab_padding),
+            str(shard.num_added_elements),
+        )
+    return table
+
+
+def _memory(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> Table:
+    table = _table("KV memory of a rank", "group", "layers", "heads x dim", "window", "pages", "bytes", "in use")
+    in_use = {pool.group: pool.pages_in_use for pool in stats.engine.pools}
+    for group in model.ranks[0].kv_groups if model.ranks else []:
+        table.add_row(
+            group.name,
+            str(group.num_layers),
+            f"{group.num_kv_heads} x {group.head_dim}",
+            str(group.window) if group.HasField("window") else "-",
+            f"{group.num_pages} of {group.page_size} tokens",
+            _size(group.num_pages * group.page_bytes),
+            f"{in_use.get(group.name, 0)} pages",
+        )
+    return table
+
+
+def _load(stats: pb.GetServerStatsResponse) -> Table:
+    from gemray.v1 import generation_pb2 as pb
+
+    table = _table("Load")
+    requests, engine = stats.requests, stats.engine
+    rows = {
+        "state": pb.ServerState.Name(stats.state).removeprefix("SERVER_STATE_").lower(),
+        "up": f"{stats.uptime_seconds:.0f} s",
+        "requests": f"{requests.active} of {requests.limit} active; {requests.completed} completed, "
+        f"{requests.cancelled} cancelled, {requests.failed} failed, {requests.rejected} refused",
+        "engine": f"{engine.steps} steps, {engine.num_running} running, {engine.num_waiting} waiting, "
+        f"{engine.num_preemptions} preemptions",
+        "tokens": f"{engine.prompt_tokens} prompt, {engine.generated_tokens} generated",
+        "last step": f"{engine.last_step_seconds * 1e3:.1f} ms",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,60 @@
+"""Flags that several commands share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+
+from gemray_cluster.settings import CONFIG, ServeSettings, settings_of
+
+Server = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="The gemray server.")]
+TokenFile = Annotated[str | None, typer.Option(metavar="PATH", help="File with the bearer token.")]
+TlsCa = Annotated[str | None, typer.Option(metavar="PATH", help="Authority of the server's certificate, PEM.")]
+TlsCert = Annotated[str | None, typer.Option(metavar="PATH", help="The client's certificate, PEM (mTLS).")]
+TlsKey = Annotated[str | None, typer.Option(metavar="PATH", help="Its key, PEM.")]
+
+MaxTokens = Annotated[int | None, typer.Option(metavar="INTEGER", help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option(metavar="INTEGER", help="0 keeps all.")]
+TopP = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 < P <= 1.")]
+Seed = Annotated[int | None, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
+Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]
+
+DEFAULT_SERVER = "127.0.0.1:50051"
+
+
+def with_settings(command: Callable[[dict[str, str | None]], None]) -> Callable[..., None]:
+    """Give a command one flag a setting of `ServeSettings`, and hand it the texts as typed."""
+
+    def run(**flags: str | None) -> None:
+        command(flags)
+
+    parameters = list(_flags())
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _flags() -> Iterable[inspect.Parameter]:
+    for setting in settings_of(ServeSettings):
+        kind = setting.metadata["kind"]
+        option = typer.Option(
+            "--" + setting.name.replace("_", "-"),
+            metavar=kind.metavar,
+            help=setting.metadata["help"],
+            rich_help_panel=setting.metadata["panel"],
+        )
+        yield _parameter(setting.name, option)
+    yield _parameter(CONFIG, typer.Option("--config", metavar="FILE", help="TOML file with any of these settings."))
+
+
+def _parameter(name: str, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )

@@ -1,0 +1,52 @@
+"""Progress of a gang's start: a line that moves on a terminal, a line a stage elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gemray_cluster.launcher import ProgressListener, StartProgress
+
+_STAGES = {
+    "ray": "connecting to Ray",
+    "placement": "placing the ranks",
+    "processes": "starting processes",
+    "load": "loading the model",
+    "ready": "ready",
+}
+
+
+@contextmanager
+def start_progress() -> Iterator[ProgressListener]:
+    """A listener that shows what it hears on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _print_stages()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting")
+
+        def show(progress: StartProgress) -> None:
+            text = " ".join(part for part in (_STAGES.get(progress.stage, progress.stage), progress.detail) if part)
+            bar.update(task, description=text, completed=progress.done, total=progress.total)
+
+        yield show
+
+
+def _print_stages() -> ProgressListener:
+    said: set[tuple[str, str]] = set()
+
+    def show(progress: StartProgress) -> None:
+        key = (progress.stage, progress.detail)
+        if key not in said:
+            said.add(key)
+            print(
+                f"{_STAGES.get(progress.stage, progress.stage)} {progress.detail}".rstrip(), file=sys.stderr, flush=True
+            )
+
+    return show

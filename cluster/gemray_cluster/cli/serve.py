@@ -1,0 +1,24 @@
+"""gemray serve: start a gang and serve it until told to end."""
+
+from __future__ import annotations
+
+import os
+
+from gemray_cluster.cli.options import with_settings
+from gemray_cluster.cli.ray_environment import prepare_ray_environment
+from gemray_cluster.settings import ServeSettings
+
+
+@with_settings
+def serve(flags: dict[str, str | None]) -> None:
+    """Serve a model over gRPC.
+
+    Each flag is also a variable (--kv-memory: GEMRAY_KV_MEMORY) and a key of --config's file (kv_memory); flags win
+    over variables, variables over the file. SIGTERM and Ctrl-C let live requests finish; a second one does not.
+    """
+    settings = ServeSettings.load(flags, os.environ)
+    prepare_ray_environment()
+
+    from gemray_cluster.cli.serve_loop import run
+
+    run(settings)

@@ -1,0 +1,42 @@
+"""Statistics of one generation, for people."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from gemray.v1 import generation_pb2 as pb
+
+
+@dataclass
+class Stopwatch:
+    """Times of one call."""
+
+    started: float = field(default_factory=time.monotonic)
+    first_at: float | None = None
+
+    def token_came(self) -> None:
+        """Call with each message that brings tokens."""
+        self.first_at = self.first_at or time.monotonic()
+
+    def report(self, completion: pb.Completion) -> str:
+        """Finish reason, counts, speeds, seed."""
+        now = time.monotonic()
+        usage = completion.usage
+        parts = [
+            pb.FinishReason.Name(completion.finish_reason).removeprefix("FINISH_REASON_").lower(),
+            f"{usage.prompt_tokens} prompt + {usage.completion_tokens} tokens",
+            f"{now - self.started:.2f} s",
+        ]
+        if self.first_at is not None:
+            parts.append(f"first token after {self.first_at - self.started:.2f} s")
+            if usage.completion_tokens > 1 and now > self.first_at:
+                parts.append(f"{(usage.completion_tokens - 1) / (now - self.first_at):.1f} tokens/s")
+        if completion.HasField("speculation"):
+            speculation = completion.speculation
+            parts.append(
+                f"{speculation.method}: {speculation.accepted} of {speculation.drafted} drafts accepted "
+                f"in {speculation.rounds} rounds"
+            )
+        parts.append(f"seed {completion.seed}")
+        return ", ".join(parts)

@@ -1,0 +1,17 @@
+"""What can go wrong when talking to a server."""
+
+from __future__ import annotations
+
+from gemray_workers.errors import GemrayError
+
+
+class ServerUnreachable(GemrayError):
+    """Nobody answers, or the server does not serve now."""
+
+
+class RequestRefused(GemrayError):
+    """The server says that the request is wrong or not allowed."""
+
+
+class RequestFailed(GemrayError):
+    """The server took the request and could not finish it."""

@@ -1,0 +1,17 @@
+"""Errors of the front end."""
+
+from __future__ import annotations
+
+from gemray_workers.errors import GemrayError
+
+
+class AddressUnavailable(GemrayError):
+    """The server cannot listen where it was told to."""
+
+
+class QueueFull(GemrayError):
+    """The server holds as many requests as it may."""
+
+
+class EngineFault(GemrayError):
+    """The engine could not finish a request; the server lives on."""

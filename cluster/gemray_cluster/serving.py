@@ -1,0 +1,90 @@
+"""A gang behind a gRPC server, from nothing to ready and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import ray
+from prometheus_client import CollectorRegistry
+
+from gemray_cluster.check.at_start import look_before_start
+from gemray_cluster.check.resources import rank_bundle
+from gemray_cluster.gang import no_listener
+from gemray_cluster.launcher import ProgressListener
+from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.ray_gang import RayGang
+from gemray_cluster.ray_session import RaySession
+from gemray_cluster.request_trace import TracedGang, TraceInterceptor
+from gemray_cluster.server.gang_slot import GangSlot
+from gemray_cluster.server.requests import RequestReader
+from gemray_cluster.server.server import GenerationServer
+from gemray_cluster.settings import ServeSettings
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.checkpoint.generation import GenerationDefaults
+
+if TYPE_CHECKING:
+    from gemray_workers.config import DeviceName
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server whose gang is ready."""
+
+    server: GenerationServer
+    gang: RayGang
+
+
+@asynccontextmanager
+async def serving(
+    settings: ServeSettings,
+    *,
+    listening: Callable[[GenerationServer], None] = lambda server: None,
+    progress: ProgressListener = no_listener,
+) -> AsyncIterator[Serving]:
+    """Listen first, so that a taken port or a wrong directory shows at once; then start the gang; drain on leaving.
+
+    `listening` is told when the port is open, where health says NOT_SERVING until the gang is ready.
+    Raises GemrayError: InvalidField, CheckpointError, AddressUnavailable, and what `RayGang.start` raises.
+    """
+    server_config, cluster_config = settings.server_config(), settings.cluster_config()
+    reader = await asyncio.to_thread(_reader, settings.model)
+    slot = GangSlot()
+    registry = CollectorRegistry()
+    interceptor = TraceInterceptor(RequestMetrics(registry))
+    registry.register(EngineCollector(lambda: slot))
+    server = GenerationServer(server_config, TracedGang(slot), reader, interceptors=[interceptor])
+    async with AsyncExitStack() as stack:
+        await server.start()
+        stack.push_async_callback(server.close)
+        if settings.metrics_port is not None:
+            metrics = MetricsServer(registry, host=server_config.host, port=settings.metrics_port)
+            stack.callback(metrics.close)
+        listening(server)
+        session = await RaySession.open(cluster_config)
+        stack.push_async_callback(session.close)
+        engine_config = settings.engine_config(choose_device(settings))
+        await look_before_start(
+            num_ranks=settings.num_ranks, bundle=rank_bundle(cluster_config, engine_config.device), model=settings.model
+        )
+        gang = await RayGang.start(cluster_config, engine_config, progress=progress)
+        stack.push_async_callback(gang.stop)
+        slot.fill(gang)
+        stack.push_async_callback(server.close)  # before the gang goes: its streams end first
+        yield Serving(server, gang)
+        await server.drain()
+
+
+def _reader(model: str) -> RequestReader:
+    return RequestReader(ChatTokenizer.from_directory(model), GenerationDefaults.from_directory(model))
+
+
+def choose_device(settings: ServeSettings) -> DeviceName:
+    """What `auto` means: GPUs if the cluster that we have joined has any."""
+    if settings.device == "auto":
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        return "cuda" if resources.get("GPU", 0) >= 1 else "cpu"
+    return "cuda" if settings.device == "cuda" else "cpu"

@@ -1,0 +1,65 @@
+"""Kinds of setting: how the text of a flag, a variable or a file becomes a value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """What a setting holds."""
+
+    parse: Callable[[str], T]
+    """Raises ValueError for a text that is not allowed."""
+    allowed: str
+    """In words, for errors."""
+    metavar: str
+    """For --help."""
+
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("empty")
+    return value
+
+
+def _seconds(value: str) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError("not a duration")
+    return number
+
+
+def parse_size(value: str) -> int:
+    """Bytes of a text such as ``2GiB``, ``512 MiB``, ``1.5GB`` or ``1048576``; raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("not a size")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def one_of(*names: str) -> Kind[str]:
+    """One of a few names."""
+
+    def parse(value: str) -> str:
+        if value not in names:
+            raise ValueError("unknown name")
+        return value
+
+    return Kind(parse, "one of " + ", ".join(names), "|".join(names))
+
+
+TEXT = Kind(_text, "a text that is not empty", "TEXT")
+PATH = Kind(_text, "a path", "PATH")
+INTEGER = Kind(int, "an integer", "INTEGER")
+SECONDS = Kind(_seconds, "seconds, a number >= 0", "SECONDS")
+SIZE = Kind(parse_size, "a size such as 2GiB, 512MiB or 1048576", "SIZE")

@@ -1,0 +1,242 @@
+"""Settings of `gemray serve`: flags, GEMRAY_* variables and a TOML file, all with the same names.
+
+A flag wins over a variable, a variable over the file, the file over the default. Errors say which of them it was.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.setting_types import INTEGER, PATH, SECONDS, SIZE, TEXT, Kind, one_of
+from gemray_workers.errors import InvalidField
+
+if TYPE_CHECKING:
+    from gemray_workers.config import DeviceName, EngineConfig
+
+T = TypeVar("T")
+
+PREFIX = "GEMRAY_"
+CONFIG = "config"
+"""The file's own setting: only a flag or a variable can name it."""
+
+ENGINE_NAMES: Mapping[str, str] = {
+    "model_path": "model",
+    "tensor_parallel_size": "tp",
+    "kv_memory_bytes": "kv_memory",
+    "drafter_path": "drafter",
+    "max_draft_tokens": "draft_tokens",
+}
+"""Fields of EngineConfig whose settings have shorter names."""
+
+DEFAULT_KV_MEMORY: Mapping[str, int] = {"cpu": 1 << 30, "cuda": 16 << 30}
+DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "float32", "cuda": "bfloat16"}
+
+
+class InvalidSetting(InvalidField):
+    """A setting's value is not allowed; the message also says where it came from."""
+
+    def __init__(self, name: str, value: object, allowed: str, origin: str) -> None:
+        super().__init__(name, value, allowed)
+        self.args = (f"{name} = {value!r} (from {origin}) is not allowed: {allowed}",)
+
+
+class MissingSetting(InvalidField):
+    """A setting without a default is given nowhere."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, None, "set")
+        self.args = (f"{name} is not set: give {_flag(name)}, {PREFIX}{name.upper()}, or {name} in the file",)
+
+
+def _setting(kind: Kind[Any], panel: str, meaning: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"kind": kind, "panel": panel, "help": meaning})
+
+
+def _engine(kind: Kind[Any], meaning: str, default: Any = None) -> Any:
+    return _setting(kind, "Model and engine", meaning, default)
+
+
+def _cluster(kind: Kind[Any], meaning: str, default: Any = None) -> Any:
+    return _setting(kind, "Cluster", meaning, default)
+
+
+def _server(kind: Kind[Any], meaning: str, default: Any = None) -> Any:
+    return _setting(kind, "Server", meaning, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Everything that `gemray serve` can be told. None leaves a value to the part that uses it."""
+
+    model: str = _engine(PATH, "A local Hugging Face directory of a Gemma 4 model.", MISSING)
+    tp: int = _engine(INTEGER, "Ranks that the model is sharded over.", 1)
+    device: str = _engine(one_of("auto", "cpu", "cuda"), "auto takes GPUs if the cluster has any.", "auto")
+    dtype: str = _engine(
+        one_of("auto", "bfloat16", "float32", "float64"), "auto is bfloat16 on GPUs, float32 on CPUs.", "auto"
+    )
+    kv_memory: int | None = _engine(SIZE, "KV pages of each rank, in all (default 16GiB on GPUs, 1GiB on CPUs).")
+    max_model_len: int | None = _engine(INTEGER, "Most tokens of a request, prompt and output; cut to what fits.")
+    max_num_seqs: int | None = _engine(INTEGER, "Requests that run at one time (default 32).")
+    max_step_tokens: int | None = _engine(INTEGER, "Rows of one forward pass (default 512).")
+    prefill_chunk: int | None = _engine(INTEGER, "Most prompt rows of one request in a step (default 256).")
+    page_size: int | None = _engine(INTEGER, "Tokens of a KV page (default 16).")
+    attention_backend: str | None = _engine(TEXT, "An explicit choice is never replaced (default: chosen).")
+    drafter: str | None = _engine(PATH, "A local directory of an MTP assistant or a DFlash drafter (default: none).")
+    method: str | None = _engine(
+        one_of("auto", "none", "mtp", "dflash"), "How drafts are made (default auto: what the drafter's config says)."
+    )
+    draft_tokens: int | None = _engine(INTEGER, "Most drafts of a request in a step (default: the drafter's).")
+    drafter_placement: str | None = _engine(
+        one_of("colocated", "dedicated"), "dedicated gives a DFlash drafter a rank of its own (default colocated)."
+    )
+    drafter_attention_backend: str | None = _engine(TEXT, "Of a drafter with a KV cache of its own (default: chosen).")
+    collective_timeout_s: float | None = _engine(SECONDS, "How long a rank waits for its peers (default 60).")
+
+    address: str | None = _cluster(TEXT, "A running Ray cluster, HOST:PORT or auto (default: start Ray here).")
+    namespace: str | None = _cluster(TEXT, "Ray namespace of the gang (default gemray).")
+    strategy: str | None = _cluster(TEXT, "How ranks spread over nodes, in Ray's terms (default auto).")
+    local_num_cpus: int | None = _cluster(INTEGER, "CPU slots of a Ray started here (default: the cores).")
+    local_num_gpus: int | None = _cluster(INTEGER, "GPUs of a Ray started here (default: those found).")
+    cpus_per_rank: int | None = _cluster(INTEGER, "CPU slots that a rank reserves (default 1).")
+    threads_per_rank: int | None = _cluster(INTEGER, "Threads of a rank's CPU operations (default: a fair share).")
+    connect_deadline_s: float | None = _cluster(SECONDS, "For reaching the Ray cluster.")
+    placement_deadline_s: float | None = _cluster(SECONDS, "For free resources (default 120).")
+    start_deadline_s: float | None = _cluster(SECONDS, "From placement to ready (default 900).")
+    heartbeat_deadline_s: float | None = _cluster(SECONDS, "Silence after which a gang counts as hung (default 30).")
+    stop_deadline_s: float | None = _cluster(SECONDS, "For the ranks to end in order (default 10).")
+
+    host: str | None = _server(TEXT, "Address to listen on (default 127.0.0.1).")
+    port: int | None = _server(INTEGER, "gRPC port, 0 for a free one (default 50051).")
+    metrics_port: int | None = _server(INTEGER, "Prometheus port on the same address (default: none).")
+    max_live_requests: int | None = _server(INTEGER, "Running and queued requests; more are refused (default 256).")
+    max_message_bytes: int | None = _server(SIZE, "Largest message either way (default 16MiB).")
+    drain_deadline_s: float | None = _server(SECONDS, "For live requests when told to end (default 30).")
+    tls_cert_file: str | None = _server(PATH, "Certificate chain, PEM.")
+    tls_key_file: str | None = _server(PATH, "Its private key, PEM.")
+    tls_client_ca_file: str | None = _server(PATH, "Clients must show a certificate of this authority (mTLS).")
+    auth_token_file: str | None = _server(PATH, "Clients must send one of these bearer tokens, one a line.")
+
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each value that was set came from."""
+
+    @classmethod
+    def load(cls, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> ServeSettings:
+        """Merge the sources; `flags` holds the texts as typed. Raises InvalidField."""
+        sources = [_from_flags(flags), _from_environment(environment)]
+        config = next((texts[CONFIG] for texts in sources if CONFIG in texts), None)
+        if config is not None:
+            sources.append(_from_file(*config))
+        values: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for setting in settings_of(cls):
+            found = next((texts[setting.name] for texts in sources if setting.name in texts), None)
+            if found is not None:
+                text, origins[setting.name] = found
+                values[setting.name] = _parse(setting, text, origins[setting.name])
+            elif setting.default is MISSING:
+                raise MissingSetting(setting.name)
+        return cls(**values, origins=origins)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the gang: the target's ranks, and the drafter's if it has one of its own."""
+        return self.tp + (self.drafter_placement == "dedicated")
+
+    def server_config(self) -> ServerConfig:
+        """Settings of the gRPC server; raises InvalidSetting."""
+        with self._naming_origins({}):
+            return self._build(ServerConfig)
+
+    def cluster_config(self) -> ClusterConfig:
+        """Settings of the gang's life; raises InvalidSetting."""
+        with self._naming_origins({}):
+            return self._build(ClusterConfig)
+
+    def engine_config(self, device: DeviceName) -> EngineConfig:
+        """Settings that every rank shares, with what `auto` means on `device`; raises InvalidSetting."""
+        from gemray_workers.config import EngineConfig
+
+        with self._naming_origins(ENGINE_NAMES):
+            return self._build(
+                EngineConfig,
+                model_path=self.model,
+                tensor_parallel_size=self.tp,
+                device=device,
+                dtype=DEFAULT_DTYPE[device] if self.dtype == "auto" else self.dtype,
+                kv_memory_bytes=DEFAULT_KV_MEMORY[device] if self.kv_memory is None else self.kv_memory,
+                drafter_path=self.drafter,
+                max_draft_tokens=self.draft_tokens,
+            )
+
+    def _build(self, config: Callable[..., T], **fixed: Any) -> T:
+        """A component's settings: those of the same name that are set, and `fixed`."""
+        names = {f.name for f in fields(config)} - fixed.keys()  # type: ignore[arg-type]
+        own = {f.name for f in settings_of(type(self))}
+        same = {name: getattr(self, name) for name in sorted(names & own)}
+        return config(**{name: value for name, value in same.items() if value is not None}, **fixed)
+
+    @contextmanager
+    def _naming_origins(self, renamed: Mapping[str, str]) -> Iterator[None]:
+        """Errors of a component, in the names that the user knows."""
+        try:
+            yield
+        except InvalidField as error:
+            name = renamed.get(error.field, error.field)
+            raise InvalidSetting(name, error.value, error.allowed, self.origins.get(name, "the default")) from error
+
+
+def settings_of(cls: type[ServeSettings]) -> list[Field[Any]]:
+    """The fields that users set."""
+    return [f for f in fields(cls) if "kind" in f.metadata]
+
+
+Texts = dict[str, tuple[str, str]]
+"""(text, origin) by setting."""
+
+
+def _from_flags(flags: Mapping[str, str | None]) -> Texts:
+    return {name: (text, f"flag {_flag(name)}") for name, text in flags.items() if text is not None}
+
+
+def _from_environment(environment: Mapping[str, str]) -> Texts:
+    names = {CONFIG, *(setting.name for setting in settings_of(ServeSettings))}
+    variables = {name: PREFIX + name.upper() for name in names}
+    return {name: (environment[key], f"environment {key}") for name, key in variables.items() if key in environment}
+
+
+def _from_file(path: str, origin: str) -> Texts:
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSetting(CONFIG, path, f"a readable file ({error.strerror})", origin) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(CONFIG, path, f"a TOML file ({error})", origin) from error
+    names = [setting.name for setting in settings_of(ServeSettings)]
+    for name, value in content.items():
+        if name not in names:
+            raise InvalidSetting(name, value, "one of " + ", ".join(names), path)
+        if not isinstance(value, str | int | float):
+            raise InvalidSetting(name, value, "a string or a number", path)
+    return {name: (str(value), path) for name, value in content.items()}
+
+
+def _parse(setting: Field[Any], text: str, origin: str) -> Any:
+    kind: Kind[Any] = setting.metadata["kind"]
+    try:
+        return kind.parse(text)
+    except ValueError as error:
+        allowed = kind.allowed
+        if origin.startswith("environment") and text.startswith("tcp://"):
+            allowed += " (Kubernetes sets this variable for a Service named gemray: use enableServiceLinks: false)"
+        raise InvalidSetting(setting.name, text, allowed, origin) from error
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

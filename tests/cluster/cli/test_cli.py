@@ -1,0 +1,155 @@
+"""The `gemray` command as a user runs it: exit codes, one-sentence errors, client commands against a server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.fake_gang import FakeGang, Script, gang_info
+from support.serving import Serving, serving
+
+from gemray_cluster.cli.exit_codes import exit_code_of
+from gemray_cluster.client_errors import RequestFailed
+from gemray_cluster.demo_tokenizer import write_demo_tokenizer
+from gemray_cluster.settings import InvalidSetting
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.errors import CapacityError
+
+GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
+
+
+def gemray(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GEMRAY, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+async def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*GEMRAY, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
+    async with serving(tokenizer, FakeGang(Script([180, 213, 106], group_sizes=(2,)))) as running:
+        yield running
+
+
+def test_help_needs_nothing_heavy() -> None:
+    probe = (
+        "import sys; from gemray_cluster import cli\n"
+        "heavy = {'torch', 'ray', 'transformers', 'grpc', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "model is not set"),
+        (["--model", "/nowhere"], 2, "there is no directory /nowhere"),
+        (["--model", "/nowhere", "--port", "x"], 2, "port = 'x' (from flag --port)"),
+        (["--model", "/nowhere", "--config", "/none.toml"], 2, "from flag --config"),
+    ],
+)
+def test_serve_refuses_in_one_sentence(arguments: list[str], code: int, words: str) -> None:
+    result = gemray("serve", *arguments)
+    assert result.returncode == code
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stdout == ""
+
+
+def test_serve_on_a_taken_port(tmp_path: Path) -> None:
+    write_demo_tokenizer(tmp_path, vocab_size=600)
+    (tmp_path / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = gemray("serve", "--model", str(tmp_path), "--port", str(port))
+    assert result.returncode == 4
+    assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n" == result.stderr
+
+
+def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result = gemray("generate", "Hi", "--address", f"127.0.0.1:{port}")
+    assert result.returncode == 5
+    assert result.stderr.startswith(f"error: 127.0.0.1:{port}: UNAVAILABLE")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate(served: Serving, stream: list[str]) -> None:
+    code, out, err = await run("generate", "Hi", "--address", served.server.address, "--seed", "5", *stream)
+    assert (code, out) == (0, "Hi\n")
+    assert "stop_token" in err
+    assert "seed 5" in err
+    params = served.gang.submitted[-1].params
+    assert (params.seed, params.temperature) == (5, 1.0)
+    assert served.gang.submitted[-1].prompt_ids[:2] == [2, 105], "the chat template was used"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_raw_from_stdin(served: Serving, tokenizer: ChatTokenizer) -> None:
+    code, out, _ = await run(
+        "generate", "-", "--raw", "--temperature", "0", "--address", served.server.address, stdin="Hello"
+    )
+    assert (code, out) == (0, "Hi\n")
+    assert served.gang.submitted[-1].prompt_ids == tokenizer.encode("Hello")
+    assert served.gang.submitted[-1].params.temperature == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_refused(served: Serving) -> None:
+    code, out, err = await run("generate", "Hi", "--top-p", "7", "--address", served.server.address)
+    assert (code, out) == (2, "")
+    assert "sampling.top_p = 7.0 is not allowed" in err
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_chat_keeps_the_conversation(served: Serving, tokenizer: ChatTokenizer) -> None:
+    code, out, _ = await run("chat", "--system", "Be kind.", "--address", served.server.address, stdin="One\n\nTwo\n")
+    assert code == 0
+    assert out.count("Hi") == 2
+    turns = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "Two"},
+    ]
+    assert served.gang.submitted[-1].prompt_ids == tokenizer.encode_chat(turns)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info(served: Serving) -> None:
+    served.gang.gang_info = gang_info(max_draft_tokens=4)
+    code, out, _ = await run("info", "--address", served.server.address)
+    assert code == 0
+    for words in ("gemma4_text", "0..1024", "1024..2048", "sliding", "256 tokens", "no GPU", "mtp, shared KV"):
+        assert words in out
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_with_a_token(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    async with serving(tokenizer, FakeGang(Script([180, 106])), auth_token_file=str(tmp_path / "token")) as guarded:
+        address = guarded.server.address
+        code, _, err = await run("generate", "Hi", "--address", address)
+        assert (code, "UNAUTHENTICATED" in err) == (2, True)
+        code, out, _ = await run("generate", "Hi", "--address", address, "--auth-token-file", str(tmp_path / "token"))
+        assert (code, out) == (0, "H\n")
+
+
+def test_exit_codes() -> None:
+    assert exit_code_of(InvalidSetting("port", 1, "x", "y")) == 2
+    assert exit_code_of(CapacityError("x")) == 3
+    assert exit_code_of(RequestFailed("x")) == 1

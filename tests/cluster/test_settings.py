@@ -1,0 +1,141 @@
+"""Settings: flags over variables over the file; errors say which of them it was."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.setting_types import parse_size
+from gemray_cluster.settings import ENGINE_NAMES, InvalidSetting, MissingSetting, ServeSettings, settings_of
+from gemray_workers.config import EngineConfig
+from gemray_workers.errors import InvalidField
+
+MODEL = {"model": "/models/gemma"}
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("in_flag", "in_environment", "in_file", "expected"),
+    [
+        (True, True, True, 1),
+        (False, True, True, 2),
+        (False, False, True, 3),
+        (True, False, True, 1),
+        (False, False, False, None),
+    ],
+)
+def test_precedence(tmp_path: Path, in_flag: bool, in_environment: bool, in_file: bool, expected: int | None) -> None:
+    file = write(tmp_path / "gemray.toml", "max_num_seqs = 3\n" if in_file else "")
+    flags = {**MODEL, "config": file, "max_num_seqs": "1" if in_flag else None}
+    environment = {"GEMRAY_MAX_NUM_SEQS": "2"} if in_environment else {}
+    assert ServeSettings.load(flags, environment).max_num_seqs == expected
+
+
+def test_the_file_can_be_named_by_a_variable_and_hold_everything(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "gemray.toml", 'model = "/m"\ntp = 2\nkv_memory = "2GiB"\nport = 0\nstop_deadline_s = 1.5\n'
+    )
+    settings = ServeSettings.load({}, {"GEMRAY_CONFIG": file})
+    assert (settings.model, settings.tp, settings.kv_memory, settings.port) == ("/m", 2, 2 << 30, 0)
+    assert settings.cluster_config().stop_deadline_s == 1.5
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "words"),
+    [
+        ({"port": "x"}, {}, r"port = 'x' \(from flag --port\) is not allowed: an integer"),
+        ({}, {"GEMRAY_PORT": "x"}, r"port = 'x' \(from environment GEMRAY_PORT\)"),
+        ({}, {"GEMRAY_PORT": "tcp://10.0.0.1:50051"}, "enableServiceLinks: false"),
+        ({"tp": ""}, {}, r"tp = '' \(from flag --tp\)"),
+        ({"kv_memory": "2 parsecs"}, {}, "a size such as 2GiB"),
+        ({"dtype": "int4"}, {}, "one of auto, bfloat16, float32, float64"),
+        ({"start_deadline_s": "nan"}, {}, "seconds, a number >= 0"),
+        ({"config": "/nowhere.toml"}, {}, r"config = '/nowhere.toml' \(from flag --config\).*No such file"),
+    ],
+)
+def test_bad_values_name_their_source(flags: dict[str, str], environment: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        ServeSettings.load({**MODEL, **flags}, environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1\n", r"prot = 1 \(from .*gemray.toml\) is not allowed: one of model, tp,"),
+        ("port = [1]\n", "a string or a number"),
+        ("port = true\n", r"port = 'True' \(from .*gemray.toml\)"),
+        ("port = \n", "a TOML file"),
+    ],
+)
+def test_bad_file(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        ServeSettings.load({**MODEL, "config": write(tmp_path / "gemray.toml", text)}, {})
+
+
+def test_missing_model_says_how_to_give_it() -> None:
+    with pytest.raises(MissingSetting, match="model is not set: give --model, GEMRAY_MODEL, or model in the file"):
+        ServeSettings.load({}, {})
+
+
+def test_errors_of_a_component_carry_the_users_names() -> None:
+    settings = ServeSettings.load({**MODEL, "kv_memory": "0", "port": "70000"}, {"GEMRAY_STRATEGY": "wild"})
+    with pytest.raises(InvalidSetting, match=r"kv_memory = 0 \(from flag --kv-memory\)"):
+        settings.engine_config("cpu")
+    with pytest.raises(InvalidSetting, match=r"port = 70000 \(from flag --port\)"):
+        settings.server_config()
+    with pytest.raises(InvalidSetting, match=r"strategy = 'wild' \(from environment GEMRAY_STRATEGY\)"):
+        settings.cluster_config()
+
+
+def test_unset_values_are_the_components_own() -> None:
+    settings = ServeSettings(model="/m")
+    assert settings.server_config() == ServerConfig()
+    assert settings.cluster_config() == ClusterConfig()
+    engine = settings.engine_config("cuda")
+    assert (engine.dtype, engine.kv_memory_bytes, engine.max_num_seqs) == ("bfloat16", 16 << 30, 32)
+    assert settings.engine_config("cpu").dtype == "float32"
+
+
+def test_drafter_settings_reach_the_engine() -> None:
+    flags = {**MODEL, "drafter": "/d", "method": "dflash", "draft_tokens": "5", "drafter_placement": "dedicated"}
+    settings = ServeSettings.load({**flags, "tp": "2"}, {})
+    engine = settings.engine_config("cpu")
+    assert (engine.drafter_path, engine.method, engine.max_draft_tokens) == ("/d", "dflash", 5)
+    assert engine.drafter_placement == "dedicated"
+    assert settings.num_ranks == 3
+
+
+def test_every_setting_belongs_to_a_component() -> None:
+    """A setting that no component knows would have no effect."""
+    known = {f.name for config in (ServerConfig, ClusterConfig, EngineConfig) for f in fields(config)}
+    known |= {*ENGINE_NAMES.values(), "metrics_port"}
+    assert {setting.name for setting in settings_of(ServeSettings)} <= known
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("7", 7), ("3kib", 3072), ("10B", 10)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@given(st.text(max_size=12))
+def test_no_text_breaks_the_size_parser(text: str) -> None:
+    with suppress(ValueError):
+        assert parse_size(text) >= 0
+
+
+def test_errors_are_the_kind_that_commands_turn_into_a_sentence() -> None:
+    assert issubclass(InvalidSetting, InvalidField)
