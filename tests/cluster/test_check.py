@@ -1,0 +1,140 @@
+"""Each check says what is there, what is wanted, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from gemray_cluster.check.interface import check_interface
+from gemray_cluster.check.model_directory import check_model_directory
+from gemray_cluster.check.port import check_port
+from gemray_cluster.check.resources import check_room
+from gemray_cluster.check.result import Status, fail, failed, ok
+from gemray_cluster.check.shared_memory import check_shared_memory, local_size
+from gemray_cluster.placement import NodeResources
+
+GIB = 2**30
+GPU_RANK = {"GPU": 1.0, "CPU": 1.0}
+
+
+def _node(address: str, gpus: float, free_gpus: float | None = None) -> NodeResources:
+    free = gpus if free_gpus is None else free_gpus
+    return NodeResources(address, {"CPU": 16.0, "GPU": gpus}, {"CPU": 16.0, "GPU": free})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "status", "parts"),
+    [
+        ([_node("10.0.0.1", 4)], Status.OK, ["2 x {GPU: 1, CPU: 1} wanted", "10.0.0.1 has room for 4"]),
+        (
+            [_node("10.0.0.1", 0), _node("10.0.0.2", 1)],
+            Status.FAIL,
+            ["1 available", "10.0.0.1 has room for 0 (GPU 0 of 0 free", "10.0.0.2 has room for 1", "lower --tp"],
+        ),
+        ([_node("10.0.0.1", 2, 1)], Status.FAIL, ["1 available", "GPU 1 of 2 free", "something else holds the rest"]),
+        ([_node("10.0.0.1", 1), _node("10.0.0.2", 1)], Status.WARN, ["several nodes together", "cross the network"]),
+        ([], Status.FAIL, ["no live node"]),
+    ],
+)
+def test_room(nodes: list[NodeResources], status: Status, parts: list[str]) -> None:
+    result = check_room(nodes, num_ranks=2, bundle=GPU_RANK)
+    assert result.status is status
+    for part in parts:
+        assert part in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "status"),
+    [
+        (64 * 2**20, 1, Status.FAIL),
+        (0, 1, Status.FAIL),
+        (GIB, 1, Status.OK),
+        (GIB, 2, Status.WARN),
+        (12 * GIB, 8, Status.OK),
+    ],
+)
+def test_shared_memory(size: int, ranks: int, status: Status) -> None:
+    result = check_shared_memory("10.0.0.1", size, local_ranks=ranks)
+    assert result.status is status
+    assert f"{size // 2**20} MiB" in result.sentence
+    if status is not Status.OK:
+        assert "--shm-size" in result.sentence
+        assert "shm.worker" in result.sentence
+
+
+def test_shared_memory_of_this_host_is_read() -> None:
+    assert local_size() == os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
+
+
+def test_port_taken_and_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = check_port("grpc port", "127.0.0.1", port)
+    assert result.status is Status.FAIL
+    assert f"127.0.0.1:{port} is taken" in result.sentence
+    assert check_port("grpc port", "127.0.0.1", port).status is Status.OK
+    assert check_port("grpc port", "127.0.0.1", 0).status is Status.OK
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_port_of_another_host(host: str) -> None:
+    result = check_port("grpc port", host, 50051)
+    assert result.status is Status.FAIL
+    assert f"{host} is no address of this host" in result.sentence
+
+
+def test_model_directory(tmp_path: Path) -> None:
+    missing = check_model_directory(str(tmp_path / "nowhere"), node="10.0.0.2")
+    assert missing.status is Status.FAIL
+    assert f"no directory {tmp_path / 'nowhere'} on node 10.0.0.2" in missing.sentence
+
+    (tmp_path / "config.json").write_text("{}")
+    shards = [f"model-0000{n}-of-00007.safetensors" for n in range(1, 8)]
+    index = {"weight_map": {f"tensor{n}": shard for n, shard in enumerate(shards)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / shards[0]).touch()
+    partial = check_model_directory(str(tmp_path), node="10.0.0.2")
+    assert partial.status is Status.FAIL
+    assert f"lacks tokenizer.json, {shards[1]}, {shards[2]}, {shards[3]} and 3 more" in partial.sentence
+    (tmp_path / "tokenizer.json").touch()
+    assert check_model_directory(str(tmp_path), node="10.0.0.2", weights=False).status is Status.OK
+
+    for shard in shards:
+        (tmp_path / shard).touch()
+    assert check_model_directory(str(tmp_path), node="10.0.0.2").status is Status.OK
+
+
+def test_interface_is_the_one_of_the_node_and_says_why() -> None:
+    result = check_interface("127.0.0.1", {}, existing=list(psutil.net_if_addrs()))
+    assert result.status is Status.OK
+    assert "lo holds the node's address 127.0.0.1" in result.sentence
+
+
+def test_interface_set_by_hand() -> None:
+    names = list(psutil.net_if_addrs())
+    kept = check_interface("127.0.0.1", {"NCCL_SOCKET_IFNAME": "lo"}, existing=names)
+    assert kept.status is Status.OK
+    assert "NCCL_SOCKET_IFNAME=lo" in kept.sentence
+    wrong = check_interface("127.0.0.1", {"GLOO_SOCKET_IFNAME": "ib7"}, existing=names)
+    assert wrong.status is Status.FAIL
+    assert "GLOO_SOCKET_IFNAME=ib7 names no interface" in wrong.sentence
+    assert "lo" in wrong.sentence
+    excluding = check_interface("127.0.0.1", {"NCCL_SOCKET_IFNAME": "^docker0"}, existing=names)
+    assert excluding.status is Status.OK
+
+
+def test_no_interface_holds_the_address() -> None:
+    result = check_interface("203.0.113.7", {}, existing=list(psutil.net_if_addrs()))
+    assert result.status is Status.FAIL
+    assert "203.0.113.7" in result.sentence
+    assert "127.0.0.1 (lo)" in result.sentence
+
+
+def test_only_failures_stop_a_start() -> None:
+    results = [ok("a", "fine."), fail("b", "bad.")]
+    assert failed(results) == [results[1]]
+    assert str(results[1]) == "fail  b: bad."
