@@ -1,0 +1,61 @@
+"""The shipped `ray up` files pass Ray's own validation and hold what field reports say is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gemray_cluster.settings import ServeSettings
+from ray.autoscaler._private.util import prepare_config, validate_config
+from support.commands import serve_flags_in
+from support.helm_chart import ROOT
+
+FOLDER = ROOT / "cluster" / "ray-up"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_passes_rays_schema(path: Path) -> None:
+    validate_config(prepare_config(_load(path)))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_ray_process_has_the_token(path: Path) -> None:
+    config = _load(path)
+    assert list(config["file_mounts"]) == ["~/.ray/auth_token"]
+    commands = config["head_start_ray_commands"] + config["worker_start_ray_commands"]
+    starts = [command for command in commands if "ray start" in command or "gemray serve" in command]
+    assert len(starts) == 3
+    assert [command for command in starts if "export RAY_AUTH_MODE=token" not in command] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_serve_command_is_one_that_gemray_takes(path: Path) -> None:
+    (command,) = [c for c in _load(path)["head_start_ray_commands"] if "gemray serve" in c]
+    settings = ServeSettings.load(serve_flags_in(command), {})
+    assert settings.address == "auto"
+    assert settings.device == "cuda", "the head has no GPU to infer it from, and the workers join later"
+    settings.server_config()
+    settings.cluster_config()
+    settings.engine_config("cuda")
+
+
+def test_on_premise_avoids_the_autoscaler_that_never_starts_its_workers() -> None:
+    text = (FOLDER / "onprem.yaml").read_text()
+    assert "export RAY_UP_enable_autoscaler_v2=0" in text
+    (start,) = [c for c in _load(FOLDER / "onprem.yaml")["head_start_ray_commands"] if "ray start" in c]
+    assert "RAY_enable_autoscaler_v2=0" in start
+
+
+def test_cloud_containers_share_memory_and_network_with_their_host() -> None:
+    config = _load(FOLDER / "aws.yaml")
+    options = config["docker"]["run_options"]
+    assert {"--ipc=host", "--network=host"} <= set(options)
+    assert "--gpus all" in config["docker"]["worker_run_options"]
+    assert config["available_node_types"]["gang"]["resources"]["GPU"] >= 2
