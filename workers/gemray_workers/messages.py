@@ -76,6 +76,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int
     last_step_seconds: float
     speculation: SpeculationCounters
+    draft_seconds: float = 0.0
+    """Spent drafting since the start."""
+    verify_seconds: float = 0.0
+    """Spent in the target's forward passes and the choice of tokens since the start."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):

@@ -16,6 +16,7 @@ from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.engine.planner import Planner
 from gemray_workers.engine.rows import forward_batch, prompt_logprob_rows, sampled_rows
 from gemray_workers.engine.slots import SlotTable
+from gemray_workers.engine.step_clock import StepTimes, step_clock
 from gemray_workers.engine.verification import Verifier
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.pool import KVPools
@@ -49,6 +50,7 @@ class Engine:
         self._captured_layers = captured_layers
         self._verifier = verifier
         self._planner = planner
+        self._clock = step_clock(slots.device)
         self._poison_freed_pages = poison_freed_pages
 
     @torch.inference_mode()
@@ -58,10 +60,10 @@ class Engine:
         if plan.rows:
             self.draft(plan)
             batch, output = self.forward(plan)
-            outcomes = self.verify(plan, output)
+            outcomes, times = self.verify(plan, output)
+            deltas = self.commit(plan, batch, output, outcomes, times)
         else:
-            batch, output, outcomes = None, None, []
-        deltas = self.commit(plan, batch, output, outcomes)
+            deltas = self._planner.commit(plan, [], StepTimes())
         self.publish(deltas)
         return not plan.stop
 
@@ -83,7 +85,9 @@ class Engine:
 
     def draft(self, plan: StepPlan) -> None:
         """Put proposed tokens behind the newest one of each sequence that asks for drafts."""
+        self._clock.start()
         self._drafter.propose(plan.rows, self._slots)
+        self._clock.drafted()
 
     def forward(self, plan: StepPlan) -> tuple[ForwardBatch, ForwardOutput]:
         """Run the target once over prompt chunks and verify rows alike."""
@@ -91,30 +95,31 @@ class Engine:
         output = self._model.forward(batch, self._caches, capture=self._captured_layers)
         return batch, output
 
-    def verify(self, plan: StepPlan, output: ForwardOutput) -> list[SequenceOutcome]:
-        """Choose each row's token and keep the drafts that equal it."""
+    def verify(self, plan: StepPlan, output: ForwardOutput) -> tuple[list[SequenceOutcome], StepTimes]:
+        """Choose each row's token and keep the drafts that equal it; also what the step has taken so far."""
         prompt_lens = [self._slots[r.slot].prompt_len for r in plan.rows]
-        return self._verifier.verify(
+        outcomes = self._verifier.verify(
             plan.rows,
             self._slots,
             output.hidden_TH,
             sampled=sampled_rows(plan.rows),
             prompt=prompt_logprob_rows(plan.rows, prompt_lens),
         )
+        return outcomes, self._clock.verified()
 
     def commit(
         self,
         plan: StepPlan,
-        batch: ForwardBatch | None,
-        output: ForwardOutput | None,
+        batch: ForwardBatch,
+        output: ForwardOutput,
         outcomes: Sequence[SequenceOutcome],
+        times: StepTimes,
     ) -> list[SequenceDelta]:
         """Make the outcome the state: tokens on every rank, the drafter's view, lengths and pages on rank 0."""
         for outcome in outcomes:
             self._slots.append(outcome.slot, outcome.token_ids)
-        if batch is not None and output is not None:
-            self._drafter.commit(plan.rows, self._slots, batch, output, [o.num_accepted for o in outcomes])
-        return self._planner.commit(plan, outcomes)
+        self._drafter.commit(plan.rows, self._slots, batch, output, [o.num_accepted for o in outcomes])
+        return self._planner.commit(plan, outcomes, times)
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Rank 0 sends every request's new tokens."""

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from gemray_workers.drafters.controller import DraftLengthController
+from gemray_workers.engine.step_clock import StepTimes
 from gemray_workers.messages import (
     Cancel,
     EngineStats,
@@ -45,8 +47,8 @@ class Planner(Protocol):
         """The next plan; may be empty (a heartbeat). Waits while there is nothing to do."""
         ...
 
-    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome]) -> list[SequenceDelta]:
-        """Turn what the rows gave into what each request gets."""
+    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome], times: StepTimes) -> list[SequenceDelta]:
+        """Turn what the rows gave into what each request gets; `times` is what the step took."""
         ...
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
@@ -62,6 +64,7 @@ class LeadPlanner:
         scheduler: Scheduler,
         comm: Communicator,
         inbox: Inbox,
+        draft_lengths: DraftLengthController,
         *,
         heartbeat_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
@@ -69,6 +72,8 @@ class LeadPlanner:
         self._scheduler = scheduler
         self._comm = comm
         self._inbox = inbox
+        self._draft_lengths = draft_lengths
+        self._draft_seconds = self._verify_seconds = 0.0
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
@@ -84,8 +89,11 @@ class LeadPlanner:
         self._comm.broadcast_bytes(self._encoder.encode(plan))
         return plan
 
-    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome]) -> list[SequenceDelta]:
+    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome], times: StepTimes) -> list[SequenceDelta]:
         """Move lengths, free pages, apply stops and budgets."""
+        self._draft_lengths.end_step(plan, outcomes, times)
+        self._draft_seconds += times.draft
+        self._verify_seconds += times.verify
         deltas = self._scheduler.commit(plan, list(outcomes))
         self._check_when_idle()
         return deltas
@@ -95,6 +103,7 @@ class LeadPlanner:
         self._inbox.send(StepOutput(deltas, self._stats()))
 
     def _plan(self) -> StepPlan:
+        self._draft_lengths.begin_step(self._scheduler.running)
         plan = self._scheduler.schedule()
         if plan is None:
             plan = StepPlan(step=self._scheduler.step)
@@ -121,7 +130,8 @@ class LeadPlanner:
         self._was_idle = idle
 
     def _stats(self) -> EngineStats:
-        return self._scheduler.stats(last_step_seconds=self._clock() - self._step_began)
+        stats = self._scheduler.stats(last_step_seconds=self._clock() - self._step_began)
+        return msgspec.structs.replace(stats, draft_seconds=self._draft_seconds, verify_seconds=self._verify_seconds)
 
 
 class FollowPlanner:
@@ -135,7 +145,7 @@ class FollowPlanner:
         """Wait for rank 0's next plan, at most the group's deadline."""
         return self._decoder.decode(self._comm.broadcast_bytes(None))
 
-    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome]) -> list[SequenceDelta]:
+    def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome], times: StepTimes) -> list[SequenceDelta]:
         """Nothing: what follows from the outcomes comes with the next plan."""
         return []
 

@@ -8,6 +8,7 @@ import torch
 
 from gemray_workers.checkpoint.loader import ProgressFn, load_weights
 from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.engine.blueprint import Blueprint, device_name
@@ -168,6 +169,7 @@ class EngineRank:
         if inbox is None:
             return FollowPlanner(listeners)
         max_draft_tokens = self._traits.max_draft_tokens
+        draft_lengths = DraftLengthController(max_draft_tokens, adaptive=self._config.adapt_draft_tokens)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=self._config.max_num_seqs,
@@ -178,9 +180,9 @@ class EngineRank:
             ),
             self._blueprint.specs,
             self._blueprint.pools.num_pages,
-            draft_tokens_for=lambda _sequence: max_draft_tokens,
+            draft_tokens_for=draft_lengths,
         )
-        return LeadPlanner(scheduler, listeners, inbox)
+        return LeadPlanner(scheduler, listeners, inbox, draft_lengths)
 
 
 def _warm_up_params() -> SamplingParams:
