@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 from support.gang import GangPools, RunOnGang
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.text import demo_tokenizer
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.text import demo_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from gemray_cluster.check.interface import check_interface
 from gemray_cluster.check.model_directory import check_model_directory
 from gemray_cluster.check.port import check_port

@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
 from gemray_cluster.check import at_start
 from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.result import CheckResult, Status

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from gemray_cluster.check import health_probe
 from gemray_cluster.gang_client import GangState
 from gemray_cluster.server.health import LIVENESS
 from gemray_cluster.server.service import SERVICE_NAME
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fake_gang import FakeGang
 from support.serving import serving
 from support.text import demo_tokenizer

@@ -8,12 +8,13 @@ import socket
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
 from gemray_cluster.gang_client import GangState
 from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import EngineStats, SpeculationCounters
-from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 from support.fake_gang import FakeGang
 from support.helm_chart import CHART
 

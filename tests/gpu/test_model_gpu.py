@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from gemray_kernels.paged_attention import paged_attention
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
@@ -21,7 +23,6 @@ from gemray_workers.model.kv_groups import kv_group_specs
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.paged import PagedCache, Rows
-from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 

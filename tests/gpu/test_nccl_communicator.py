@@ -8,11 +8,12 @@ import time
 
 import pytest
 import torch
+from torch import Tensor
+
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from support.gang import RunOnGang
-from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 

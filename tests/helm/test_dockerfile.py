@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from support.helm_chart import CHART, ROOT
 
 DOCKERFILE = ROOT / "helm" / "docker" / "Dockerfile"

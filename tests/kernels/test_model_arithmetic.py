@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from gemray_kernels.activation import gelu_tanh, gelu_tanh_and_mul
 from gemray_kernels.grouped_linear import grouped_linear
 from gemray_kernels.precision import compute_dtype, wide_linear

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from gemray_workers.parallel.communicator import SoloCommunicator
 
 START_TIMEOUT_S = 120.0

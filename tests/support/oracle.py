@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
-from safetensors import safe_open
-from torch import Tensor
-
 from support.paged import PagedCache, Rows
 
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.model.config import ModelConfig

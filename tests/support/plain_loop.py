@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from gemray_kernels.keyed_noise import keyed_gumbel
-from gemray_workers.messages import Submit
 from torch import Tensor
 
+from gemray_kernels.keyed_noise import keyed_gumbel
+from gemray_workers.messages import Submit
 from support.oracle import solo_model, whole_logits
 from support.paged import PagedCache, Rows
 from support.sampling_reference import edited, filtered_law

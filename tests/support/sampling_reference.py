@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.params import SamplingParams
-from torch import Tensor
 
 
 def sampling_params(**changes: Any) -> SamplingParams:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang_client import GangClient
@@ -17,9 +20,6 @@ from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
-
 from support.fake_gang import FakeGang
 
 DEFAULTS = GenerationDefaults(

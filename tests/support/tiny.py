@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from gemray_workers.config import DTypeName
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from gemray_workers.config import DTypeName
 
 Shape = Literal["E2B", "E4B", "12B", "26B-A4B", "31B"]
 Layout = Literal["causal", "conditional"]

@@ -13,13 +13,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch import Tensor
+
 from gemray_workers.errors import CommunicationError, InvalidField
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.network_interface import choose_interface
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from support.gang import RunOnGang
-from torch import Tensor
 
 SIZES = [1, 2, 4]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

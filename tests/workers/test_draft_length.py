@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gemray_workers.drafters.acceptance_alarm import AcceptanceAlarm
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
@@ -13,8 +16,6 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
-from hypothesis import given
-from hypothesis import strategies as st
 from support.engine_runner import engine_config, request, run_engine
 from support.tiny import tiny_checkpoint
 from support.tiny_drafters import tiny_assistant

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from support.engine_runner import Run, engine_config, request, run_engine

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.rank import EngineRank
 from gemray_workers.errors import CheckpointError

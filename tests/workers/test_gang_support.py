@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+
 from gemray_workers.parallel.communicator import Communicator
 from support.gang import GangFailure, GangPools, RunOnGang
 

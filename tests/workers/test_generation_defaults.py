@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gemray_workers.checkpoint.generation import GenerationDefaults
-from gemray_workers.errors import CheckpointError, InvalidField
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.errors import CheckpointError, InvalidField
 
 GEMMA_GENERATION = {
     "bos_token_id": 2,

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.kv.block_table import most_pages, pages_for
 from gemray_workers.kv.budget import PoolPlan, fit_pools
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.scheduling.page_ledger import PageLedger
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 MIB = 1 << 20
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.kv.spec import KVGroupSpec

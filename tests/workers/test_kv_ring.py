@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from gemray_workers.kv.budget import fit_pools
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.kv.spec import KVGroupSpec

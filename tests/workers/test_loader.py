@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
 from gemray_workers.checkpoint import loader
 from gemray_workers.checkpoint.index import INDEX_FILE, SINGLE_FILE, read_index
 from gemray_workers.checkpoint.loader import LoadReport, ProgressFn, load_weights
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.errors import CheckpointError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from safetensors.torch import save_file
-from torch import Tensor
 
 PREFIX = "model.language_model."
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.kv_groups import check_tensor_parallel, first_kv_head, kv_group_specs

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from gemray_kernels.paged_attention import paged_attention
 from gemray_workers.checkpoint.loader import load_weights
 from gemray_workers.model.config import ModelConfig
@@ -17,7 +19,6 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from support.oracle import greedy_batch, load_model, plain_generate, prompt_logits, solo_model
 from support.paged import PagedCache, Rows
 from support.tiny import SHAPES, VOCAB_SIZE, WINDOW, Layout, Shape, tiny_checkpoint
-from torch import Tensor
 
 LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3)
 LOGIT_TOLERANCE = 2e-5

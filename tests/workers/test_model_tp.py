@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
@@ -13,7 +15,6 @@ from support.gang import RunOnGang
 from support.oracle import load_model, prompt_logits, solo_model
 from support.paged import PagedCache, Rows
 from support.tiny import SHAPES, VOCAB_SIZE, WINDOW, Shape, tiny_checkpoint
-from torch import Tensor
 
 TOLERANCE = 1e-11
 NUM_ADDED = 16

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from gemray_workers.kv.allocator import PageAllocator, PageError
-from gemray_workers.kv.block_table import SequencePages, most_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gemray_workers.kv.allocator import PageAllocator, PageError
+from gemray_workers.kv.block_table import SequencePages, most_pages
 
 
 def test_all_pages_but_the_null_page_are_handed_out_once() -> None:

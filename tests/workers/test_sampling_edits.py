@@ -6,13 +6,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.edits import LogitEdits, apply_edits
 from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.sampling_reference import edited, local_columns, sampling_params
 
 ORG, ADDED = 21, 4

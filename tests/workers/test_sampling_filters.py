@@ -6,13 +6,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.rows import MAX_CANDIDATES, RowRequest, SamplingRows
 from gemray_workers.sampling.vocab_parallel import local_top
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
 from support.sampling_reference import filtered_law, local_columns, sampling_params
 
 

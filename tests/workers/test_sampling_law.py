@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from scipy import stats
 from support.sampling_reference import filtered_law, local_columns, sampling_params
 
 NUM_SAMPLES = 24_000

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.rows import RowRequest, SamplingRows
 from gemray_workers.sampling.verify import count_accepted, verify
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.sampling_reference import local_columns, sampling_params
 
 TOKEN = st.integers(0, 3)

@@ -4,6 +4,9 @@ import random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.kv.allocator import PageError
 from gemray_workers.kv.spec import KVGroupSpec
@@ -12,8 +15,6 @@ from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from gemray_workers.scheduling.sharing import fair_shares
-from hypothesis import given
-from hypothesis import strategies as st
 from support.fake_engine import STOP_ID, FakeEngine, oracle, token_at
 
 MAX_LEN = 64

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from gemray_workers.kv.block_table import most_pages
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import StepPlan
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.fake_engine import STOP_ID, FakeEngine, oracle, token_at
 
 MAX_LEN = 48

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gemray_workers.parallel.shard_indices import VOCAB_PADDING, ShardIndices
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gemray_workers.parallel.shard_indices import VOCAB_PADDING, ShardIndices
 
 VOCABULARIES = st.tuples(st.integers(1, 5000), st.integers(0, 300), st.sampled_from([1, 2, 4, 8]))
 

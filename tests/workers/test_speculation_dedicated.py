@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.rank import DrafterRank
 from gemray_workers.engine.rank import EngineRank

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.engine_runner import Run, engine_config, run_engine
 from support.tiny import SHAPES, Shape, tiny_checkpoint

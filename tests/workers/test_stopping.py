@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.stopping import Ending, trim
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.scheduling.stopping import Ending, trim
 
 STOP = 9
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.fake_gang import FakeGang, Script, gang_info
-from support.serving import Serving, serving
 
 from gemray_cluster.cli.exit_codes import exit_code_of
 from gemray_cluster.client_errors import RequestFailed
@@ -20,6 +18,8 @@ from gemray_cluster.demo_tokenizer import write_demo_tokenizer
 from gemray_cluster.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
+from support.fake_gang import FakeGang, Script, gang_info
+from support.serving import Serving, serving
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from gemray_cluster.demo_checkpoint import write_demo_checkpoint
 from support.helm_chart import ROOT
 from support.namespace_hosts import Hosts, namespace_hosts, ssh, why_impossible

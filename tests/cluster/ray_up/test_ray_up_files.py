@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from gemray_cluster.settings import ServeSettings
 from ray.autoscaler._private.util import prepare_config, validate_config
+
+from gemray_cluster.settings import ServeSettings
 from support.commands import serve_flags_in
 from support.helm_chart import ROOT
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.fake_gang import FakeGang, Script
-from support.serving import Serving, serving
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.fake_gang import FakeGang, Script
+from support.serving import Serving, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

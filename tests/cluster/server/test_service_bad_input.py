@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from support.fake_gang import FakeGang, Script, gang_info
-from support.serving import Serving, bad_request_of, serving
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.fake_gang import FakeGang, Script, gang_info
+from support.serving import Serving, bad_request_of, serving
 
 NAN = math.nan
 INF = math.inf

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from support.fake_gang import FakeGang, Script
-from support.serving import Serving, retry_delay_of, serving
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.gang_client import GangState
 from gemray_cluster.server.gang_slot import GangSlot
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.fake_gang import FakeGang, Script
+from support.serving import Serving, retry_delay_of, serving
 
 SLOW = Script([180] * 250, delay_s=0.05)
 HI = pb.GenerateRequest(text="Hi")

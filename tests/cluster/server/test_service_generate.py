@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.fake_gang import FakeGang, Script, gang_info
-from support.serving import DEFAULTS, Serving, serving
-from support.text import MULTILINGUAL, byte_ids
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import BOS_ID, SPECIAL_TOKENS, ChatTokenizer
+from support.fake_gang import FakeGang, Script, gang_info
+from support.serving import DEFAULTS, Serving, serving
+from support.text import MULTILINGUAL, byte_ids
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

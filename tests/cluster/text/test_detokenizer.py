@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.text import MULTILINGUAL, VOCAB_SIZE, byte_ids
 
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.tokenizer import BOS_ID, ChatTokenizer
+from support.text import MULTILINGUAL, VOCAB_SIZE, byte_ids
 
 
 def pieces_of(tokenizer: ChatTokenizer, ids: list[int]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.text import byte_ids
 
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import FinishReason, SequenceDelta
 from gemray_workers.scheduling.plan import TokenLogprob
+from support.text import byte_ids
 
 
 def deltas(

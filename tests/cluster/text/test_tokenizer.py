@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.text import MULTILINGUAL, VOCAB_SIZE
 from tokenizers import Tokenizer, decoders, models
 
 from gemray_cluster.demo_tokenizer import write_demo_tokenizer
 from gemray_cluster.text.tokenizer import BOS_ID, SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.errors import CheckpointError, InvalidField
+from support.text import MULTILINGUAL, VOCAB_SIZE
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gemray_kernels.kv_write import write_kv
 from torch import Tensor
 
+from gemray_kernels.kv_write import write_kv
 from gemray_workers.kv.spec import KVGroupSpec
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from gemray_kernels.rms_norm import rms_norm
-from gemray_kernels.rope import apply_rope
 from torch import Tensor
 
+from gemray_kernels.rms_norm import rms_norm
+from gemray_kernels.rope import apply_rope
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch

@@ -5,9 +5,9 @@ Shape legend: T rows, H hidden size.
 
 from __future__ import annotations
 
-from gemray_kernels.activation import gelu_tanh_and_mul
 from torch import Tensor
 
+from gemray_kernels.activation import gelu_tanh_and_mul
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
 from gemray_workers.model.placement import Placement

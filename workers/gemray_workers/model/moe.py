@@ -6,12 +6,12 @@ Shape legend: T rows, H hidden size, E experts, K experts a row, R = T K (row, e
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from gemray_kernels.activation import gelu_tanh_and_mul
 from gemray_kernels.grouped_linear import grouped_linear
 from gemray_kernels.precision import compute_dtype, wide_linear
 from gemray_kernels.rms_norm import rms_norm
-from torch import Tensor
-
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, MoEConfig
 from gemray_workers.model.placement import Placement, slice_copy, sliced_tensor, whole_tensor

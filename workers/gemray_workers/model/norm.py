@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gemray_kernels.rms_norm import rms_norm
 from torch import Tensor
 
+from gemray_kernels.rms_norm import rms_norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.placement import Placement, whole_tensor
 

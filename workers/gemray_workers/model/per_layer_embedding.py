@@ -10,9 +10,9 @@ Shape legend: T rows, H hidden size, L layers, P width a layer.
 from __future__ import annotations
 
 import torch
-from gemray_kernels.activation import gelu_tanh
 from torch import Tensor
 
+from gemray_kernels.activation import gelu_tanh
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, PerLayerEmbeddingConfig
 from gemray_workers.model.linear import ReplicatedLinear

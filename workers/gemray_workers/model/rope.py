@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from gemray_kernels.rope import inverse_frequencies, rope_cos_sin
 from torch import Tensor
 
+from gemray_kernels.rope import inverse_frequencies, rope_cos_sin
 from gemray_workers.model.config import LayerConfig, LayerKind
 
 CosSin = tuple[Tensor, Tensor]

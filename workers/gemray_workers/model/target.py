@@ -7,9 +7,9 @@ V local vocabulary rows.
 from __future__ import annotations
 
 import torch
-from gemray_kernels.paged_attention import paged_attention
 from torch import Tensor
 
+from gemray_kernels.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel

@@ -6,9 +6,9 @@ Shape legend: T rows, H width, R rows to score, V local vocabulary rows.
 from __future__ import annotations
 
 import torch
-from gemray_kernels.precision import compute_dtype, wide_linear
 from torch import Tensor
 
+from gemray_kernels.precision import compute_dtype, wide_linear
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.model.placement import Placement
 from gemray_workers.parallel.communicator import Communicator

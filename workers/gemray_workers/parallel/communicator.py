@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gemray_kernels.precision import compute_dtype
 from torch import Tensor
+
+from gemray_kernels.precision import compute_dtype
 
 __all__ = ["Communicator", "SoloCommunicator", "compute_dtype"]
 

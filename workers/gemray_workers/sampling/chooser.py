@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from gemray_kernels.keyed_noise import KeyedNoise, keyed_gumbel
 from torch import Tensor
 
+from gemray_kernels.keyed_noise import KeyedNoise, keyed_gumbel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.edits import apply_edits

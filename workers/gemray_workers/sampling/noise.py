@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from gemray_kernels.keyed_noise import KeyedNoise, keyed_gumbel
 
 

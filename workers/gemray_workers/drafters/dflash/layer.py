@@ -6,11 +6,11 @@ Shape legend: T rows, H hidden size, N query heads, K KV heads (this rank's), D 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from gemray_kernels.activation import silu_and_mul
 from gemray_kernels.rms_norm import rms_norm_then_scale
 from gemray_kernels.rope import apply_rope
-from torch import Tensor
-
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.kv.cache import KVCaches

@@ -6,9 +6,9 @@ Shape legend: T rows, F captured layers, H hidden size, R rows to score, V local
 from __future__ import annotations
 
 import torch
-from gemray_kernels.paged_attention import paged_attention
 from torch import Tensor
 
+from gemray_kernels.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.drafters.dflash.layer import DFlashLayer, ScaleNorm

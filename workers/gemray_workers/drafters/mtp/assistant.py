@@ -6,9 +6,9 @@ Shape legend: S sequences, H the target's hidden size, D the drafter's hidden si
 from __future__ import annotations
 
 import torch
-from gemray_kernels.paged_attention import paged_attention
 from torch import Tensor
 
+from gemray_kernels.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.drafters.mtp.config import AssistantConfig
 from gemray_workers.drafters.mtp.heads import assistant_head

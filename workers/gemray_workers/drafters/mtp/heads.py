@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from gemray_kernels.precision import compute_dtype
 from torch import Tensor
 
+from gemray_kernels.precision import compute_dtype
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.drafters.mtp.config import AssistantConfig, CentroidConfig
 from gemray_workers.model.linear import ReplicatedLinear
