@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.rank import EngineRank
-from gemray_workers.messages import SequenceDelta, Submit
+from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.params import SamplingParams
 
@@ -63,6 +64,8 @@ class Run:
     preemptions: int
     steps: int
     peak_pages: dict[str, int]
+    speculation: SpeculationCounters
+    """Of all requests."""
 
     @property
     def ids(self) -> dict[str, list[int]]:
@@ -83,6 +86,11 @@ def serve(rank: EngineRank, comm: Communicator, submits: list[Submit]) -> Run | 
         return None
     inbox = LocalInbox(submits)
     rank.engine(inbox).run()
+    return collect(inbox, submits)
+
+
+def collect(inbox: LocalInbox, submits: list[Submit]) -> Run:
+    """What an engine gave, by request."""
     results = {s.request_id: Result() for s in submits}
     for delta in inbox.deltas:
         results[delta.request_id].ids += delta.token_ids
@@ -93,4 +101,5 @@ def serve(rank: EngineRank, comm: Communicator, submits: list[Submit]) -> Run | 
         preemptions=inbox.steps[-1].stats.num_preemptions,
         steps=len(inbox.steps),
         peak_pages={g: max(step.stats.pages_in_use[g] for step in inbox.steps) for g in groups},
+        speculation=inbox.steps[-1].stats.speculation,
     )

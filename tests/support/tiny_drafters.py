@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gemray_workers.model.config import ModelConfig
 from safetensors.torch import save_file
 from torch import Tensor
+
+from gemray_workers.model.config import ModelConfig
 
 ASSISTANT_HIDDEN = 32
 DFLASH_WINDOW = 12
@@ -28,8 +29,8 @@ class _Random:
     def matrix(self, out: int, inputs: int, gain: float = 1.0) -> Tensor:
         return torch.randn(out, inputs, generator=self._generator) * gain / inputs**0.5
 
-    def norm(self, width: int) -> Tensor:
-        return 0.5 + torch.rand(width, generator=self._generator)
+    def norm(self, width: int, low: float = 0.5, high: float = 1.5) -> Tensor:
+        return low + (high - low) * torch.rand(width, generator=self._generator)
 
 
 def _write(prefix: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -50,7 +51,7 @@ def tiny_assistant(target: Path, *, centroids: bool = False, seed: int = 0) -> P
     random = _Random(seed)
     tensors = {
         "pre_projection.weight": random.matrix(width, 2 * model.hidden_size),
-        "post_projection.weight": random.matrix(model.hidden_size, width),
+        "post_projection.weight": random.matrix(model.hidden_size, width, gain=0.5),
         "model.embed_tokens.weight": random.matrix(model.vocab_size, width, gain=width**0.5),
         "model.norm.weight": random.norm(width),
     }
@@ -59,15 +60,17 @@ def tiny_assistant(target: Path, *, centroids: bool = False, seed: int = 0) -> P
         layer = f"model.layers.{index}."
         tensors |= {
             layer + "self_attn.q_proj.weight": random.matrix(heads * head_dim, width),
-            layer + "self_attn.q_norm.weight": random.norm(head_dim),
+            layer + "self_attn.q_norm.weight": random.norm(head_dim, 0.2, 0.5),
             layer + "self_attn.o_proj.weight": random.matrix(width, heads * head_dim),
             layer + "mlp.gate_proj.weight": random.matrix(intermediate, width),
             layer + "mlp.up_proj.weight": random.matrix(intermediate, width),
             layer + "mlp.down_proj.weight": random.matrix(width, intermediate),
             layer + "layer_scalar": random.norm(1),
         }
-        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        for norm in ("input", "pre_feedforward"):
             tensors[layer + norm + "_layernorm.weight"] = random.norm(width)
+        for norm in ("post_attention", "post_feedforward"):  # branches below one: float32 rounding grows little
+            tensors[layer + norm + "_layernorm.weight"] = random.norm(width, 0.3, 0.9)
     if centroids:
         num_centroids = _divisor(model.vocab_size)
         tensors["masked_embedding.centroids.weight"] = random.matrix(num_centroids, width)
