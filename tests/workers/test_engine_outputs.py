@@ -183,3 +183,11 @@ def test_stop_while_requests_run_cancels_them() -> None:
     assert inbox.last("a").finish == "cancelled"
     assert 0 < len(inbox.token_ids("a")) < 10
     assert math.isfinite(inbox.steps[-1].stats.last_step_seconds)
+
+
+def test_a_request_that_can_never_run_ends_alone() -> None:
+    run = run_alone([request("good", PROMPT, 8), request("long", [5] * 300, 8), request("empty", [], 8)])
+    assert len(run.ids["good"]) == 8
+    for request_id in ("long", "empty"):
+        assert run.results[request_id].last.finish == "fault"
+        assert "prompt" in (run.results[request_id].last.fault or "")

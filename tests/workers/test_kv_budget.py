@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ def groups(page_size: int = 16, window: int = 1024) -> list[KVGroupSpec]:
     ]
 
 
-def fit(specs: list[KVGroupSpec], mib: float, **changes: int) -> PoolPlan:
+def fit(specs: list[KVGroupSpec], mib: float, **changes: Any) -> PoolPlan:
     load = {"requested_len": 32768, "max_num_seqs": 32, "max_step_tokens": 512, "max_draft_tokens": 0} | changes
     return fit_pools(specs, kv_memory_bytes=int(mib * MIB), **load)
 
@@ -159,3 +161,32 @@ def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
             rejected = data.draw(st.integers(0, min(max_draft_tokens, num_rows)))
             computed[slot] += num_rows - rejected
             ledger.release_out_of_window(slot, computed[slot])
+
+
+def groups_31b() -> list[KVGroupSpec]:
+    """The groups of the 31B, bf16, one rank: a window costs as much as ten windows' worth of full pages."""
+    return [
+        KVGroupSpec("sliding", tuple(range(50)), 16, 256, 16, 1024, torch.bfloat16),
+        KVGroupSpec("full", tuple(range(50, 60)), 4, 512, 16, None, torch.bfloat16),
+    ]
+
+
+def test_a_length_nobody_asked_for_leaves_room_for_other_requests() -> None:
+    """On 16 GiB the longest sequence alone would leave one window; half of the memory leaves several."""
+    alone = fit(groups_31b(), 16 * 1024, requested_len=262_144)
+    shared = fit(groups_31b(), 16 * 1024, requested_len=262_144, longest_share=0.5)
+    assert alone.num_windows == 1
+    assert shared.num_windows > 4
+    assert 0.4 * alone.max_model_len < shared.max_model_len < 0.6 * alone.max_model_len
+    assert shared.num_bytes <= 16 * 1024 * MIB
+
+
+def test_more_memory_never_holds_fewer_requests() -> None:
+    """Requests of four windows' tokens: how many the pools hold at one time."""
+    held = []
+    for mib in range(2_500, 40_000, 1_500):
+        plan = fit(groups_31b(), mib, requested_len=8192)
+        held.append(min(plan.num_windows, plan.num_pages["full"] // pages_for(4 * 1024, 16)))
+    assert held == sorted(held)
+    assert held[0] >= 1
+    assert held[-1] > 10

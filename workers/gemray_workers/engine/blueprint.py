@@ -121,6 +121,8 @@ def _fit(
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=config.max_step_tokens,
             max_draft_tokens=max_draft_tokens,
+            # A length that nobody asked for must not leave a server that holds one request at a time.
+            longest_share=0.5 if config.max_model_len is None else 1.0,
         )
 
     if config.drafter_placement == "colocated":

@@ -13,6 +13,7 @@ import msgspec
 
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.errors import InvalidField
 from gemray_workers.messages import (
     Cancel,
     EngineStats,
@@ -77,6 +78,7 @@ class LeadPlanner:
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
+        self._refused: list[SequenceDelta] = []
         self._stopping = False
         self._step_began = clock()
         self._was_idle = True
@@ -96,7 +98,8 @@ class LeadPlanner:
         self._verify_seconds += times.verify
         deltas = self._scheduler.commit(plan, list(outcomes))
         self._check_when_idle()
-        return deltas
+        refused, self._refused = self._refused, []
+        return refused + deltas
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """One message with every sequence's new tokens and the engine's statistics."""
@@ -115,12 +118,21 @@ class LeadPlanner:
         for message in self._inbox.poll(timeout_s):
             match message:
                 case Submit():
-                    self._scheduler.submit(message)
+                    self._submit(message)
                 case Cancel(request_id):
                     self._scheduler.cancel(request_id)
                 case Stop():
                     self._stopping = True
                     self._scheduler.cancel_all()
+
+    def _submit(self, submit: Submit) -> None:
+        """The coordinator refuses what can never run; should one slip through, it ends alone."""
+        try:
+            self._scheduler.submit(submit)
+        except InvalidField as error:
+            self._refused.append(
+                SequenceDelta(request_id=submit.request_id, token_ids=[], finish="fault", fault=str(error))
+            )
 
     def _check_when_idle(self) -> None:
         """When the last sequence leaves, every page must be back in its pool."""

@@ -2,7 +2,7 @@
 
 Sliding groups need a fixed amount a sequence whatever its length, full groups grow with every token. First of all one
 sequence of the served length must fit alone, together with one step's rows. Then room is made for as many windows as
-sequences may run, as long as the full groups keep one window's worth of tokens for each; the rest goes to the full
+sequences may run, as long as the full groups keep a few windows' worth of tokens for each; the rest goes to the full
 groups, up to what the sequences could ever use.
 """
 
@@ -18,6 +18,9 @@ from gemray_workers.kv.spec import KVGroupSpec
 _MIB = 1 << 20
 _SHORTEST_LEN = 2
 """One prompt token and one generated token."""
+_WINDOWS_OF_TOKENS = 4
+"""Windows' worth of full-group tokens that a sequence with a filled window is taken to hold: with fewer, memory for
+windows would stand empty while sequences wait for full pages."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,15 @@ def fit_pools(
     max_num_seqs: int,
     max_step_tokens: int,
     max_draft_tokens: int,
+    longest_share: float = 1.0,
 ) -> PoolPlan:
     """Divide `kv_memory_bytes` among the groups of one rank.
 
     Args:
         requested_len: the length wanted, in tokens; what is served may be less, never more.
+        longest_share: part of the memory that one sequence of the served length may take. 1 serves the longest
+            sequence that fits, alone if need be; less leaves room for others beside it. A share that holds not even
+            the shortest sequence is taken as 1.
 
     Raises:
         InvalidField: `requested_len` is too short for any request.
@@ -64,7 +71,9 @@ def fit_pools(
     if requested_len < _SHORTEST_LEN:
         raise InvalidField("max_model_len", requested_len, f"an integer >= {_SHORTEST_LEN}")
     demand = _Demand(tuple(specs), max_num_seqs, max_step_tokens, max_draft_tokens)
-    max_len = _largest(requested_len, lambda length: demand.bytes_alone(length) <= kv_memory_bytes)
+    share = int(kv_memory_bytes * longest_share)
+    for_longest = share if demand.bytes_alone(_SHORTEST_LEN) <= share else kv_memory_bytes
+    max_len = _largest(requested_len, lambda length: demand.bytes_alone(length) <= for_longest)
     if max_len < _SHORTEST_LEN:
         raise CapacityError(
             f"kv_memory_bytes = {kv_memory_bytes} is too small: one sequence of {_SHORTEST_LEN} tokens needs "
@@ -113,8 +122,8 @@ class _Demand:
         return self.bytes_of(self.pages(length, 1, length))
 
     def tokens_beside_window(self, max_len: int) -> int:
-        """Full-group tokens that a sequence with a filled window holds at least."""
-        return min([max_len, *(spec.window for spec in self.specs if spec.window is not None)])
+        """Full-group tokens that a sequence with a filled window is taken to hold."""
+        return min([max_len, *(_WINDOWS_OF_TOKENS * spec.window for spec in self.specs if spec.window is not None)])
 
     def padded_len(self, max_len: int) -> int:
         """Tokens of the whole pages that a sequence of `max_len` takes, in the group with the largest pages."""
