@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -35,15 +36,10 @@ async def _run(model: str, prompt: str, *, max_tokens: int, seed: int) -> None:
     )
     console = Console(stderr=True)
     console.print("Starting Ray and a gang of two tensor-parallel ranks (a small Gemma 4 with random weights) ...")
-    with start_progress() as progress:
-        stack = serving(settings, progress=progress)
-        running = await stack.__aenter__()
-    try:
+    async with AsyncExitStack() as stack:
+        with start_progress() as progress:
+            running = await stack.enter_async_context(serving(settings, progress=progress))
         await _ask(running, prompt, max_tokens=max_tokens, seed=seed, console=console)
-    except BaseException as error:
-        await stack.__aexit__(type(error), error, error.__traceback__)
-        raise
-    await stack.__aexit__(None, None, None)
 
 
 async def _ask(running: Serving, prompt: str, *, max_tokens: int, seed: int, console: Console) -> None:

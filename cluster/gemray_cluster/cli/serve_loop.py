@@ -6,11 +6,13 @@ import asyncio
 import logging
 import signal
 import sys
+from contextlib import AsyncExitStack
 
 from gemray_cluster.cli.progress import start_progress
 from gemray_cluster.gang_client import GangState, GangUnavailable
+from gemray_cluster.launcher import StartProgress
 from gemray_cluster.server.server import GenerationServer
-from gemray_cluster.serving import serving
+from gemray_cluster.serving import Serving, serving
 from gemray_cluster.settings import ServeSettings
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -34,30 +36,42 @@ async def _run(settings: ServeSettings) -> None:
             serving_task.cancel()
         told_to_end.set()
 
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, end)
+    def listen_to_signals() -> None:
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, end)
+
+    listen_to_signals()
     try:
-        with start_progress() as progress:
-            stack = serving(settings, listening=_say_listening, progress=progress)
-            running = await stack.__aenter__()
+        async with AsyncExitStack() as stack:
+            with start_progress() as show:
+
+                def progress(event: StartProgress) -> None:
+                    if event.stage == "ray":
+                        listen_to_signals()  # joining Ray has put a handler in our place that ends the process
+                    show(event)
+
+                running = await stack.enter_async_context(
+                    serving(settings, listening=_say_listening, progress=progress)
+                )
+            ready.set()
+            _say(f"ready: serving {settings.model} on {running.server.address}")
+            await _until_told_or_failed(running, told_to_end)
+            _say(f"draining {running.server.admission.active} requests")
     except asyncio.CancelledError:
-        _say("ended before the gang was ready")
-        return
+        _say("ended without waiting" if ready.is_set() else "ended before the gang was ready")
+
+
+async def _until_told_or_failed(running: Serving, told_to_end: asyncio.Event) -> None:
+    """Return on the first signal; raises GangUnavailable when the gang fails."""
+    told = asyncio.create_task(told_to_end.wait())
+    gang_ended = asyncio.create_task(running.gang.wait_ended())
     try:
-        ready.set()
-        _say(f"ready: serving {settings.model} on {running.server.address}")
-        gang_ended = asyncio.create_task(running.gang.wait_ended())
-        told = asyncio.create_task(told_to_end.wait())
-        await asyncio.wait((gang_ended, told), return_when=asyncio.FIRST_COMPLETED)
-        if running.gang.state is GangState.FAILED:
-            raise GangUnavailable(f"the gang failed: {running.gang.failure}")
-        _say(f"draining {running.server.admission.active} requests")
-    except BaseException as error:
-        await stack.__aexit__(type(error), error, error.__traceback__)
-        raise
-    else:
-        await stack.__aexit__(None, None, None)
+        await asyncio.wait((told, gang_ended), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        gang_ended.cancel()
+    if running.gang.state is GangState.FAILED:
+        raise GangUnavailable(f"the gang failed: {running.gang.failure}")
 
 
 def _say_listening(server: GenerationServer) -> None:
