@@ -20,7 +20,7 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.noise import noise_for
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
+from gemray_workers.sampling.rows import RowRequest
 
 
 class DraftChooser:
@@ -30,12 +30,21 @@ class DraftChooser:
         self._shard = shard
         self._comm = comm
 
-    def choose(self, logits_RV: Tensor, wanted: Iterable[tuple[int, int]], slots: SlotTable) -> Tensor:
-        """One draft a row, int64 [R]; id 0 where the logits are unusable, which verification will not accept blindly.
+    def choose(
+        self,
+        logits_RV: Tensor,
+        slot_R: Tensor,
+        position_R: Tensor,
+        wanted: Iterable[tuple[int, int]],
+        slots: SlotTable,
+    ) -> Tensor:
+        """One draft a row, int64 [R]; id 0 where the logits are unusable: verification judges it like any other.
 
         Args:
             logits_RV: the drafter's local logits in the compute dtype.
-            wanted: for each row, the sequence's slot and the position at which the draft would stand.
+            slot_R: for each row, the sequence's slot.
+            position_R: for each row, the position at which the draft would stand.
+            wanted: the same two numbers as the host knows them.
             slots: the sequences.
         """
         requests = [
@@ -46,7 +55,7 @@ class DraftChooser:
             )
             for slot, position in wanted
         ]
-        rows = SamplingRows.build(requests, logits_RV.device)
+        rows = slots.sampling.rows(slot_R, position_R, requests)
         noise = noise_for(logits_RV.device)
         return choose_tokens(logits_RV, rows, self._shard, self._comm, noise=noise).ids_R.clamp(min=0)
 

@@ -12,11 +12,13 @@ from typing import Literal, Protocol
 
 import torch
 
+from gemray_kernels.paged_attention import paged_attention
 from gemray_workers.attention.choice import AttentionNeeds
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
 from gemray_workers.model.config import LayerConfig
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
@@ -53,6 +55,8 @@ class DrafterParts:
     num_slots: int
     dtype: torch.dtype
     device: torch.device
+    attention: AttentionKernel = paged_attention
+    """The kernel of the backend chosen for the drafter's layers."""
     progress: ProgressFn | None = None
 
 

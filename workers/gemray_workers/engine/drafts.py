@@ -31,17 +31,26 @@ class Drafts:
     """int64: drafts of each sequence."""
     row_SK1: Tensor
     """int64: index into R of each verify row; padding repeats a sequence's last."""
+    slot_R: Tensor
+    """int64: of each verify row."""
+    position_R: Tensor
+    """int64: where the token that a verify row chooses will stand."""
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRows], slots: SlotTable) -> Drafts:
         """The drafts that stand in the slot table for these sequences."""
         widest = max(r.num_drafts for r in rows)
-        # One copy to the device: slot, first draft's position, drafts, first row.
+        # One copy to the device: slot, known rows, drafts, first row.
         facts, first_row = [], 0
         for r in rows:
-            facts.append((r.slot, r.start + r.num_known, r.num_drafts, first_row))
+            facts.append((r.slot, r.num_known, r.num_drafts, first_row))
             first_row += r.num_drafts + 1
-        slot_S, start_S, num_S, first_S = torch.tensor(facts).to(slots.device, non_blocking=True).unbind(1)
+        slot_S, known_S, num_S, first_S = torch.tensor(facts).to(slots.device, non_blocking=True).unbind(1)
+        start_S = slots.computed_N[slot_S] + known_S
+        sequence_R = torch.repeat_interleave(
+            torch.arange(len(rows), device=slots.device), num_S + 1, output_size=first_row
+        )
+        row_R = torch.arange(first_row, device=slots.device)
         offset_SK1 = torch.arange(widest + 1, device=slots.device).minimum(num_S[:, None])
         column_SK1 = start_S[:, None] + offset_SK1
         return cls(
@@ -51,6 +60,8 @@ class Drafts:
             ids_SK=slots.token_ids_NL[slot_S[:, None], column_SK1[:, :-1]],
             num_S=num_S,
             row_SK1=first_S[:, None] + offset_SK1,
+            slot_R=slot_S[sequence_R],
+            position_R=start_S[sequence_R] + row_R - first_S[sequence_R],
         )
 
     def on_host(self) -> list[list[int]]:
@@ -63,6 +74,7 @@ class Drafts:
 
     def commit(self, verified: Verified, slots: SlotTable) -> None:
         """Put what verification emits into the slot table, over the drafts."""
+        slots.accepted_N[self.slot_S1[:, 0]] = verified.num_accepted_S
         old_SK1 = slots.token_ids_NL[self.slot_S1, self.column_SK1]
         new_SK1 = torch.where(verified.ids_SK1 >= 0, verified.ids_SK1, old_SK1)
         # Padding names a sequence's last column again, so it must bring the same value.

@@ -119,6 +119,7 @@ class Engine:
         for outcome in outcomes:
             self._slots.append(outcome.slot, outcome.token_ids)
         self._drafter.commit(plan.rows, self._slots, batch, output, [o.num_accepted for o in outcomes])
+        self._slots.advance(plan.rows)
         return self._planner.commit(plan, outcomes, times)
 
     def publish(self, deltas: list[SequenceDelta]) -> None:

@@ -6,7 +6,9 @@ import socket
 
 import torch
 
-from gemray_workers.checkpoint.loader import ProgressFn, load_weights
+from gemray_workers.attention.kernels import attention_kernel
+from gemray_workers.checkpoint.loader import ProgressFn
+from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
@@ -24,6 +26,7 @@ from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.verify import Accept, verify
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 
 WARM_UP_TOKENS = 3
@@ -70,12 +73,13 @@ class EngineRank:
         self._drafter_pools = self._build_drafter_pools()
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
 
-    def engine(self, inbox: Inbox | None, *, drafter: Drafter | None = None) -> Engine:
+    def engine(self, inbox: Inbox | None, *, drafter: Drafter | None = None, accept: Accept = verify) -> Engine:
         """An engine with no requests.
 
         Args:
             inbox: what feeds it, on rank 0; None on the others.
             drafter: stands in for this rank's own (tests).
+            accept: stands in for the rule of verification (measurements with made-up acceptance).
         """
         specs = self._blueprint.specs if self._gang is None else self._blueprint.target_specs
         return Engine(
@@ -91,7 +95,7 @@ class EngineRank:
             ),
             drafter=drafter or self._drafter,
             captured_layers=self._traits.captured_layers,
-            verifier=Verifier(self._model, self._comm),
+            verifier=Verifier(self._model, self._comm, accept),
             planner=self._planner(inbox),
             poison_freed_pages=self._config.poison_freed_pages,
         )
@@ -130,8 +134,15 @@ class EngineRank:
 
     def _load_target(self, progress: ProgressFn | None) -> TargetModel:
         config = self._blueprint.model
-        model = TargetModel(config, self._comm, dtype=self._config.torch_dtype, device=self._device)
-        load_weights(
+        model = TargetModel(
+            config,
+            self._comm,
+            dtype=self._config.torch_dtype,
+            device=self._device,
+            attention=attention_kernel(self._blueprint.choices[0]),
+        )
+        fill_weights = weight_source(self._config)
+        fill_weights(
             self._config.model_path,
             model.weight_targets(),
             prefix=config.weight_prefix,
@@ -157,6 +168,7 @@ class EngineRank:
                 num_slots=self._config.max_num_seqs,
                 dtype=self._config.torch_dtype,
                 device=self._device,
+                attention=attention_kernel(self._blueprint.choices[-1]),
                 progress=progress,
             )
         )

@@ -16,17 +16,15 @@ from gemray_workers.scheduling.plan import ScheduledRows
 
 
 class Span(NamedTuple):
-    """Consecutive rows of one sequence."""
+    """Rows of one sequence, from its first uncomputed token on."""
 
     slot: int
-    start: int
-    """Position of the first."""
     num_rows: int
 
 
 def forward_batch(rows: Sequence[ScheduledRows], slots: SlotTable) -> ForwardBatch:
     """The rows that a plan schedules, known tokens and drafts. Drafts must be in the slot table already."""
-    spans = [Span(r.slot, r.start, r.num_known + r.num_drafts) for r in rows]
+    spans = [Span(r.slot, r.num_known + r.num_drafts) for r in rows]
     return lay_out(spans, slots, tuple(slots.block_tables_NP))
 
 
@@ -34,7 +32,8 @@ def lay_out(spans: Sequence[Span], slots: SlotTable, groups: Sequence[str]) -> F
     """Rows of all sequences one behind the other, addressed in the KV groups named."""
     device = slots.device
     ends = torch.tensor([0, *(span.num_rows for span in spans)]).cumsum(0)
-    slot_S, start_S, count_S = torch.tensor(spans).to(device).unbind(1)
+    slot_S, count_S = torch.tensor(spans).to(device).unbind(1)
+    start_S = slots.computed_N[slot_S]
     total = int(ends[-1])
 
     query_start_S1 = ends.to(device=device, dtype=torch.int32)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import Admission, PageGrant, StepPlan
+from gemray_workers.sampling.table import SamplingTable
+from gemray_workers.scheduling.plan import Admission, PageGrant, ScheduledRows, StepPlan
 
 
 @dataclass
@@ -49,6 +50,11 @@ class SlotTable:
             spec.name: torch.zeros(num_slots, -(-num_columns // spec.page_size), dtype=torch.int32, device=device)
             for spec in specs
         }
+        self.computed_N = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        """Tokens whose KV is valid."""
+        self.accepted_N = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        """Drafts that the last verification accepted."""
+        self.sampling = SamplingTable(num_slots, device)
         self._slots: dict[int, Slot] = {}
 
     def __getitem__(self, slot: int) -> Slot:
@@ -76,6 +82,12 @@ class SlotTable:
         """Note committed tokens behind the last one; verification has put them into the device table already."""
         self._slots[slot].token_ids.extend(token_ids)
 
+    def advance(self, rows: Sequence[ScheduledRows]) -> None:
+        """The rows of a step are computed: known ones and, where a sequence sampled, its accepted drafts."""
+        facts = torch.tensor([(r.slot, r.num_known, r.samples) for r in rows]).to(self.device, non_blocking=True)
+        slot_S, known_S, samples_S = facts.unbind(1)
+        self.computed_N[slot_S] += known_S + samples_S * self.accepted_N[slot_S]
+
     def _release(self, slot: int) -> None:
         del self._slots[slot]
         for table_NP in self.block_tables_NP.values():
@@ -87,6 +99,8 @@ class SlotTable:
         self._slots[admission.slot] = Slot(
             admission.request_id, admission.prompt_len, admission.params, list(admission.token_ids)
         )
+        self.computed_N[admission.slot] = 0
+        self.sampling.set(admission.slot, admission.params)
         tokens_L = torch.tensor(admission.token_ids, device=self.device)
         self.token_ids_NL[admission.slot, : len(tokens_L)] = tokens_L
 

@@ -18,8 +18,8 @@ from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.logprobs import token_logprobs
 from gemray_workers.sampling.noise import noise_for
 from gemray_workers.sampling.row_request import wants_history
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from gemray_workers.sampling.verify import verify
+from gemray_workers.sampling.rows import RowRequest
+from gemray_workers.sampling.verify import Accept, verify
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, TokenLogprob
 
 PROMPT_LOGPROB_ROWS = 128
@@ -31,8 +31,10 @@ NO_LOGITS = "the model gave no usable logits (NaN, or every token masked) for th
 class Verifier:
     """Verification is equality: a draft is accepted iff it is the token that plain decoding would emit there."""
 
-    def __init__(self, model: TargetModel, comm: Communicator) -> None:
+    def __init__(self, model: TargetModel, comm: Communicator, accept: Accept = verify) -> None:
+        """Over a model's logits; `accept` stands in for the rule in measurements."""
         self._model = model
+        self._accept = accept
         self._comm = comm
         self._noise = noise_for(model.device)
 
@@ -86,10 +88,9 @@ class Verifier:
             for s, (_, r) in enumerate(sampling)
             for request in _row_requests(r, slots, None if history is None else history[s])
         ]
-        choice = choose_tokens(
-            logits_RV, SamplingRows.build(requests, device), self._model.shard, self._comm, noise=self._noise
-        )
-        verified = verify(drafts.ids_SK, drafts.num_S, drafts.by_sequence(choice.ids_R))
+        sampling_rows = slots.sampling.rows(drafts.slot_R, drafts.position_R, requests)
+        choice = choose_tokens(logits_RV, sampling_rows, self._model.shard, self._comm, noise=self._noise)
+        verified = self._accept(drafts.ids_SK, drafts.num_S, drafts.by_sequence(choice.ids_R))
         drafts.commit(verified, slots)
         found = torch.cat([verified.num_accepted_S[:, None], verified.ids_SK1], dim=1).tolist()
 

@@ -72,14 +72,37 @@ class SamplingRows:
         def floats(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
 
-        return cls(
+        return cls.of(
+            requests,
             position_R=integers([request.position for request in requests]),
-            seed_R=integers([_signed(p.seed) for p in params]),
+            seed_R=integers([signed_seed(p.seed) for p in params]),
             temperature_R=floats([p.temperature for p in params]),
             top_k_R=integers([p.top_k for p in params]),
             top_p_R=floats([p.top_p for p in params]),
             min_p_R=floats([p.min_p for p in params]),
-            groups=_group(params, device),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[RowRequest],
+        *,
+        position_R: Tensor,
+        seed_R: Tensor,
+        temperature_R: Tensor,
+        top_k_R: Tensor,
+        top_p_R: Tensor,
+        min_p_R: Tensor,
+    ) -> SamplingRows:
+        """The same from tensors that hold what `requests` say."""
+        return cls(
+            position_R=position_R,
+            seed_R=seed_R,
+            temperature_R=temperature_R,
+            top_k_R=top_k_R,
+            top_p_R=top_p_R,
+            min_p_R=min_p_R,
+            groups=_group([request.params for request in requests], position_R.device),
             edits=LogitEdits.build(requests),
         )
 
@@ -112,6 +135,6 @@ def _group(params: Sequence[SamplingParams], device: torch.device | str) -> RowG
     )
 
 
-def _signed(seed: int) -> int:
+def signed_seed(seed: int) -> int:
     """The int64 with the bits of a uint64."""
     return seed - 2**64 if seed >= 2**63 else seed

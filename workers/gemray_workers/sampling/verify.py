@@ -15,7 +15,7 @@ Shape legend: S sequences, K most drafts of a sequence, K1 = K + 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,10 @@ class Verified:
     """int64; a sequence emits one token more."""
     ids_SK1: Tensor
     """int64: emitted ids, then -1."""
+
+
+Accept = Callable[[Tensor, Tensor, Tensor], Verified]
+"""Type of `verify`."""
 
 
 def verify(draft_ids_SK: Tensor, num_drafts_S: Tensor, chosen_ids_SK1: Tensor) -> Verified:

@@ -91,6 +91,9 @@ class DrafterEngine:
         batch = forward_batch(plan.rows, self._slots)
         output = ForwardOutput(hidden_TH=verified.features_TFH[:, -1], captured_TFH=verified.features_TFH)
         self._drafter.commit(plan.rows, self._slots, batch, output, num_accepted)
+        slot_S = torch.tensor([r.slot for r in plan.rows], device=self._slots.device)
+        self._slots.accepted_N[slot_S] = verified.num_accepted_S
+        self._slots.advance(plan.rows)
 
     def _note_newest(self, rows: Sequence[ScheduledRows], num_accepted: Sequence[int], newest_S: Tensor) -> None:
         """Accepted drafts already stand in the table; behind them goes the target's own token."""

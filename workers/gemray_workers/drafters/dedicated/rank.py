@@ -6,7 +6,9 @@ import socket
 
 import torch
 
-from gemray_workers.checkpoint.loader import ProgressFn, load_weights
+from gemray_workers.attention.kernels import attention_kernel
+from gemray_workers.checkpoint.loader import ProgressFn
+from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.engine import DrafterEngine
 from gemray_workers.drafters.protocol import DrafterParts
@@ -47,6 +49,7 @@ class DrafterRank:
                 num_slots=config.max_num_seqs,
                 dtype=config.torch_dtype,
                 device=device,
+                attention=attention_kernel(self._blueprint.choices[-1]),
                 progress=progress,
             )
         )
@@ -98,7 +101,8 @@ class DrafterRank:
         embedding = VocabParallelEmbedding(
             "embed_tokens", self._shard, model.hidden_size, SoloCommunicator(), place, scale=model.hidden_size**0.5
         )
-        load_weights(
+        fill_weights = weight_source(self._config)
+        fill_weights(
             self._config.model_path,
             embedding.weight_targets(model.vocab_size),
             prefix=model.weight_prefix,

@@ -50,16 +50,17 @@ class DFlashDrafter:
         drafting = [r for r in rows if r.num_drafts]
         if not drafting:
             return
-        batch = lay_out([Span(r.slot, r.start, 1 + r.num_drafts) for r in drafting], slots, self._groups)
-        is_draft_T = torch.ones_like(batch.token_ids_T, dtype=torch.bool)
-        is_draft_T[batch.query_start_S1[:-1].long()] = False
-        tokens_T = batch.token_ids_T.masked_fill(is_draft_T, self._model.config.mask_token_id)
+        batch = lay_out([Span(r.slot, 1 + r.num_drafts) for r in drafting], slots, self._groups)
+        drafted = [(r.slot, r.start + 1 + i) for r in drafting for i in range(r.num_drafts)]
+        # Every row but the first of each block, named from the host: a mask would make it wait for the device.
+        places = torch.tensor([(slot, row) for (slot, _), row in zip(drafted, _draft_rows(drafting), strict=True)])
+        slot_R, row_R = places.to(slots.device, non_blocking=True).unbind(1)
+        tokens_T = batch.token_ids_T.index_fill(0, row_R, self._model.config.mask_token_id)
         hidden_TH = self._model.denoise(self._embedding.lookup(tokens_T) * self._input_scale, batch, self._caches)
 
-        drafted = [(r.slot, r.start + 1 + i) for r in drafting for i in range(r.num_drafts)]
-        ids_R = self._chooser.choose(self._head(hidden_TH[is_draft_T]), drafted, slots)
-        slot_R = torch.tensor([slot for slot, _ in drafted], device=slots.device)
-        slots.token_ids_NL[slot_R, batch.positions_T[is_draft_T]] = ids_R
+        position_R = batch.positions_T[row_R]
+        ids_R = self._chooser.choose(self._head(hidden_TH[row_R]), slot_R, position_R, drafted, slots)
+        slots.token_ids_NL[slot_R, position_R] = ids_R
 
     def commit(
         self,
@@ -80,6 +81,16 @@ class DFlashDrafter:
 
     def reset(self, slot: int) -> None:
         """Context lies in pages, which come and go with the block tables."""
+
+
+def _draft_rows(drafting: Sequence[ScheduledRows]) -> list[int]:
+    """Indices into the rows of all blocks of those that hold a mask."""
+    rows: list[int] = []
+    begin = 0
+    for r in drafting:
+        rows += range(begin + 1, begin + 1 + r.num_drafts)
+        begin += 1 + r.num_drafts
+    return rows
 
 
 def _committed(rows: Sequence[ScheduledRows], num_accepted: Sequence[int], like_T: Tensor) -> Tensor:

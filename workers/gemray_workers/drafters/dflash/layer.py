@@ -8,9 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.activation import silu_and_mul
-from gemray_kernels.rms_norm import rms_norm_then_scale
-from gemray_kernels.rope import apply_rope
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.kv.cache import KVCaches
@@ -29,10 +26,11 @@ class ScaleNorm:
         self.weight = place.empty(width)
         self._name = name
         self._eps = eps
+        self._norm = place.kernels.rms_norm_then_scale
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm of `x` [..., width], in its dtype."""
-        return rms_norm_then_scale(x, self.weight, self._eps)
+        return self._norm(x, self.weight, self._eps)
 
     def weight_targets(self) -> list[WeightTarget]:
         """The norm's weight."""
@@ -49,6 +47,7 @@ class DFlashLayer:
         prefix = f"layers.{index}"
         self._comm = comm
         self._kernel = kernel
+        self._kernels = place.kernels
         self._layer = layer
         self._causal = config.causal[index]
         heads, kv_heads = place.part(config.num_attention_heads), place.part(layer.num_kv_heads)
@@ -72,12 +71,12 @@ class DFlashLayer:
     def write_keys(self, x_TH: Tensor, rope: CosSin, slot_mapping_T: Tensor, kv: KVCaches) -> None:
         """Store keys and values of `x` [T, H]: of context features, or of the normed rows of a block."""
         k_TKD, v_TKD = (self._heads(part) for part in torch.split(self._kv_proj(x_TH), self._kv_proj.sizes, dim=-1))
-        kv.writer(self._layer.index).write(apply_rope(self._k_norm(k_TKD), *rope), v_TKD, slot_mapping_T)
+        kv.writer(self._layer.index).write(self._kernels.apply_rope(self._k_norm(k_TKD), *rope), v_TKD, slot_mapping_T)
 
     def __call__(self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
         """The residual stream [T, H] of the block rows after this layer."""
         x_TH = x_TH + self._attend(self._input_norm(x_TH), rope, batch, kv)
-        gated_TI = silu_and_mul(self._gate_up_proj(self._post_norm(x_TH)))
+        gated_TI = self._kernels.silu_and_mul(self._gate_up_proj(self._post_norm(x_TH)))
         return x_TH + self._comm.all_reduce(self._down_proj.partial_sum(gated_TI))
 
     def _attend(self, normed_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
@@ -86,7 +85,7 @@ class DFlashLayer:
         self.write_keys(normed_TH, rope, metadata.slot_mapping_T, kv)
         cache = kv.reader(self._layer.index)
         o_TND = self._kernel(
-            apply_rope(self._q_norm(self._heads(self._q_proj(normed_TH))), *rope),
+            self._kernels.apply_rope(self._q_norm(self._heads(self._q_proj(normed_TH))), *rope),
             cache.k_pages,
             cache.v_pages,
             metadata.block_table_SP,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from dataclasses import replace
 
 from gemray_workers.attention.choice import AttentionNeeds
 from gemray_workers.checkpoint.index import read_index
-from gemray_workers.checkpoint.loader import load_weights
+from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dflash.config import DFlashConfig
@@ -31,6 +32,8 @@ class DFlashPlan:
             InvalidField: another kind of drafter, another target's, or one that TP does not divide.
         """
         self._path = path
+        self._random_weights = config.random_weights
+        self._fill_weights = weight_source(config)
         self._drafter = DFlashConfig.from_directory(path, target, input_scale=config.dflash_input_scale)
         self.traits = DrafterTraits(
             method="dflash",
@@ -54,10 +57,13 @@ class DFlashPlan:
         """Load the drafter beside the target."""
         if parts.own_caches is None:
             raise RuntimeError("a DFlash drafter needs KV pools of its own")
-        model = DFlashModel(self._drafter, parts.comm, dtype=parts.dtype, device=parts.device)
-        load_weights(
+        model = DFlashModel(
+            self._drafter, parts.comm, dtype=parts.dtype, device=parts.device, attention=parts.attention
+        )
+        stored = frozenset() if self._random_weights else read_index(self._path).tensors.keys()
+        self._fill_weights(
             self._path,
-            [self._as_stored(target) for target in model.weight_targets()],
+            [_as_stored(target, stored) for target in model.weight_targets()],
             prefix="",
             is_ignored=lambda _name: False,
             progress=parts.progress,
@@ -65,8 +71,8 @@ class DFlashPlan:
         chooser = DraftChooser(parts.shard, parts.comm)
         return DFlashDrafter(model, parts.embedding, parts.shard, parts.own_caches, chooser)
 
-    def _as_stored(self, target: WeightTarget) -> WeightTarget:
-        """The target under the name that this checkpoint uses for it."""
-        stored = read_index(self._path).tensors
-        candidates = (target.name, f"model.{target.name}", _OTHER_NAMES.get(target.name, ""))
-        return replace(target, name=next((name for name in candidates if name in stored), target.name))
+
+def _as_stored(target: WeightTarget, stored: Set[str]) -> WeightTarget:
+    """The target under the name that a checkpoint of the tensors `stored` uses for it."""
+    candidates = (target.name, f"model.{target.name}", _OTHER_NAMES.get(target.name, ""))
+    return replace(target, name=next((name for name in candidates if name in stored), target.name))

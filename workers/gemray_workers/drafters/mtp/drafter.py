@@ -59,7 +59,7 @@ class MTPDrafter:
         if not drafting:
             return
         slot_S = torch.tensor([r.slot for r in drafting], device=slots.device)
-        committed_S = torch.tensor([r.start for r in drafting], device=slots.device)
+        committed_S = slots.computed_N[slot_S]
         token_S = slots.token_ids_NL[slot_S, committed_S]
         state_SH = self._state_NH[slot_S]
         for i in range(drafting[0].num_drafts):
@@ -67,8 +67,10 @@ class MTPDrafter:
             n = len(active)
             batch = self._one_query_each(slot_S[:n], committed_S[:n], slots)
             logits_SV, state_SH = self._assistant.step(self._embedding(token_S[:n]), state_SH[:n], batch, self._caches)
-            token_S = self._chooser.choose(logits_SV, [(r.slot, r.start + 1 + i) for r in active], slots)
-            slots.token_ids_NL[slot_S[:n], committed_S[:n] + 1 + i] = token_S
+            position_S = committed_S[:n] + 1 + i
+            wanted = [(r.slot, r.start + 1 + i) for r in active]
+            token_S = self._chooser.choose(logits_SV, slot_S[:n], position_S, wanted, slots)
+            slots.token_ids_NL[slot_S[:n], position_S] = token_S
 
     def commit(
         self,

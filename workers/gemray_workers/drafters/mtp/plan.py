@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gemray_workers.attention.choice import AttentionNeeds
-from gemray_workers.checkpoint.loader import load_weights
+from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.mtp.assistant import AssistantModel
@@ -40,6 +40,7 @@ class MTPPlan:
                 "drafter_placement", "dedicated", "colocated: an MTP assistant shares the target's KV cache"
             )
         self._path = path
+        self._fill_weights = weight_source(config)
         self._position_delta = config.mtp_position_delta
         self._assistant = AssistantConfig.from_directory(path, target)
         check_tensor_parallel(self._assistant.decoder, config.tensor_parallel_size)
@@ -60,8 +61,15 @@ class MTPPlan:
         """Load the assistant beside the target."""
         if parts.target_caches is None:
             raise RuntimeError("an MTP drafter reads the target's KV caches")
-        model = AssistantModel(self._assistant, parts.shard, parts.comm, dtype=parts.dtype, device=parts.device)
-        load_weights(
+        model = AssistantModel(
+            self._assistant,
+            parts.shard,
+            parts.comm,
+            dtype=parts.dtype,
+            device=parts.device,
+            attention=parts.attention,
+        )
+        self._fill_weights(
             self._path,
             model.weight_targets(),
             prefix="",
