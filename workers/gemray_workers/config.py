@@ -62,6 +62,8 @@ class EngineConfig:
     """0: drafts stand at the newest token's position; -1: at the one before (spec 4.3)."""
     dflash_input_scale: float | None = None
     """Multiplies the raw embedding of a block's tokens; None is the checkpoint's, else the target's scale."""
+    random_weights: bool = False
+    """Seeded random weights for target and drafter instead of those on disk: only the configs are read."""
     poison_freed_pages: bool = False
     """Fill freed pages with NaN (debugging): a read of a freed page then cannot go unnoticed."""
     collective_timeout_s: float = 60.0

@@ -9,11 +9,13 @@ from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.rank import DrafterRank
+from gemray_workers.engine.planner import Inbox
 from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.sampling.verify import Accept, verify
 
 
 class GangWorker:
@@ -49,19 +51,29 @@ class GangWorker:
 
     def run(self, address: ChannelAddress | None) -> None:
         """Step until the coordinator says stop; rank 0 is given the channel's address."""
+        if address is None:
+            self.run_offline(None)
+        else:
+            self._lead(address)
+
+    def run_offline(self, inbox: Inbox | None, *, accept: Accept = verify) -> None:
+        """Step until a plan says stop, on rank 0 fed by an inbox of this process.
+
+        Args:
+            inbox: None on ranks that follow.
+            accept: the rule of verification; measurements may make up another.
+        """
         if self._drafter_rank is not None:
             self._drafter_rank.engine().run()
         elif self._engine_rank is None:
             raise RuntimeError("run() before load()")
-        elif address is None:
-            self._engine_rank.engine(None).run()
         else:
-            self._lead(self._engine_rank, address)
+            self._engine_rank.engine(inbox, accept=accept).run()
 
-    def _lead(self, engine_rank: EngineRank, address: ChannelAddress) -> None:
+    def _lead(self, address: ChannelAddress) -> None:
         channel = LeadChannel(address)
         try:
-            engine_rank.engine(channel).run()
+            self.run_offline(channel)
         except Exception as error:
             channel.send(GangFailed(f"rank {self._rank}: {type(error).__name__}: {error}"))
             raise

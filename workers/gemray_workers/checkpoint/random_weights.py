@@ -1,0 +1,102 @@
+"""Seeded random weights in place of a checkpoint's: a model of a published shape in seconds, for measurements.
+
+Values are made on the device, block by block, each block from a seed of its own (tensor name, block number): a rank
+makes only the blocks that it keeps a part of, and ranks of any number hold slices of the same whole tensors. Values
+depend on the kind of device, as its generator does, and not on the dtype, into which they are rounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gemray_workers.checkpoint.loader import LoadReport, ProgressFn
+from gemray_workers.checkpoint.target import Copy, WeightTarget
+
+BLOCK_ELEMENTS = 1 << 24
+"""About how many values one block has: whole rows, at least one."""
+
+_VECTOR_CENTERS = (("q_norm", 0.25), ("k_norm", 0.25))
+"""Norms that are not around 1: without a 1/sqrt(D) in attention these keep its scores around 1."""
+_TABLE_GAIN = 0.25
+"""Below 1, or the residual stream would remember its token so well that greedy text repeats it for ever."""
+
+
+def random_weights(
+    directory: str | os.PathLike[str],
+    targets: Iterable[WeightTarget],
+    *,
+    prefix: str,
+    is_ignored: Callable[[str], bool],
+    progress: ProgressFn | None = None,
+) -> LoadReport:
+    """Fill the targets' destinations; `load_weights` of a checkpoint that needs no files.
+
+    Args:
+        directory: not read; a drafter's and a target's tensors differ by name.
+        targets: every tensor of the model.
+        prefix: what stands before the targets' names on disk.
+        is_ignored: not asked.
+        progress: called after each tensor with bytes of the destinations.
+    """
+    started = time.monotonic()
+    wanted = list(targets)
+    total = sum(_bytes_kept(target) for target in wanted)
+    done = 0
+    for target in wanted:
+        for copy in target.copies:
+            _fill(prefix + target.name, target.shape, copy)
+        done += _bytes_kept(target)
+        if progress is not None:
+            progress(done, total)
+    return LoadReport(len(wanted), done, time.monotonic() - started, ())
+
+
+def _bytes_kept(target: WeightTarget) -> int:
+    return sum(copy.destination.nbytes for copy in target.copies)
+
+
+@torch.no_grad()
+def _fill(name: str, shape: tuple[int, ...], copy: Copy) -> None:
+    if not shape:
+        shape, copy = (1,), Copy((slice(0, 1),), copy.destination.view(1))
+    rows, *columns = copy.source
+    for start, block in _blocks(name, shape, rows, copy.destination):
+        first, last = max(start, rows.start), min(start + len(block), rows.stop)
+        part = block[(slice(first - start, last - start), *columns)]
+        copy.destination[first - rows.start : last - rows.start].copy_(part)
+
+
+def _blocks(name: str, shape: tuple[int, ...], rows: slice, like: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(first row, values) of each block of the whole tensor that `rows` touches."""
+    if not like.is_floating_point():
+        # Integers are an order of things (the centroid head's vocabulary): a permutation, made whole.
+        yield 0, torch.randperm(shape[0], generator=_generator(name, 0, like.device), device=like.device)
+        return
+    step = max(1, BLOCK_ELEMENTS // prod(shape[1:]))
+    for number in range(rows.start // step, -(-rows.stop // step)):
+        start = number * step
+        size = (min(step, shape[0] - start), *shape[1:])
+        noise = torch.empty(size, dtype=torch.float32, device=like.device)
+        noise.normal_(generator=_generator(name, number, like.device))
+        yield start, _scaled(name, noise)
+
+
+def _scaled(name: str, noise: Tensor) -> Tensor:
+    """Vectors around 1 (norms, scales), matrices of variance 1 / inputs."""
+    if noise.dim() == 1:
+        center = next((center for part, center in _VECTOR_CENTERS if part in name), 1.0)
+        return noise.mul_(0.1).add_(1.0).mul_(center)
+    gain = _TABLE_GAIN if "embed_tokens" in name else 1.0
+    return noise.mul_(gain * noise.shape[-1] ** -0.5)
+
+
+def _generator(name: str, block: int, device: torch.device) -> torch.Generator:
+    digest = hashlib.blake2b(f"{name}:{block}".encode(), digest_size=7).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
