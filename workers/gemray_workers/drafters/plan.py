@@ -13,6 +13,7 @@ from gemray_workers.drafters.dflash.plan import DFlashPlan
 from gemray_workers.drafters.mtp.config import MODEL_TYPES as MTP_TYPES
 from gemray_workers.drafters.mtp.plan import MTPPlan
 from gemray_workers.drafters.protocol import DrafterPlan, NoDrafter
+from gemray_workers.drafters.tokenizer_match import check_same_tokenizer
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.model.config import ModelConfig
 
@@ -35,6 +36,7 @@ def plan_drafter(config: EngineConfig, target: ModelConfig) -> DrafterPlan:
     found = _method_of(Path(config.drafter_path))
     if config.method not in ("auto", found):
         raise InvalidField("method", config.method, f"auto or {found}: {config.drafter_path} holds a {found} drafter")
+    check_same_tokenizer(Path(config.model_path), Path(config.drafter_path))
     return _PLANS[found](config.drafter_path, config, target)
 
 

@@ -1,0 +1,138 @@
+"""Which drafter a directory gives, and which are refused: by name, with both sides' values."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemray_workers.drafters.plan import plan_drafter
+from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.model.config import ModelConfig
+from support.engine_runner import engine_config
+from support.tiny import tiny_checkpoint
+from support.tiny_drafters import tiny_assistant, tiny_dflash
+
+TARGET = tiny_checkpoint("31B")
+MODEL = ModelConfig.from_directory(TARGET)
+
+
+def plan(path: Path | None, **settings: Any) -> Any:
+    config = engine_config(TARGET, drafter_path=None if path is None else str(path), **settings)
+    return plan_drafter(config, MODEL)
+
+
+def edited(source: Path, destination: Path, **changes: Any) -> Path:
+    """A copy of a drafter with other values in its config; keys of text_config go there, None removes."""
+    shutil.copytree(source, destination)
+    config = json.loads((destination / "config.json").read_text())
+    for key, value in changes.items():
+        holders = [config, config.get("text_config", {}), config.get("dflash_config", {})]
+        holder = next((h for h in holders if key in h), config)
+        holder.pop(key, None)
+        if value is not None:
+            holder[key] = value
+    (destination / "config.json").write_text(json.dumps(config))
+    return destination
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "method", "kv", "most"),
+    [
+        (None, {}, "none", "none", 0),
+        (tiny_assistant(TARGET), {}, "mtp", "shared", 4),
+        (tiny_assistant(TARGET), {"method": "mtp", "max_draft_tokens": 7}, "mtp", "shared", 7),
+        (tiny_assistant(TARGET), {"method": "none"}, "none", "none", 0),
+        (tiny_dflash(TARGET), {}, "dflash", "own", 7),
+        (tiny_dflash(TARGET), {"method": "dflash", "max_draft_tokens": 0}, "dflash", "own", 0),
+        (tiny_dflash(TARGET), {"drafter_placement": "dedicated"}, "dflash", "own", 7),
+    ],
+)
+def test_the_config_decides(path: Path | None, settings: Any, method: str, kv: str, most: int) -> None:
+    traits = plan(path, **settings).traits
+    assert (traits.method, traits.kv, traits.max_draft_tokens) == (method, kv, most)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backbone_hidden_size": 80}, r"drafter backbone_hidden_size = 80 .* 64, the target's hidden_size"),
+        ({"vocab_size": 300}, r"drafter vocab_size = 300 .* 259, the target's vocab_size"),
+        ({"sliding_window": 9}, r"drafter sliding_window = 9 .* 8, the target's"),
+        ({"head_dim": 32}, r"head_dim of sliding layers = 32 .* 16, the target's head_dim in layer \d"),
+        ({"num_attention_heads": 2, "num_key_value_heads": 1}, "num_attention_heads = 2 .* multiple of the target's 4"),
+    ],
+)
+def test_an_assistant_of_another_target_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(InvalidField, match=message):
+        plan(edited(tiny_assistant(TARGET), tmp_path / "d", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 80}, "drafter hidden_size = 80 .* 64, the target's hidden_size"),
+        ({"vocab_size": 300}, "drafter vocab_size = 300 .* 259"),
+        ({"num_target_layers": 60}, r"drafter num_target_layers = 60 .* \d+, the target's num_hidden_layers"),
+        ({"target_layer_ids": [1, 57]}, r"target_layer_ids = \[1, 57\] .* 0 to"),
+        ({"target_layer_ids": [3, 1]}, "target_layer_ids"),
+        ({"mask_token_id": 259}, "mask_token_id = 259 .* 0 to 258"),
+        ({"block_size": 1}, "block_size = 1"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"conv_kernel_size": 3}, "DFlash2"),
+        ({"markov_rank": 64}, "DSpark"),
+        ({"draft_vocab_size": 32000}, "vocabulary and an lm_head of its own"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+        ({"architectures": ["LlamaForCausalLM"], "dflash_config": None}, "an MTP assistant .* or a DFlash drafter"),
+    ],
+)
+def test_another_block_drafter_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(InvalidField, match=message):
+        plan(edited(tiny_dflash(TARGET), tmp_path / "d", **changes))
+
+
+def test_the_method_must_fit_the_directory() -> None:
+    with pytest.raises(InvalidField, match=r"auto or mtp: .* holds a mtp drafter"):
+        plan(tiny_assistant(TARGET), method="dflash")
+    with pytest.raises(InvalidField, match="the directory of a dflash drafter"):
+        plan(None, method="dflash")
+
+
+def test_more_drafts_than_the_drafter_makes_are_refused() -> None:
+    with pytest.raises(InvalidField, match=r"max_draft_tokens = 8 .* 0 to 7"):
+        plan(tiny_dflash(TARGET), max_draft_tokens=8)
+
+
+def test_a_target_is_no_drafter() -> None:
+    with pytest.raises(InvalidField, match="model_type gemma4"):
+        plan(TARGET)
+
+
+def test_a_directory_without_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        plan(tmp_path)
+
+
+def tokenizer(words: list[str]) -> str:
+    return json.dumps({"model": {"vocab": {word: i for i, word in enumerate(words)}}, "added_tokens": []})
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    target, drafter = tmp_path / "target", tmp_path / "drafter"
+    shutil.copytree(TARGET, target)
+    shutil.copytree(tiny_assistant(TARGET), drafter)
+    (target / "tokenizer.json").write_text(tokenizer(["a", "b", "c"]))
+    config = engine_config(target, drafter_path=str(drafter))
+    plan_drafter(config, MODEL)  # the drafter ships none: the target's
+    (drafter / "tokenizer.json").write_text(tokenizer(["a", "b", "c"]) + "\n")
+    plan_drafter(config, MODEL)
+    (drafter / "tokenizer.json").write_text(tokenizer(["a", "x", "c", "d"]))
+    with pytest.raises(InvalidField, match=r"4 ids, id 1 is 'x'.* the target's 3 ids, where id 1 is 'b'"):
+        plan_drafter(config, MODEL)
+    (drafter / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not a readable tokenizer"):
+        plan_drafter(config, MODEL)
