@@ -73,6 +73,7 @@ async def serving(
         gang = await RayGang.start(cluster_config, engine_config, progress=progress)
         stack.push_async_callback(gang.stop)
         slot.fill(gang)
+        await server.report_health()
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first
         yield Serving(server, gang)
         await server.drain()

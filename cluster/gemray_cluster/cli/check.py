@@ -8,6 +8,7 @@ import typer
 
 from gemray_cluster.cli.exit_codes import FAILED
 from gemray_cluster.cli.options import with_settings
+from gemray_cluster.cli.ray_environment import prepare_ray_environment
 from gemray_cluster.settings import ServeSettings
 
 
@@ -19,6 +20,7 @@ def check(flags: dict[str, str | None]) -> None:
     is loaded. Ends with 1 when something would keep the server from starting.
     """
     settings = ServeSettings.load(flags, os.environ)
+    prepare_ray_environment()
 
     import asyncio
 

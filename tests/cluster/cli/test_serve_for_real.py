@@ -1,0 +1,108 @@
+"""`gemray serve` and `gemray demo` with Ray and two tensor-parallel ranks, as a user runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gemray.v1 import generation_pb2 as pb
+from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.demo_checkpoint import write_demo_checkpoint
+
+GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
+START_S = 120
+
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def served(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
+    """A server process that is ready, and a channel to it; in a session of its own, as from a terminal."""
+    flags = ["--model", str(model), "--tp", "2", "--port", "0", "--kv-memory", "32MiB"]
+    flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
+    process = await asyncio.create_subprocess_exec(
+        *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        address = await asyncio.wait_for(_address_when_ready(process), START_S)
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield process, channel
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _address_when_ready(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    lines = []
+    async for line in process.stderr:
+        lines.append(line.decode())
+        if lines[-1].startswith("ready: serving"):
+            return lines[-1].split()[-1]
+    raise AssertionError("the server ended before it was ready:\n" + "".join(lines))
+
+
+async def test_serve_answers_and_drains(tmp_path: Path) -> None:
+    model = write_demo_checkpoint(tmp_path / "model")
+    async with served(model) as (process, channel):
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+
+        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert [rank.shard_indices.org_vocab_start_index for rank in info.ranks] == [0, 1024]
+
+        sampling = pb.SamplingParameters(seed=7, max_tokens=24, ignore_eos=True)
+        unary = await stub.Generate(pb.GenerateRequest(text="import this", sampling=sampling))
+        assert unary.completion.usage.completion_tokens == 24
+        deltas = [
+            message.delta
+            async for message in stub.GenerateStream(pb.GenerateStreamRequest(text="import this", sampling=sampling))
+        ]
+        assert [token for delta in deltas for token in delta.token_ids] == list(unary.token_ids)
+        assert "".join(delta.text for delta in deltas) == unary.text
+
+        too_long = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[2] * info.max_model_len))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(too_long)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        cancelled = stub.GenerateStream(pb.GenerateStreamRequest(text="import this", sampling={"ignore_eos": True}))
+        await cancelled.read()
+        cancelled.cancel()
+        await asyncio.sleep(1)
+        stats = await stub.GetServerStats(pb.GetServerStatsRequest())
+        assert (stats.requests.active, stats.engine.num_running) == (0, 0)
+        assert all(pool.pages_in_use == 0 for pool in stats.engine.pools)
+
+        live = stub.GenerateStream(
+            pb.GenerateStreamRequest(text="import this", sampling={"ignore_eos": True, "max_tokens": 60})
+        )
+        newest = await live.read()
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal's group
+        while (message := await live.read()) is not grpc.aio.EOF:
+            newest = message
+        assert newest.final.usage.completion_tokens == 60, "draining lets it finish"
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+async def test_demo() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *GEMRAY, "demo", "--max-tokens", "8", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), START_S)
+    assert process.returncode == 0, err.decode()
+    assert out.decode().strip()
+    assert "vocabulary rows 1024..2048" in err.decode()
+    assert "8 tokens" in err.decode()
