@@ -27,3 +27,19 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def rms_norm_then_scale(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `rms_norm`, but cast back to `x`'s dtype before the weight multiplies: Qwen3's rounding (spec 5.2)."""
     return rms_norm(x, None, eps) * weight
+
+
+def add_rms_norm(
+    residual_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float, scale: Tensor | None = None
+) -> Tensor:
+    """``(residual + rms_norm(x)) · scale``, rounded to `x`'s dtype after each of the three.
+
+    Args:
+        residual_TD: the stream that the norm is added to.
+        x_TD: what is normed.
+        weight_D: of the norm.
+        eps: added to the mean square.
+        scale: [1], or None for no factor.
+    """
+    sum_TD = residual_TD + rms_norm(x_TD, weight_D, eps)
+    return sum_TD if scale is None else sum_TD * scale

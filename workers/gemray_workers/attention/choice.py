@@ -48,7 +48,16 @@ TORCH = BackendTraits(
 )
 """The plain-PyTorch reference: serves everything, slowly on a GPU."""
 
-BACKENDS: tuple[BackendTraits, ...] = (TORCH,)
+TRITON = BackendTraits(
+    name="triton",
+    devices=frozenset({"cuda"}),
+    max_head_dim=512,
+    non_causal=True,
+    dtypes=frozenset({"bfloat16", "float32"}),
+)
+"""Flash attention over pages, keys split over programs for decode and verify rows."""
+
+BACKENDS: tuple[BackendTraits, ...] = (TRITON, TORCH)
 """In order of preference."""
 
 

@@ -10,8 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gemray_kernels.rms_norm import rms_norm
-from gemray_kernels.rope import apply_rope
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch
@@ -61,6 +59,7 @@ class Attention:
     ) -> None:
         self._comm = comm
         self._kernel = kernel
+        self._kernels = place.kernels
         self._layer = layer
         self._eps = model.rms_norm_eps
         heads = place.part(model.num_attention_heads)
@@ -89,15 +88,22 @@ class Attention:
             rows.view(rows.shape[0], rows.shape[1] // self._layer.head_dim, self._layer.head_dim)
             for rows in torch.split(self._qkv_proj(x_TH), self._qkv_proj.sizes, dim=-1)
         )
-        q_TND = apply_rope(self._q_norm(q_TND), *rope)
+        q_TND = self._kernels.norm_rope(q_TND, self._q_norm.weight, *rope, self._eps)
         cache_layer = self._layer.index if self._layer.kv_donor is None else self._layer.kv_donor
         metadata = batch.groups[kv.group_of(cache_layer)]
         if self._owns_kv:
             # Without a v_proj, V is the key projection's raw output, before k_norm and RoPE.
-            k_TKD, v_TKD = kv_rows[0], kv_rows[-1]
-            k_TKD = apply_rope(self._k_norm(k_TKD), *rope)
-            v_TKD = rms_norm(v_TKD, None, self._eps)
-            kv.writer(cache_layer).write(k_TKD, v_TKD, metadata.slot_mapping_T)
+            pages = kv.writer(cache_layer)
+            self._kernels.write_normed_kv(
+                kv_rows[0],
+                kv_rows[-1],
+                self._k_norm.weight,
+                *rope,
+                self._eps,
+                pages.k_pages,
+                pages.v_pages,
+                metadata.slot_mapping_T,
+            )
         cache = kv.reader(cache_layer)
         o_TND = self._kernel(
             q_TND,

@@ -66,11 +66,12 @@ class DecoderLayer:
             batch: whose rows these are.
             kv: the caches.
         """
-        x_TH = x_TH + self._post_attention_norm(self._attention(self._input_norm(x_TH), rope, batch, kv))
-        x_TH = x_TH + self._post_feedforward_norm(self._feed_forward(x_TH))
-        if self._per_layer is not None and per_layer_input_TP is not None:
-            x_TH = x_TH + self._per_layer(x_TH, per_layer_input_TP)
-        return x_TH * self._scalar
+        x_TH = self._post_attention_norm.add_to(x_TH, self._attention(self._input_norm(x_TH), rope, batch, kv))
+        output_TH = self._feed_forward(x_TH)
+        if self._per_layer is None or per_layer_input_TP is None:
+            return self._post_feedforward_norm.add_to(x_TH, output_TH, self._scalar)
+        x_TH = self._post_feedforward_norm.add_to(x_TH, output_TH)
+        return self._per_layer.add_to(x_TH, per_layer_input_TP, self._scalar)
 
     def _feed_forward(self, x_TH: Tensor) -> Tensor:
         dense_TH = self._mlp(self._pre_feedforward_norm(x_TH))
@@ -111,7 +112,7 @@ class _ExpertBranch:
     def __call__(self, x_TH: Tensor, dense_TH: Tensor) -> Tensor:
         """Norms of the dense MLP's output and of the experts', added [T, H]."""
         routed_TH = self._experts(self._pre_experts_norm(x_TH), *self._router(x_TH))
-        return self._post_dense_norm(dense_TH) + self._post_experts_norm(routed_TH)
+        return self._post_experts_norm.add_to(self._post_dense_norm(dense_TH), routed_TH)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Router, experts and the three norms."""

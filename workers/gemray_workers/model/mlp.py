@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gemray_kernels.activation import gelu_tanh_and_mul
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
 from gemray_workers.model.placement import Placement
@@ -19,6 +18,7 @@ class MLP:
 
     def __init__(self, prefix: str, hidden_size: int, width: int, comm: Communicator, place: Placement) -> None:
         self._comm = comm
+        self._gelu_tanh_and_mul = place.kernels.gelu_tanh_and_mul
         part = place.part(width)
         self._gate_up_proj = ColumnParallelLinear(
             [(f"{prefix}.gate_proj", part), (f"{prefix}.up_proj", part)], hidden_size, place
@@ -27,7 +27,7 @@ class MLP:
 
     def __call__(self, x_TH: Tensor) -> Tensor:
         """Output [T, H], summed over the ranks."""
-        return self._comm.all_reduce(self._down_proj.partial_sum(gelu_tanh_and_mul(self._gate_up_proj(x_TH))))
+        return self._comm.all_reduce(self._down_proj.partial_sum(self._gelu_tanh_and_mul(self._gate_up_proj(x_TH))))
 
     def weight_targets(self) -> list[WeightTarget]:
         """The three projections."""

@@ -8,10 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.activation import gelu_tanh_and_mul
-from gemray_kernels.grouped_linear import grouped_linear
-from gemray_kernels.precision import compute_dtype, wide_linear
-from gemray_kernels.rms_norm import rms_norm
+from gemray_kernels.precision import wide_linear
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, MoEConfig
 from gemray_workers.model.placement import Placement, slice_copy, sliced_tensor, whole_tensor
@@ -23,6 +20,7 @@ class Router:
 
     def __init__(self, prefix: str, model: ModelConfig, moe: MoEConfig, place: Placement) -> None:
         self._prefix = prefix
+        self._kernels = place.kernels
         self._top_k = moe.top_k
         self._eps = model.rms_norm_eps
         self._root = model.hidden_size**-0.5
@@ -32,12 +30,9 @@ class Router:
 
     def __call__(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (compute dtype) and numbers of each row's experts, both [T, K]."""
-        z_TH = rms_norm(x_TH, None, self._eps) * self._scale_H * self._root
+        z_TH = self._kernels.rms_norm_then_scale(x_TH, self._scale_H, self._eps) * self._root
         # Unrounded logits: close ones, rounded to 16 bits, would tie and pick other experts.
-        probabilities_TE = torch.softmax(wide_linear(z_TH, self._weight_EH), dim=-1)
-        weights_TK, experts_TK = probabilities_TE.topk(self._top_k, dim=-1)
-        weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
-        return weights_TK * self._per_expert_scale_E[experts_TK], experts_TK
+        return self._kernels.choose_experts(wide_linear(z_TH, self._weight_EH), self._per_expert_scale_E, self._top_k)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Projection and the two learned scales."""
@@ -54,26 +49,16 @@ class Experts:
     def __init__(self, prefix: str, hidden_size: int, moe: MoEConfig, comm: Communicator, place: Placement) -> None:
         self._prefix = prefix
         self._comm = comm
-        self._num_experts = moe.num_experts
+        self._gated_experts = place.kernels.gated_experts
         self._part = place.part(moe.intermediate_size)
         self._gate_up_E2IH = place.empty(moe.num_experts, 2 * self._part.length, hidden_size)
         self._down_EHI = place.empty(moe.num_experts, hidden_size, self._part.length)
 
     def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """Weighted sum of each row's experts [T, H], summed over the ranks."""
-        num_rows, top_k = experts_TK.shape
-        experts_R = experts_TK.flatten()
-        order_R = experts_R.argsort(stable=True)
-        ones_R = torch.ones_like(experts_R)
-        counts_E = experts_R.new_zeros(self._num_experts).scatter_add_(0, experts_R, ones_R)
-        row_ends_E = counts_E.cumsum(0).to(torch.int32)
-        gate_up_R2I = grouped_linear(x_TH[order_R // top_k], self._gate_up_E2IH, row_ends_E)
-        sorted_RH = grouped_linear(gelu_tanh_and_mul(gate_up_R2I), self._down_EHI, row_ends_E)
-        outputs_RH = torch.empty_like(sorted_RH)
-        outputs_RH[order_R] = sorted_RH
-        outputs_TKH = outputs_RH.view(num_rows, top_k, -1).to(compute_dtype(x_TH.dtype))
-        sum_TH = (outputs_TKH * weights_TK.unsqueeze(-1)).sum(dim=1)
-        return self._comm.all_reduce(sum_TH.to(x_TH.dtype))
+        return self._comm.all_reduce(
+            self._gated_experts(x_TH, weights_TK, experts_TK, self._gate_up_E2IH, self._down_EHI)
+        )
 
     def weight_targets(self) -> list[WeightTarget]:
         """The stacked expert weights: gate and up halves are sliced separately."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gemray_kernels.rms_norm import rms_norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.placement import Placement, whole_tensor
 
@@ -16,10 +15,16 @@ class RMSNorm:
         self.weight = place.empty(width)
         self._name = name
         self._eps = eps
+        self._rms_norm = place.kernels.rms_norm
+        self._add_rms_norm = place.kernels.add_rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm of `x` [..., width], in its dtype."""
-        return rms_norm(x, self.weight, self._eps)
+        return self._rms_norm(x, self.weight, self._eps)
+
+    def add_to(self, residual_TH: Tensor, x_TH: Tensor, scale: Tensor | None = None) -> Tensor:
+        """``(residual + norm(x)) · scale`` [T, H], without the factor when `scale` is None."""
+        return self._add_rms_norm(residual_TH, x_TH, self.weight, self._eps, scale)
 
     def weight_targets(self) -> list[WeightTarget]:
         """The norm's weight."""

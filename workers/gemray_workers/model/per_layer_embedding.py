@@ -70,9 +70,9 @@ class PerLayerBranch:
         self._projection = ReplicatedLinear(f"{prefix}.per_layer_projection", config.width, model.hidden_size, place)
         self._norm = RMSNorm(f"{prefix}.post_per_layer_input_norm", model.hidden_size, model.rms_norm_eps, place)
 
-    def __call__(self, x_TH: Tensor, input_TP: Tensor) -> Tensor:
-        """The summand [T, H]."""
-        return self._norm(self._projection(gelu_tanh(self._gate(x_TH)) * input_TP))
+    def add_to(self, x_TH: Tensor, input_TP: Tensor, scale: Tensor) -> Tensor:
+        """``(x + branch(x)) · scale`` [T, H]."""
+        return self._norm.add_to(x_TH, self._projection(gelu_tanh(self._gate(x_TH)) * input_TP), scale)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Gate, projection and norm."""

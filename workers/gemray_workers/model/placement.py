@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_kernels.table import Kernels, kernels_for
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 
 
@@ -18,6 +19,11 @@ class Placement:
     size: int
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels that serve this device and dtype."""
+        return kernels_for(self.device, self.dtype)
 
     def empty(self, *shape: int) -> Tensor:
         """A tensor that a checkpoint is to fill."""

@@ -1,0 +1,49 @@
+"""Routed experts: which ones serve a row, and their gated MLPs over the rows (spec 1.9).
+
+Shape legend: T rows, H hidden size, E experts, K experts a row, R = T K (row, expert) pairs, I expert width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gemray_kernels.activation import gelu_tanh_and_mul
+from gemray_kernels.grouped_linear import grouped_linear
+from gemray_kernels.precision import compute_dtype
+
+
+def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Weights (the logits' dtype) and numbers [T, K] of each row's K most probable experts, best first.
+
+    Weights are softmax probabilities, renormalised over the K, times the expert's scale.
+    """
+    probabilities_TE = torch.softmax(logits_TE, dim=-1)
+    weights_TK, experts_TK = probabilities_TE.topk(top_k, dim=-1)
+    weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+    return weights_TK * scale_E[experts_TK], experts_TK
+
+
+def gated_experts(
+    x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor
+) -> Tensor:
+    """Weighted sum [T, H] of each row's experts ``down(gelu_tanh(gate(x)) · up(x))``, summed in the compute dtype.
+
+    Args:
+        x_TH: the experts' input.
+        weights_TK: of each row's experts.
+        experts_TK: int64, K different ones a row.
+        gate_up_E2IH: gate halves above up halves.
+        down_EHI: the second layer.
+    """
+    num_rows, top_k = experts_TK.shape
+    experts_R = experts_TK.flatten()
+    order_R = experts_R.argsort(stable=True)
+    counts_E = experts_R.new_zeros(gate_up_E2IH.shape[0]).scatter_add_(0, experts_R, torch.ones_like(experts_R))
+    row_ends_E = counts_E.cumsum(0).to(torch.int32)
+    gate_up_R2I = grouped_linear(x_TH[order_R // top_k], gate_up_E2IH, row_ends_E)
+    sorted_RH = grouped_linear(gelu_tanh_and_mul(gate_up_R2I), down_EHI, row_ends_E)
+    outputs_RH = torch.empty_like(sorted_RH)
+    outputs_RH[order_R] = sorted_RH
+    outputs_TKH = outputs_RH.view(num_rows, top_k, -1).to(compute_dtype(x_TH.dtype))
+    return (outputs_TKH * weights_TK.unsqueeze(-1)).sum(dim=1).to(x_TH.dtype)

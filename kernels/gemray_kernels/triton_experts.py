@@ -1,0 +1,280 @@
+"""Routed experts in Triton: no sort, no host sync, and only the weights of experts that some row chose are read.
+
+One kernel lists each expert's pairs, then a grouped product with the gated activation, a grouped product back, and a
+weighted sum. Grids are sized by the number of rows alone; programs without rows return at once.
+
+Shape legend: T rows, H hidden size, E experts, K experts a row, R = T K (row, expert) pairs, I expert width,
+M pairs of one program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gemray_kernels.triton_activation import gelu_tanh
+from gemray_kernels.triton_dot import dot
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Pairs, outputs and inputs of one program's product."""
+
+    pairs: int
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """As `gemray_kernels.experts.choose_experts`; equal probabilities go to the smaller number."""
+    num_rows, num_experts = logits_TE.shape
+    weights_TK = torch.empty(num_rows, top_k, dtype=logits_TE.dtype, device=logits_TE.device)
+    experts_TK = torch.empty(num_rows, top_k, dtype=torch.int64, device=logits_TE.device)
+    if num_rows:
+        _choose_experts_kernel[(num_rows,)](
+            logits_TE,
+            scale_E,
+            weights_TK,
+            experts_TK,
+            num_experts,
+            logits_TE.stride(0),
+            TOP_K=top_k,
+            BLOCK_E=triton.next_power_of_2(num_experts),
+            num_warps=4,
+        )
+    return weights_TK, experts_TK
+
+
+def gated_experts(
+    x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor
+) -> Tensor:
+    """As `gemray_kernels.experts.gated_experts`."""
+    num_rows, top_k = experts_TK.shape
+    num_experts, hidden_size, width = down_EHI.shape
+    out_TH = torch.empty(num_rows, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
+    if num_rows == 0:
+        return out_TH
+    num_pairs = num_rows * top_k
+
+    # An expert has at most one pair a row.
+    pairs_ET = torch.empty(num_experts, num_rows, dtype=torch.int32, device=x_TH.device)
+    counts_E = torch.empty(num_experts, dtype=torch.int32, device=x_TH.device)
+    block = min(1024, max(16, triton.next_power_of_2(num_pairs)))
+    _list_pairs_kernel[(num_experts,)](experts_TK, pairs_ET, counts_E, num_pairs, num_rows, BLOCK=block, num_warps=4)
+
+    gated_RI = torch.empty(num_pairs, width, dtype=x_TH.dtype, device=x_TH.device)
+    tile = gate_up_tile(x_TH.dtype, num_rows)
+    _gate_up_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(width, tile.outputs), num_experts)](
+        x_TH,
+        gate_up_E2IH,
+        pairs_ET,
+        counts_E,
+        gated_RI,
+        num_rows,
+        hidden_size,
+        width,
+        x_TH.stride(0),
+        TOP_K=top_k,
+        BLOCK_M=tile.pairs,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+    outputs_RH = torch.empty(num_pairs, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
+    tile = down_tile(x_TH.dtype, num_rows)
+    _down_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(hidden_size, tile.outputs), num_experts)](
+        gated_RI,
+        down_EHI,
+        pairs_ET,
+        counts_E,
+        outputs_RH,
+        num_rows,
+        width,
+        hidden_size,
+        BLOCK_M=tile.pairs,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    _weighted_sum_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
+        outputs_RH, weights_TK, out_TH, hidden_size, TOP_K=top_k, BLOCK=1024, num_warps=4
+    )
+    return out_TH
+
+
+def gate_up_tile(dtype: torch.dtype, num_rows: int) -> Tile:
+    """Few rows: weights stream through many small programs; many rows: larger tiles use them more than once."""
+    if dtype == torch.float32:
+        return Tile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
+    if num_rows <= 256:
+        return Tile(pairs=16, outputs=32, inputs=128, num_warps=4, num_stages=4)
+    return Tile(pairs=64, outputs=64, inputs=64, num_warps=4, num_stages=3)
+
+
+def down_tile(dtype: torch.dtype, num_rows: int) -> Tile:
+    """As `gate_up_tile`; the second layer has fewer inputs and more outputs."""
+    if dtype == torch.float32:
+        return Tile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
+    if num_rows <= 256:
+        return Tile(pairs=16, outputs=64, inputs=64, num_warps=4, num_stages=4)
+    return Tile(pairs=64, outputs=128, inputs=64, num_warps=4, num_stages=3)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _choose_experts_kernel(  # type: ignore[no-untyped-def]
+    logits_TE,
+    scale_E,
+    weights_TK,
+    experts_TK,
+    num_experts,
+    row_stride,
+    TOP_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    e_E = tl.arange(0, BLOCK_E)
+    inside = e_E < num_experts
+    logit_E = tl.load(logits_TE + row * row_stride + e_E, mask=inside, other=float("-inf"))
+    exp_E = tl.where(inside, tl.exp(logit_E - tl.max(logit_E, axis=0)), 0.0)
+    # A NaN ranks last but for the padding, so that every row chooses K different experts, and stays NaN as a weight.
+    key_E = tl.where(exp_E == exp_E, exp_E, -1.0)  # noqa: PLR0124
+    key_E = tl.where(inside, key_E, -2.0)
+    is_better_EE = (key_E[None, :] > key_E[:, None]) | (
+        (key_E[None, :] == key_E[:, None]) & (e_E[None, :] < e_E[:, None])
+    )
+    rank_E = tl.sum(is_better_EE.to(tl.int32), axis=1)
+    chosen_E = rank_E < TOP_K
+    total = tl.sum(tl.where(chosen_E, exp_E, 0.0), axis=0)
+    scale = tl.load(scale_E + e_E, mask=chosen_E, other=0.0).to(tl.float32)
+    tl.store(weights_TK + row * TOP_K + rank_E, exp_E / total * scale, mask=chosen_E)
+    tl.store(experts_TK + row * TOP_K + rank_E, e_E.to(tl.int64), mask=chosen_E)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _list_pairs_kernel(  # type: ignore[no-untyped-def]
+    experts_R, pairs_ET, counts_E, num_pairs, num_rows, BLOCK: tl.constexpr
+):
+    expert = tl.program_id(0)
+    count = 0
+    for first in range(0, num_pairs, BLOCK):
+        pair = first + tl.arange(0, BLOCK)
+        is_mine = (tl.load(experts_R + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
+        place = count + tl.cumsum(is_mine, axis=0) - 1
+        tl.store(pairs_ET + expert * num_rows + place, pair, mask=is_mine > 0)
+        count += tl.sum(is_mine, axis=0)
+    tl.store(counts_E + expert, count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate_up_kernel(  # type: ignore[no-untyped-def]
+    x_TH,
+    gate_up_E2IH,
+    pairs_ET,
+    counts_E,
+    gated_RI,
+    num_rows,
+    num_in,
+    width,
+    x_stride,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    expert = tl.program_id(2)
+    count = tl.load(counts_E + expert)
+    m_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    if tl.program_id(0) * BLOCK_M >= count:
+        return
+    is_pair_M = m_M < count
+    pair_M = tl.load(pairs_ET + expert * num_rows + m_M, mask=is_pair_M, other=0)
+    n_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_width_N = n_N < width
+    k_K = tl.arange(0, BLOCK_K)
+    x_at_M = (pair_M // TOP_K).to(tl.int64) * x_stride
+    gate_at_N = (expert.to(tl.int64) * 2 * width + n_N) * num_in
+    up_at_N = gate_at_N + width.to(tl.int64) * num_in
+    gate_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for first in range(0, num_in, BLOCK_K):
+        in_K = first + k_K < num_in
+        x_MK = tl.load(
+            x_TH + x_at_M[:, None] + (first + k_K)[None, :], mask=is_pair_M[:, None] & in_K[None, :], other=0.0
+        )
+        weight_mask_KN = in_K[:, None] & in_width_N[None, :]
+        gate_KN = tl.load(gate_up_E2IH + gate_at_N[None, :] + (first + k_K)[:, None], mask=weight_mask_KN, other=0.0)
+        up_KN = tl.load(gate_up_E2IH + up_at_N[None, :] + (first + k_K)[:, None], mask=weight_mask_KN, other=0.0)
+        gate_MN = dot(x_MK, gate_KN, gate_MN)
+        up_MN = dot(x_MK, up_KN, up_MN)
+    # Rounded as a stored projection, then as a stored activation.
+    dtype = gated_RI.dtype.element_ty
+    gate_MN = gelu_tanh(gate_MN.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    gated_MN = (gate_MN * up_MN.to(dtype).to(tl.float32)).to(dtype)
+    to_M = pair_M.to(tl.int64) * width
+    tl.store(gated_RI + to_M[:, None] + n_N[None, :], gated_MN, mask=is_pair_M[:, None] & in_width_N[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _down_kernel(  # type: ignore[no-untyped-def]
+    gated_RI,
+    down_EHI,
+    pairs_ET,
+    counts_E,
+    out_RH,
+    num_rows,
+    num_in,
+    num_out,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    expert = tl.program_id(2)
+    count = tl.load(counts_E + expert)
+    m_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    if tl.program_id(0) * BLOCK_M >= count:
+        return
+    is_pair_M = m_M < count
+    pair_M = tl.load(pairs_ET + expert * num_rows + m_M, mask=is_pair_M, other=0).to(tl.int64)
+    n_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_out_N = n_N < num_out
+    k_K = tl.arange(0, BLOCK_K)
+    weight_at_N = (expert.to(tl.int64) * num_out + n_N) * num_in
+    acc_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for first in range(0, num_in, BLOCK_K):
+        in_K = first + k_K < num_in
+        x_MK = tl.load(
+            gated_RI + (pair_M * num_in)[:, None] + (first + k_K)[None, :],
+            mask=is_pair_M[:, None] & in_K[None, :],
+            other=0.0,
+        )
+        weight_KN = tl.load(
+            down_EHI + weight_at_N[None, :] + (first + k_K)[:, None], mask=in_K[:, None] & in_out_N[None, :], other=0.0
+        )
+        acc_MN = dot(x_MK, weight_KN, acc_MN)
+    to_MN = (pair_M * num_out)[:, None] + n_N[None, :]
+    tl.store(out_RH + to_MN, acc_MN.to(out_RH.dtype.element_ty), mask=is_pair_M[:, None] & in_out_N[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
+    outputs_RH, weights_TK, out_TH, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    sum_B = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(TOP_K):
+        weight = tl.load(weights_TK + row * TOP_K + k).to(tl.float32)
+        sum_B += weight * tl.load(outputs_RH + (row * TOP_K + k) * width + column, mask=inside, other=0.0).to(
+            tl.float32
+        )
+    tl.store(out_TH + row * width + column, sum_B.to(out_TH.dtype.element_ty), mask=inside)

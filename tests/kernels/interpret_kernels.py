@@ -1,0 +1,39 @@
+"""Run by `test_triton_kernels` in a process of its own: prints the name and relative error of every kernel and case."""
+
+from __future__ import annotations
+
+import torch
+
+from gemray_kernels.table import triton_kernels
+from gemray_kernels.triton_paged_attention import paged_attention
+from support.kernel_parity import AttentionCase, kernel_errors, kernel_runs
+
+DECODE = [(1, 1), (5, 5), (1, 19), (7, 13), (3, 8), (1, 4)]
+LONG = [(1, 700), (5, 300), (40, 200), (17, 301)]
+EDGES = [(2, 0), (0, 6), (4, 3), (1, 129)]
+
+CASES = {
+    "decode": AttentionCase(DECODE, 4, 2, 16, page_size=4),
+    "decode, windowed": AttentionCase(DECODE, 4, 2, 16, page_size=4, window=3),
+    "block of a drafter": AttentionCase(DECODE, 4, 2, 16, page_size=4, causal=False, scale=0.25),
+    "chunks and a prompt": AttentionCase(LONG, 4, 1, 32),
+    "chunks and a prompt, windowed": AttentionCase(LONG, 4, 1, 32, window=200),
+    "chunks, neither causal nor whole": AttentionCase(LONG, 4, 1, 32, window=130, causal=False),
+    "no rows, no keys": AttentionCase(EDGES, 4, 4, 16),
+    "three heads a KV head": AttentionCase([(50, 60)], 6, 2, 16),
+    "head dim of no power of two": AttentionCase([(3, 150)], 4, 2, 24),
+}
+
+
+def main() -> None:
+    """Interpreted bfloat16 is truncated, not rounded, so only float32 says something about digits."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for seed, (name, case) in enumerate(CASES.items()):
+            print(dtype, "attention: " + name, case.error(paged_attention, dtype, "cpu", seed), sep="\t")
+        runs = kernel_runs("cpu", 7, rows=6, width=96, heads=4, kv_heads=2, head_dim=32, experts=12, top_k=3)
+        for name, error in kernel_errors(triton_kernels(), runs, dtype).items():
+            print(dtype, name, error, sep="\t")
+
+
+if __name__ == "__main__":
+    main()

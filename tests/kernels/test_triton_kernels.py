@@ -1,0 +1,83 @@
+"""The Triton kernels where there is no GPU: interpreted on the CPU, and compiled for Hopper."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton comes with CUDA builds of torch; it is not among the test packages")
+
+from support.kernel_parity import kernel_runs
+from support.triton_compile import MAX_SHARED_BYTES, compile_launches
+
+TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2}
+
+
+def test_interpreted_kernels_equal_the_references() -> None:
+    """In a process of its own: the interpreter is chosen when triton is imported."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = Path(__file__).with_name("interpret_kernels.py")
+    result = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    assert len(lines) == 2 * (9 + 13)
+    wrong = [(dtype, name, error) for dtype, name, error in lines if not float(error) < TOLERANCE[dtype]]
+    assert not wrong
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 300])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "causal"),
+    [(32, 16, 256, 1024, True), (32, 4, 512, None, True), (8, 1, 256, 512, True), (64, 8, 128, 2048, False)],
+    ids=["31B sliding", "31B full", "E2B sliding", "DFlash"],
+)
+def test_attention_compiles_for_hopper(
+    rows: int, heads: int, kv_heads: int, head_dim: int, window: int | None, causal: bool
+) -> None:
+    from gemray_kernels.triton_paged_attention import paged_attention
+
+    q_TND = torch.empty(rows, heads, head_dim, dtype=torch.bfloat16)
+    pages = torch.empty(9, 16, kv_heads, head_dim, dtype=torch.bfloat16)
+    table_SP = torch.zeros(1, 512, dtype=torch.int32)
+    start_S1, kv_len_S = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([600], dtype=torch.int32)
+    found = compile_launches(
+        lambda: paged_attention(
+            q_TND, pages, pages, table_SP, start_S1, kv_len_S, window=window, causal=causal, scale=1.0
+        )
+    )
+    assert [kernel.name for kernel in found] == ["_attend_kernel", "_combine_kernel", "_attend_kernel"][
+        : 3 if rows > 32 else 2
+    ]
+    for kernel in found:
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES
+        assert kernel.stack_bytes is None or kernel.stack_bytes <= 128, "registers spill"
+        if kernel.name == "_attend_kernel":
+            assert "wgmma" in kernel.ptx or "mma.sync" in kernel.ptx
+            assert "cp.async" in kernel.ptx, "pages are not loaded ahead of their use"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_other_kernels_compile_for_hopper(dtype: torch.dtype) -> None:
+    from gemray_kernels.table import triton_kernels
+
+    kernels = triton_kernels()
+    runs = kernel_runs("cpu", 0, rows=8, width=2816, heads=16, kv_heads=8, head_dim=256, experts=16, top_k=8)
+    compiled = {name: compile_launches(lambda run=run: run(kernels, dtype)) for name, run in runs.items()}
+    assert {name: len(found) for name, found in compiled.items() if name != "gated_experts"} == {
+        name: 1 for name in compiled if name != "gated_experts"
+    }
+    assert [kernel.name for kernel in compiled["gated_experts"]] == [
+        "_list_pairs_kernel",
+        "_gate_up_kernel",
+        "_down_kernel",
+        "_weighted_sum_kernel",
+    ]
+    for found in compiled.values():
+        assert all(kernel.shared_bytes <= MAX_SHARED_BYTES and not kernel.stack_bytes for kernel in found)

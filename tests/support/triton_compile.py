@@ -1,0 +1,106 @@
+"""Compile Triton kernels for a GPU that is not here: what a launch on CPU tensors would have compiled for sm_90."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+MAX_SHARED_BYTES = 227 * 1024
+"""Shared memory of one block on sm_90."""
+
+_POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel variant as the assembler reports it."""
+
+    name: str
+    shared_bytes: int
+    registers: int | None
+    stack_bytes: int | None
+    """Spilled registers lie there. None without cuobjdump."""
+    ptx: str
+
+
+def compile_launches(launches: Callable[[], object]) -> list[Compiled]:
+    """Run `launches` with every kernel launch replaced by its compilation."""
+    from triton.runtime.jit import JITFunction
+
+    found: list[Compiled] = []
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        found.append(_compile(kernel, args, options))
+
+    with mock.patch.object(JITFunction, "run", run):
+        launches()
+    return found
+
+
+def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = list(kernel.arg_names)
+    values = dict(zip(names, args, strict=False)) | {k: v for k, v in options.items() if k in names}
+    signature: dict[str, str] = {}
+    constexprs: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    for i, (name, param) in enumerate(zip(names, kernel.params, strict=True)):
+        value = values[name]
+        if (
+            param.is_constexpr
+            or value is None
+            or value is True
+            or value is False
+            or (type(value) is int and value == 1)
+        ):
+            signature[name] = "constexpr"
+            constexprs[i,] = value
+            continue
+        if type(value) is torch.Tensor:
+            signature[name] = _POINTERS[value.dtype]
+            attributes[i,] = [["tt.divisibility", 16]]
+        elif type(value) is float:
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[i,] = [["tt.divisibility", 16]]
+    launch = {k: v for k, v in options.items() if k in ("num_warps", "num_stages")}
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
+    registers, stack = _resources(binary.asm["cubin"])
+    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, binary.asm["ptx"])
+
+
+def _resources(cubin: bytes) -> tuple[int | None, int | None]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    program = str(tool) if tool.exists() else shutil.which("cuobjdump")
+    if program is None:
+        return None, None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (None, None)
