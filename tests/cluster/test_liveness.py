@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gemray_cluster.check import health_probe
 from gemray_cluster.gang_client import GangState
 from gemray_cluster.server.health import LIVENESS
 from gemray_cluster.server.service import SERVICE_NAME
+from support.certificates import make_certificates
 from support.fake_gang import FakeGang
 from support.serving import serving
 from support.text import demo_tokenizer
@@ -44,3 +46,29 @@ def test_the_chart_asks_for_these_names() -> None:
 def test_probe_says_why_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert health_probe.main(["--address=127.0.0.1:9", "--service=x", "--timeout=2"]) == 1
     assert "127.0.0.1:9 'x': UNAVAILABLE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_probe_speaks_tls_to_its_own_pod(mutual: bool, tmp_path: Path) -> None:
+    """By address, as in the chart, where the certificate is made out to a name."""
+    make_certificates(tmp_path)
+    secret = tmp_path / "tls"
+    secret.mkdir()
+    for file, key in (("cert.pem", "tls.crt"), ("key.pem", "tls.key"), ("cert.pem", "ca.crt")):
+        (secret / key).write_bytes((tmp_path / file).read_bytes())
+    config = {"tls_cert_file": str(secret / "tls.crt"), "tls_key_file": str(secret / "tls.key")}
+    if mutual:
+        config["tls_client_ca_file"] = str(secret / "ca.crt")
+    gang = FakeGang()
+    async with serving(demo_tokenizer(tmp_path), gang, **config) as running:
+        address = f"--address=127.0.0.1:{running.server.port}"
+
+        async def probe(service: str, *more: str) -> int:
+            return await asyncio.to_thread(health_probe.main, [address, f"--service={service}", "--timeout=5", *more])
+
+        tls = (f"--tls-dir={secret}", "--tls-name=localhost")
+        assert await probe(SERVICE_NAME, *tls) == 0
+        assert await probe(SERVICE_NAME) == 1, "plain text is refused"
+        gang.state = GangState.FAILED
+        await asyncio.sleep(0.5)
+        assert await probe(LIVENESS, *tls) == 1

@@ -5,57 +5,21 @@ from __future__ import annotations
 import json
 import re
 import socket
-import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from gemray_cluster.gang_client import GangState
-from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.metrics import EngineCollector, MetricsServer
 from gemray_workers.errors import GemrayError
-from gemray_workers.messages import EngineStats, SpeculationCounters
 from support.fake_gang import FakeGang
 from support.helm_chart import CHART
-
-STATS = EngineStats(
-    step=12,
-    num_running=3,
-    num_waiting=2,
-    num_preemptions=1,
-    pages_in_use={"sliding": 5, "full": 9},
-    pages_total={"sliding": 40, "full": 80},
-    prompt_tokens=700,
-    generated_tokens=90,
-    last_step_seconds=0.0125,
-    speculation=SpeculationCounters(rounds=20, drafted=80, accepted=50, accepted_per_position=[19, 15, 10, 6]),
-)
-
-
-class _Gang(FakeGang):
-    @property
-    def stats(self) -> EngineStats | None:
-        return STATS
-
-
-def scrape(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Samples as Prometheus reads them over HTTP."""
-    server = MetricsServer(registry, host="127.0.0.1", port=0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
-            text = answer.read().decode()
-    finally:
-        server.close()
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+from support.series import SteppedGang, all_names, scrape
 
 
 def test_engine_series() -> None:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: _Gang(seconds_since_heartbeat=0.25)))
+    registry.register(EngineCollector(lambda: SteppedGang(seconds_since_heartbeat=0.25)))
     samples = scrape(registry)
     expected = {
         ("gemray_engine_running_requests",): 3,
@@ -93,7 +57,7 @@ def test_a_starting_gang_has_a_state_and_no_engine(gang: FakeGang | None) -> Non
 def test_names_end_with_what_they_count() -> None:
     units = "seconds|tokens|requests?|pages|steps|preemptions|rounds|pages_in_use|requests_in_flight|state"
     allowed = re.compile(rf"gemray(_\w+)??_({units})(_total|_created|_bucket|_count|_sum)?")
-    assert [name for name in _all_names() if not allowed.fullmatch(name)] == []
+    assert [name for name in all_names() if not allowed.fullmatch(name)] == []
 
 
 def test_every_series_of_the_dashboard_exists() -> None:
@@ -108,7 +72,7 @@ def test_every_series_of_the_dashboard_exists() -> None:
         name for variable in dashboard["templating"]["list"] for name in re.findall(r"gemray_\w+", variable["query"])
     }
     assert len(used) > 15
-    assert used - _all_names() == set()
+    assert used - all_names() == set()
 
 
 def test_a_taken_port_is_a_sentence() -> None:
@@ -116,11 +80,3 @@ def test_a_taken_port_is_a_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(GemrayError, match=rf"127\.0\.0\.1:{port}.*in use.*--metrics-port"):
             MetricsServer(CollectorRegistry(), host="127.0.0.1", port=port)
-
-
-def _all_names() -> set[str]:
-    """Of a server that has ended a request."""
-    registry = CollectorRegistry()
-    registry.register(EngineCollector(_Gang))
-    RequestMetrics(registry).requests.labels("length").inc()
-    return {name for name, _ in scrape(registry)}

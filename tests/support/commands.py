@@ -4,6 +4,35 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+DEPLOY_DOC = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+
+_BLOCK = re.compile(r"(?:<!-- (?P<key>run by|needs): (?P<value>.+?) -->\n)?```sh\n(?P<body>.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of shell commands in a document."""
+
+    key: str | None
+    """``run by`` a test, or ``needs`` what CI has not; None when the document does not say."""
+    value: str | None
+    commands: tuple[str, ...]
+
+
+def blocks_of(document: Path = DEPLOY_DOC) -> list[Block]:
+    """The shell blocks, in order."""
+    return [
+        Block(found["key"], found["value"], tuple(line for line in found["body"].splitlines() if line))
+        for found in _BLOCK.finditer(document.read_text())
+    ]
+
+
+def commands_run_by(test_file: str) -> tuple[str, ...]:
+    """The commands that the document says are run by `test_file`; it must run these and no others."""
+    return tuple(command for block in blocks_of() if block.value == test_file for command in block.commands)
 
 
 def serve_flags_in(command: str) -> dict[str, str | None]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import secrets
+import re
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
-import yaml
 
 from gemray_cluster.demo_checkpoint import write_demo_checkpoint
+from support.commands import commands_run_by
 from support.helm_chart import ROOT
-from support.namespace_hosts import Hosts, namespace_hosts, ssh, why_impossible
+from support.namespace_hosts import Host, Hosts, namespace_hosts, ssh, why_impossible
 
 ONPREM = ROOT / "cluster" / "ray-up" / "onprem.yaml"
 BIN = sysconfig.get_path("scripts")
@@ -34,12 +33,10 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
-def _edited(hosts: Hosts, folder: Path) -> dict[str, Any]:
+def _edited(hosts: Hosts, folder: Path) -> Path:
     """The shipped file with the edits that its comments ask for, and one CPU slot a host in place of GPUs."""
     head, worker = hosts.hosts
     model = write_demo_checkpoint(folder / "model")
-    token = folder / "ray_token"
-    token.write_text(secrets.token_hex(32))
     text = ONPREM.read_text()
     for shipped, edited in (
         ("192.168.1.10 ", f"{head.address} "),
@@ -47,7 +44,6 @@ def _edited(hosts: Hosts, folder: Path) -> dict[str, Any]:
         ("ssh_user: gemray", "ssh_user: root"),
         ("~/.ssh/id_ed25519", str(hosts.private_key)),
         ("_workers: 2", "_workers: 1"),
-        ("./ray_token", str(token)),
         ("/models/gemma-4-31b-it", str(model)),
         ("--device cuda", "--device cpu"),
         ("ray start --head", "ray start --num-cpus=1 --head"),
@@ -55,58 +51,56 @@ def _edited(hosts: Hosts, folder: Path) -> dict[str, Any]:
     ):
         assert shipped in text, shipped
         text = text.replace(shipped, edited)
-    return dict(yaml.safe_load(text))
-
-
-def _run(*command: str, timeout_s: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GEMRAY_"))}
-    return subprocess.run(
-        [str(Path(BIN) / command[0]), *command[1:]],
-        env={**inherited, "PATH": f"{BIN}:{os.environ['PATH']}", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-    )
+    file = folder / "onprem.yaml"
+    file.write_text(text)
+    return file
 
 
 def test_up_serve_generate_down(hosts: Hosts, tmp_path: Path) -> None:
+    """The commands of docs/deploy.md, in their order, from a machine that is no part of the cluster."""
     head, worker = hosts.hosts
-    file = tmp_path / "onprem.yaml"
-    file.write_text(yaml.safe_dump(_edited(hosts, tmp_path)))
-    up = _run("ray", "up", str(file), "-y", "--no-config-cache", RAY_UP_enable_autoscaler_v2="0")
-    assert up.returncode == 0, up.stdout + up.stderr
+    file = _edited(hosts, tmp_path)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GEMRAY_"))}
+    environment["PATH"] = f"{BIN}:{os.environ['PATH']}"
+    outputs: dict[str, str] = {}
+    for documented in commands_run_by(Path(__file__).name):
+        if documented.startswith("export "):
+            name, _, value = documented.removeprefix("export ").partition("=")
+            environment[name] = value
+            continue
+        command = documented.replace("cluster/ray-up/onprem.yaml", str(file)).replace("HEAD", head.address)
+        if documented.startswith("ray down"):
+            _ranks_are_on_both(hosts)
+            _strangers_are_refused(hosts, worker)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=90,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        outputs[documented.split(" --")[0]] = done.stdout + done.stderr
+        if documented.startswith("ray up"):
+            _wait_until_ready(head.home / "gemray.log")
+    assert "ready: serving" in outputs['ray exec cluster/ray-up/onprem.yaml "tail -n 100 gemray.log"']
+    assert re.search(r"\d+ prompt \+ \d+ tokens", outputs["gemray generate"])
+    assert "raylet" not in ssh(hosts, head, "ps ax -o args").stdout
 
-    log = head.home / "gemray.log"
-    _wait_until_ready(log)
-    stages = log.read_text()
-    assert "loading the model" in stages
 
-    # Two ranks on two hosts: each host has one slot. The client is on neither.
-    server = f"{head.address}:50051"
-    shown = _run("gemray", "info", "--address", server)
-    assert shown.returncode == 0, shown.stderr
-    answers = [
-        _run("gemray", "generate", "--address", server, "--max-tokens=12", "--seed=7", *stream, "Once upon a time")
-        for stream in ([], ["--stream"])
-    ]
-    for answer in answers:
-        assert answer.returncode == 0, answer.stderr
-        assert "12 tokens" in answer.stderr
-    assert answers[0].stdout == answers[1].stdout
-
+def _ranks_are_on_both(hosts: Hosts) -> None:
     for host in hosts.hosts:
         ranks = ssh(hosts, host, "pgrep -fc RankActor || true")
         assert int(ranks.stdout) >= 1, f"no rank on {host.name}"
 
-    # The token is asked for: without it Ray's head answers nobody.
-    status = ssh(hosts, worker, f"RAY_AUTH_MODE=disabled {BIN}/ray status --address {head.address}:6379")
-    assert status.returncode != 0
 
-    down = _run("ray", "down", str(file), "-y", RAY_UP_enable_autoscaler_v2="0")
-    assert down.returncode == 0, down.stdout + down.stderr
-    assert "raylet" not in ssh(hosts, head, "ps ax -o args").stdout
+def _strangers_are_refused(hosts: Hosts, worker: Host) -> None:
+    head = hosts.hosts[0].address
+    status = ssh(hosts, worker, f"RAY_AUTH_MODE=disabled {BIN}/ray status --address {head}:6379")
+    assert status.returncode != 0
 
 
 def _wait_until_ready(log: Path) -> None:
@@ -120,7 +114,31 @@ def _wait_until_ready(log: Path) -> None:
     raise AssertionError(f"not ready within {READY_DEADLINE_S:g} s:\n{text}")
 
 
-def test_python_of_the_hosts_is_this_one() -> None:
-    """The login shells of the hosts find gemray and ray where the tests do."""
-    assert Path(BIN, "gemray").exists()
-    assert Path(BIN, "python").resolve() == Path(sys.executable).resolve()
+def test_hosts_leave_nothing_behind_when_a_test_fails(tmp_path: Path) -> None:
+    if reason := why_impossible():
+        pytest.skip(reason)
+
+    def network() -> set[str]:
+        listed = [
+            subprocess.run(["ip", "-o", *what], capture_output=True, text=True, check=True)
+            for what in (["link"], ["netns", "list"])
+        ]
+        return {name for done in listed for name in re.findall(r"\bgr\d[\w-]*", done.stdout)}
+
+    before = network()
+    mark = f"987{os.getpid()}"
+
+    def work_and_fail() -> None:
+        with namespace_hosts(tmp_path, ("one", "two"), path=BIN) as hosts:
+            started = ssh(hosts, hosts.hosts[0], f"nohup sleep {mark} >/dev/null 2>&1 & echo started")
+            assert "started" in started.stdout
+            assert network() > before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work_and_fail()
+    assert network() - before == set()
+    until = time.monotonic() + 5
+    while [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]:
+        assert time.monotonic() < until, "a process outlived its host"
+        time.sleep(0.1)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -24,6 +20,7 @@ from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
+from support.certificates import make_certificates
 from support.fake_gang import FakeGang, Script
 from support.serving import DEFAULTS, Serving, serving
 
@@ -162,29 +159,6 @@ async def test_unreadable_files_are_named(tokenizer: ChatTokenizer, tmp_path: Pa
         server = GenerationServer(ServerConfig(port=0, **config), FakeGang(), RequestReader(tokenizer, DEFAULTS))  # type: ignore[arg-type]
         with pytest.raises(InvalidField, match=words):
             await server.start()
-
-
-def make_certificates(directory: Path) -> None:
-    """One key and self-signed certificate for localhost, used by server, client and authority alike."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (directory / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (directory / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
 
 
 @pytest.mark.parametrize("mutual", [False, True])
