@@ -46,6 +46,7 @@ class RaySession:
         """
         if ray.is_initialized():
             return cls(owned=False)
+        # Set before `import ray` (cli/ray_environment.py does): its processes read it at different times.
         os.environ.setdefault(AUTH_MODE, "token")
         # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
         os.environ.setdefault(NOSET_DEVICES, "1")

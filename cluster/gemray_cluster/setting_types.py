@@ -47,6 +47,13 @@ def parse_size(value: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+AUTO = "auto"
+
+
+def _integer_or_auto(value: str) -> int | str:
+    return AUTO if value == AUTO else int(value)
+
+
 def one_of(*names: str) -> Kind[str]:
     """One of a few names."""
 
@@ -61,5 +68,7 @@ def one_of(*names: str) -> Kind[str]:
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 PATH = Kind(_text, "a path", "PATH")
 INTEGER = Kind(int, "an integer", "INTEGER")
+INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")
+NUMBER = Kind(float, "a number", "NUMBER")
 SECONDS = Kind(_seconds, "seconds, a number >= 0", "SECONDS")
 SIZE = Kind(parse_size, "a size such as 2GiB, 512MiB or 1048576", "SIZE")

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemray_cluster.config import ClusterConfig
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.setting_types import INTEGER, PATH, SECONDS, SIZE, TEXT, Kind, one_of
+from gemray_cluster.setting_types import (
+    AUTO,
+    INTEGER,
+    INTEGER_OR_AUTO,
+    NUMBER,
+    PATH,
+    SECONDS,
+    SIZE,
+    TEXT,
+    Kind,
+    one_of,
+)
 from gemray_workers.errors import InvalidField
 
 if TYPE_CHECKING:
@@ -92,9 +103,24 @@ class ServeSettings:
     method: str | None = _engine(
         one_of("auto", "none", "mtp", "dflash"), "How drafts are made (default auto: what the drafter's config says)."
     )
-    draft_tokens: int | None = _engine(INTEGER, "Most drafts of a request in a step (default: the drafter's).")
+    draft_tokens: int | str = _engine(
+        INTEGER_OR_AUTO,
+        "Drafts of a request in a step, 0 for none; auto (the default): as many as measured acceptance and step times "
+        "make worth while.",
+        AUTO,
+    )
     drafter_placement: str | None = _engine(
         one_of("colocated", "dedicated"), "dedicated gives a DFlash drafter a rank of its own (default colocated)."
+    )
+    mtp_position_delta: int | None = _engine(
+        INTEGER, "MTP drafts stand at the newest token's position (0, the default) or at the one before (-1)."
+    )
+    dflash_input_scale: float | None = _engine(
+        NUMBER, "Multiplies the embeddings of a DFlash block (default: the checkpoint's, else the target's scale)."
+    )
+    dflash_causal: str | None = _engine(
+        one_of("config", "sliding", "all", "none"),
+        "DFlash layers whose block rows see only those before them (default config: the checkpoint's, else sliding).",
     )
     drafter_attention_backend: str | None = _engine(TEXT, "Of a drafter with a KV cache of its own (default: chosen).")
     collective_timeout_s: float | None = _engine(SECONDS, "How long a rank waits for its peers (default 60).")
@@ -172,7 +198,8 @@ class ServeSettings:
                 dtype=DEFAULT_DTYPE[device] if self.dtype == "auto" else self.dtype,
                 kv_memory_bytes=DEFAULT_KV_MEMORY[device] if self.kv_memory is None else self.kv_memory,
                 drafter_path=self.drafter,
-                max_draft_tokens=self.draft_tokens,
+                max_draft_tokens=None if isinstance(self.draft_tokens, str) else self.draft_tokens,
+                adapt_draft_tokens=self.draft_tokens == AUTO,
             )
 
     def _build(self, config: Callable[..., T], **fixed: Any) -> T:

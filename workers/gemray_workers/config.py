@@ -13,12 +13,21 @@ from gemray_workers.errors import InvalidField
 DTypeName = Literal["bfloat16", "float32", "float64"]
 DeviceName = Literal["cpu", "cuda"]
 MethodName = Literal["auto", "none", "mtp", "dflash"]
+DFlashCausalName = Literal["config", "sliding", "all", "none"]
 PlacementName = Literal["colocated", "dedicated"]
 
 _DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "float64": torch.float64,
+}
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "dtype": get_args(DTypeName),
+    "device": get_args(DeviceName),
+    "method": get_args(MethodName),
+    "drafter_placement": get_args(PlacementName),
+    "dflash_causal": get_args(DFlashCausalName),
 }
 
 
@@ -62,6 +71,9 @@ class EngineConfig:
     """0: drafts stand at the newest token's position; -1: at the one before (spec 4.3)."""
     dflash_input_scale: float | None = None
     """Multiplies the raw embedding of a block's tokens; None is the checkpoint's, else the target's scale."""
+    dflash_causal: DFlashCausalName = "config"
+    """Which DFlash layers hide a block's later rows from its earlier ones: ``config`` is what the checkpoint says,
+    else the sliding layers (spec 5.4)."""
     random_weights: bool = False
     """Seeded random weights for target and drafter instead of those on disk: only the configs are read."""
     poison_freed_pages: bool = False
@@ -84,20 +96,13 @@ class EngineConfig:
             raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2, or unset")
         if self.max_draft_tokens is not None and self.max_draft_tokens < 0:
             raise InvalidField("max_draft_tokens", self.max_draft_tokens, "an integer >= 0, or unset")
-        if self.method not in get_args(MethodName):
-            raise InvalidField("method", self.method, "one of " + ", ".join(get_args(MethodName)))
-        if self.drafter_placement not in get_args(PlacementName):
-            raise InvalidField(
-                "drafter_placement", self.drafter_placement, "one of " + ", ".join(get_args(PlacementName))
-            )
+        for name, allowed in _NAMES.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidField(name, getattr(self, name), "one of " + ", ".join(allowed))
         if self.drafter_placement == "dedicated" and (self.drafter_path is None or self.method == "none"):
             raise InvalidField("drafter_placement", "dedicated", "colocated, as there is no drafter")
         if self.mtp_position_delta not in (0, -1):
             raise InvalidField("mtp_position_delta", self.mtp_position_delta, "0 or -1")
-        if self.dtype not in _DTYPES:
-            raise InvalidField("dtype", self.dtype, "one of " + ", ".join(_DTYPES))
-        if self.device not in ("cpu", "cuda"):
-            raise InvalidField("device", self.device, "cpu or cuda")
         if self.max_step_tokens < self.max_num_seqs:
             raise InvalidField(
                 "max_step_tokens",

@@ -57,7 +57,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None = None
     cached_tokens: int = 0
     speculation: SpeculationCounters | None = None
-    """With the last delta."""
+    """Of the request so far: a stop string may make any delta the last one."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

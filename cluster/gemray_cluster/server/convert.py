@@ -187,4 +187,6 @@ def engine_stats(stats: EngineStats, model: ModelInfo) -> pb.EngineStats:
         generated_tokens=stats.generated_tokens,
         last_step_seconds=stats.last_step_seconds,
         speculation=speculation(stats.speculation, model) if stats.speculation.rounds else None,
+        draft_seconds=stats.draft_seconds,
+        verify_seconds=stats.verify_seconds,
     )

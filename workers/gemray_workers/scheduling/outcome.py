@@ -40,7 +40,7 @@ def apply_outcome(
         finish=finish,
         matched_stop_id=ending.matched_stop_id,
         fault=outcome.fault if finish == "fault" else None,
-        speculation=sequence.speculation.counters() if finish is not None else None,
+        speculation=sequence.speculation.counters(),
     )
 
 

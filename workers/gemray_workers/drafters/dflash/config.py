@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gemray_workers.config import DFlashCausalName
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
@@ -59,9 +60,20 @@ class DFlashConfig:
 
     @classmethod
     def from_directory(
-        cls, path: str | os.PathLike[str], target: ModelConfig, *, input_scale: float | None = None
+        cls,
+        path: str | os.PathLike[str],
+        target: ModelConfig,
+        *,
+        input_scale: float | None = None,
+        causal: DFlashCausalName = "config",
     ) -> DFlashConfig:
         """Read a drafter's config.json.
+
+        Args:
+            path: the drafter's directory.
+            target: what it drafts for.
+            input_scale: instead of the config's.
+            causal: which layers are causal inside a block.
 
         Raises:
             CheckpointError: no readable config.
@@ -72,13 +84,12 @@ class DFlashConfig:
         own = {**raw, **raw.get("dflash_config", {})}  # some exporters nest keys that others keep on top
         _check_against(own, target)
         kinds = _layer_kinds(own)
-        is_causal = own.get("is_causal")
         return cls(
             hidden_size=own["hidden_size"],
             num_attention_heads=own["num_attention_heads"],
             head_dim=own["head_dim"],
             layers=tuple(_layer(own, index, kind) for index, kind in enumerate(kinds)),
-            causal=tuple(kind == "sliding" if is_causal is None else bool(is_causal) for kind in kinds),
+            causal=tuple(_is_causal(causal, own.get("is_causal"), kind) for kind in kinds),
             rms_norm_eps=own["rms_norm_eps"],
             block_size=own["block_size"],
             mask_token_id=own["mask_token_id"],
@@ -114,6 +125,12 @@ class DFlashConfig:
     @property
     def _kv_heads(self) -> int:
         return self.layers[0].num_kv_heads
+
+
+def _is_causal(choice: DFlashCausalName, of_config: bool | None, kind: LayerKind) -> bool:
+    if choice == "config" and of_config is not None:
+        return of_config
+    return {"config": kind == "sliding", "sliding": kind == "sliding", "all": True, "none": False}[choice]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -34,7 +34,9 @@ class DFlashPlan:
         self._path = path
         self._random_weights = config.random_weights
         self._fill_weights = weight_source(config)
-        self._drafter = DFlashConfig.from_directory(path, target, input_scale=config.dflash_input_scale)
+        self._drafter = DFlashConfig.from_directory(
+            path, target, input_scale=config.dflash_input_scale, causal=config.dflash_causal
+        )
         self.traits = DrafterTraits(
             method="dflash",
             kv="own",
