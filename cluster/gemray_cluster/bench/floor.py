@@ -1,0 +1,108 @@
+"""The least a cycle can take: bytes of the weights that it needs, over the speed at which the device reads memory.
+
+Keys and values are left out (at a few hundred tokens they are below a percent), and so is all communication.
+Embedding tables count as heads, which read them whole; rows looked up are nothing beside that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gemray_cluster.bench.report import Floor
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.config import EngineConfig
+from gemray_workers.drafters.dflash.config import DFlashConfig
+from gemray_workers.drafters.dflash.model import DFlashModel
+from gemray_workers.drafters.mtp.assistant import AssistantModel
+from gemray_workers.drafters.mtp.config import AssistantConfig
+from gemray_workers.engine.blueprint import Blueprint
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.parallel.shard_indices import ShardIndices
+
+_META = torch.device("meta")
+
+
+class _Shape(SoloCommunicator):
+    """Rank 0 of some number of ranks, for models that are built to be counted."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What one rank reads in a cycle, in bytes."""
+
+    dense: int
+    experts: int
+    """All of them."""
+    drafter: int
+    """One draft step of MTP, or one block of DFlash."""
+
+
+def floor_of(config: EngineConfig, batch: int, bandwidth: float) -> Floor:
+    """The floor of one cycle of `batch` sequences that all draft as many tokens as they may."""
+    blueprint = Blueprint.of(config)
+    traits = blueprint.drafter.traits
+    num_drafts = traits.max_draft_tokens
+    reads = _reads(config, blueprint, batch)
+    moe = blueprint.model.moe
+    share, touched = 1.0, None
+    if moe is not None:
+        rows = batch * (1 + num_drafts)
+        share = 1 - (1 - moe.top_k / moe.num_experts) ** rows
+        touched = share * moe.num_experts
+    target = reads.dense + round(share * reads.experts)
+    drafter = reads.drafter * (num_drafts if traits.method == "mtp" else 1)
+    return Floor(
+        target_bytes=target,
+        drafter_bytes=drafter,
+        experts_touched=touched,
+        bandwidth=bandwidth,
+        ms=1000 * (target + drafter) / bandwidth,
+    )
+
+
+def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
+    comm = _Shape(config.tensor_parallel_size)
+    target = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=_META)
+    weights = target.weight_targets()
+    experts = _bytes([t for t in weights if ".experts." in t.name])
+    looked_up = _bytes([t for t in weights if t.name.startswith("embed_tokens_per_layer")])
+    head = _bytes([t for t in weights if t.name == "embed_tokens.weight"])
+    dense = _bytes(weights) - experts - looked_up
+    match blueprint.drafter.traits.method:
+        case "mtp":
+            return Reads(dense, experts, _assistant_bytes(config, blueprint, target.shard, comm, batch))
+        case "dflash":
+            own = _Shape(1) if config.drafter_placement == "dedicated" else comm
+            head *= config.tensor_parallel_size // own.size
+            return Reads(dense, experts, _block_drafter_bytes(config, blueprint, own) + head)
+        case _:
+            return Reads(dense, experts, 0)
+
+
+def _assistant_bytes(config: EngineConfig, blueprint: Blueprint, shard: ShardIndices, comm: _Shape, batch: int) -> int:
+    assert config.drafter_path is not None
+    assistant = AssistantConfig.from_directory(config.drafter_path, blueprint.model)
+    model = AssistantModel(assistant, shard, comm, dtype=config.torch_dtype, device=_META)
+    weights = [t for t in model.weight_targets() if not t.name.endswith("token_ordering")]
+    if assistant.centroids is None:
+        return _bytes(weights)
+    # The centroid head reads the rows of a few clusters, not the table.
+    table = [t for t in weights if t.name == "model.embed_tokens.weight"]
+    share = min(1.0, batch * assistant.centroids.top_k / assistant.centroids.num_centroids)
+    return _bytes(weights) - _bytes(table) + round(share * _bytes(table))
+
+
+def _block_drafter_bytes(config: EngineConfig, blueprint: Blueprint, comm: _Shape) -> int:
+    assert config.drafter_path is not None
+    drafter = DFlashConfig.from_directory(config.drafter_path, blueprint.model)
+    return _bytes(DFlashModel(drafter, comm, dtype=config.torch_dtype, device=_META).weight_targets())
+
+
+def _bytes(targets: list[WeightTarget]) -> int:
+    return sum(copy.destination.nbytes for target in targets for copy in target.copies)

@@ -1,0 +1,112 @@
+"""What a benchmark found, as it is written to JSON. Times are milliseconds unless named otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median, quantiles
+from typing import Self
+
+import msgspec
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples of one quantity."""
+
+    median: float
+    p10: float
+    p90: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        """Of at least one sample."""
+        deciles = quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else [samples[0]] * 9
+        return cls(median=median(samples), p10=deciles[0], p90=deciles[8], samples=len(samples))
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """The least a cycle can take: the weights that it needs, read once, on the rank that reads most."""
+
+    target_bytes: int
+    drafter_bytes: int
+    """All draft steps of a cycle together, the target's head included where the drafter uses it."""
+    experts_touched: float | None
+    """Of each layer, expected where rows choose independently; None without experts."""
+    bandwidth: float
+    """Bytes a second, measured by reading 2 GiB on the same device in the same run."""
+    ms: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine with one batch."""
+
+    name: str
+    model: str
+    method: str
+    drafter: str | None
+    placement: str
+    tp: int
+    dtype: str
+    draft_tokens: int
+    batch: int
+    prompt_len: int
+    steps: int
+    acceptance_asked: float | None
+    """Made up for the measurement; None: as the drafter really guessed."""
+    acceptance_length: float
+    """Tokens of a sequence in a cycle."""
+    prefill: Spread
+    """From the requests' arrival to the last one's first token."""
+    step: Spread
+    """A cycle, or a plain decode step: from one publication to the next."""
+    draft: Spread
+    verify: Spread
+    """The target's forward pass and the choice of tokens."""
+    rest: Spread
+    """Of the step: scheduling, committing, publishing."""
+    tokens_per_s: float
+    """Of the whole batch, over the measured steps."""
+    floor: Floor
+    weight_bytes: int
+    """Of rank 0, without a drafter's."""
+    peak_memory_bytes: int
+    """Of rank 0's device; 0 on CPU."""
+    load_s: float
+    choices: dict[str, str]
+    """Attention backends and the like."""
+    device: str
+
+
+class OnlineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A running server under a number of concurrent requests."""
+
+    batch: int
+    prompt_len: int
+    max_tokens: int
+    method: str
+    first_token: Spread
+    between_messages: Spread
+    tokens_per_s: float
+    acceptance_length: float | None
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A setup that gave no rows, or not all."""
+
+    name: str
+    reason: str
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """One run of `gemray bench`."""
+
+    date: str
+    """UTC, ISO 8601."""
+    devices: list[str]
+    versions: dict[str, str]
+    settings: list[dict[str, object]]
+    rows: list[Row] = []
+    online: list[OnlineRow] = []
+    failures: list[Failure] = []
+    profiles: list[str] = []
+    """Files beside the report."""

@@ -1,0 +1,122 @@
+"""gemray bench: what a step costs on this machine or on a server, beside the least it could cost."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from gemray_cluster.cli import options
+from gemray_workers.errors import InvalidField
+
+
+def bench(
+    *,
+    suite: Annotated[str | None, typer.Option(metavar="FILE", help="TOML file of setups; flags win over it.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="A local Hugging Face directory.")] = None,
+    drafter: Annotated[str | None, typer.Option(metavar="PATH", help="A drafter's directory.")] = None,
+    method: Annotated[str | None, typer.Option(metavar="METHOD", help="auto, none, mtp or dflash.")] = None,
+    draft_tokens: Annotated[
+        int | None, typer.Option(metavar="INTEGER", help="Drafts a cycle (default: the drafter's).")
+    ] = None,
+    drafter_placement: Annotated[str | None, typer.Option(metavar="PLACEMENT", help="colocated or dedicated.")] = None,
+    tp: Annotated[int | None, typer.Option(metavar="INTEGER", help="Ranks, each on a device of its own.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="bfloat16, float32 or float64.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="cuda or cpu (default: cuda where there is one).")
+    ] = None,
+    batch: Annotated[str | None, typer.Option(metavar="INTEGERS", help="Sequences at one time, e.g. 1,8.")] = None,
+    prompt_len: Annotated[
+        int | None, typer.Option(metavar="INTEGER", help="Random ids of each prompt (default 512).")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="INTEGER", help="Measured cycles of each batch; with --address, tokens of each request."),
+    ] = None,
+    warm_up_steps: Annotated[int | None, typer.Option(metavar="INTEGER", help="Cycles before them.")] = None,
+    acceptance_length: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Make up acceptance: tokens a cycle (random weights only).")
+    ] = None,
+    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Cap of the KV pages of each rank.")] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Weights from a seed: configs are enough.")
+    ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also record where a cycle's time goes.")] = False,
+    output: Annotated[str, typer.Option(metavar="DIR", help="For the report and the profiles.")] = "bench-results",
+    peers: Annotated[
+        str | None, typer.Option(metavar="FILE", help="TOML file of other engines' figures, for the Markdown table.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Measure a running server instead.")] = None,
+    auth_token_file: options.TokenFile = None,
+    tls_ca_file: options.TlsCa = None,
+    tls_cert_file: options.TlsCert = None,
+    tls_key_file: options.TlsKey = None,
+) -> None:
+    """Measure prefill, decode and speculative cycles, beside the time that reading the weights takes."""
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from gemray_cluster.bench.run import run_offline, run_online
+
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    given = {
+        "model": model,
+        "drafter": drafter,
+        "method": method,
+        "draft_tokens": draft_tokens,
+        "drafter_placement": drafter_placement,
+        "tp": tp,
+        "dtype": dtype,
+        "device": device,
+        "batch": None if batch is None else _integers("batch", batch),
+        "prompt_len": prompt_len,
+        "steps": steps,
+        "warm_up_steps": warm_up_steps,
+        "acceptance_length": acceptance_length,
+        "kv_memory": None if kv_memory is None else _size("kv_memory", kv_memory),
+        "random_weights": random_weights or None,
+        "profile": profile or None,
+    }
+    flags = {name: value for name, value in given.items() if value is not None}
+    if address is None:
+        report = run_offline(_setups(suite, flags), Path(output), None if peers is None else Path(peers), console)
+        raise typer.Exit(1 if report.failures else 0)
+    if beyond := flags.keys() - {"batch", "prompt_len", "steps"}:
+        raise InvalidField("address", address, f"unset with --{', --'.join(sorted(beyond)).replace('_', '-')}")
+    from gemray_cluster.client import ServerAddress
+
+    server = ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)
+    run_online(server, _integers("batch", batch or "1,8"), prompt_len or 512, steps or 128, Path(output), console)
+
+
+def _setups(suite: str | None, flags: dict[str, Any]) -> Any:
+    from pathlib import Path
+
+    import torch
+
+    from gemray_cluster.bench.settings import Setup, read_suite
+
+    if suite is not None:
+        return read_suite(Path(suite), flags)
+    name = Path(flags.get("model", "")).name
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = "bfloat16" if flags.get("device", found) == "cuda" else "float32"
+    return [Setup.of({"name": name, "device": found, "dtype": dtype, **flags}, "the flags")]
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidField(name, text, "integers, e.g. 1,8") from None
+
+
+def _size(name: str, text: str) -> int:
+    from gemray_cluster.setting_types import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise InvalidField(name, text, "a size such as 2GiB") from None
