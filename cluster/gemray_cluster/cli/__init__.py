@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from gemray_cluster.cli.bench import bench
 from gemray_cluster.cli.chat import chat
 from gemray_cluster.cli.check import check
 from gemray_cluster.cli.demo import demo
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, check, generate, chat, info, demo):
+for command in (serve, check, generate, chat, info, bench, demo):
     app.command()(command)
 
 
