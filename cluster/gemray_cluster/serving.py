@@ -68,7 +68,10 @@ async def serving(
         stack.push_async_callback(session.close)
         engine_config = settings.engine_config(choose_device(settings))
         await look_before_start(
-            num_ranks=settings.num_ranks, bundle=rank_bundle(cluster_config, engine_config.device), model=settings.model
+            num_ranks=settings.num_ranks,
+            bundle=rank_bundle(cluster_config, engine_config.device),
+            model=settings.model,
+            drafter=settings.drafter,
         )
         gang = await RayGang.start(cluster_config, engine_config, progress=progress)
         stack.push_async_callback(gang.stop)

@@ -106,6 +106,9 @@ def test_model_directory(tmp_path: Path) -> None:
 
     for shard in shards:
         (tmp_path / shard).touch()
+    (tmp_path / "tokenizer.json").unlink()
+    assert check_model_directory(str(tmp_path), node="10.0.0.2", tokenizer=False).status is Status.OK
+    (tmp_path / "tokenizer.json").touch()
     assert check_model_directory(str(tmp_path), node="10.0.0.2").status is Status.OK
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from gemray_cluster.settings import ServeSettings
 from support.chart_values import DEPLOYMENTS
+from support.commands import serve_flags_in
 from support.helm_chart import Manifest, pick, render
 
 
@@ -16,8 +18,9 @@ def _driver(manifests: list[Manifest]) -> Manifest:
 
 
 def _workers(manifests: list[Manifest]) -> Manifest:
-    (group,) = pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"]
-    return group
+    group = pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"][0]
+    assert group["groupName"] == "gang"
+    return dict(group)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,9 @@ def _workers(manifests: list[Manifest]) -> Manifest:
         ("tp16-two-hosts", 8, 2, 1),
         ("tp2-two-hosts", 1, 2, 1),
         ("replicas", 1, 1, 3),
+        ("drafter", 2, 1, 1),
+        ("dedicated-drafter", 3, 1, 1),
+        ("dedicated-drafter-apart", 8, 1, 2),
     ],
 )
 def test_gang_is_one_pod_where_it_fits(name: str, gpus: int, hosts: int, replicas: int) -> None:
@@ -45,6 +51,20 @@ def test_gang_is_one_pod_where_it_fits(name: str, gpus: int, hosts: int, replica
         replicas,
     )
     assert pick(manifests, "Deployment")["spec"]["replicas"] == replicas
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_slots_are_those_that_the_driver_asks_for(name: str) -> None:
+    """Over all worker groups, per gang; and one pod has them all where the driver insists on one node."""
+    manifests = render(DEPLOYMENTS[name])
+    groups = pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"]
+    arguments = _driver(manifests)["spec"]["containers"][0]["args"]
+    settings = ServeSettings.load(serve_flags_in(" ".join(arguments)), {})
+    slots = [int(group["rayStartParams"]["num-cpus"]) * group["numOfHosts"] for group in groups]
+    assert sum(slots) == settings.num_ranks
+    assert {group["replicas"] for group in groups} == {pick(manifests, "Deployment")["spec"]["replicas"]}
+    if settings.strategy == "strict_pack":
+        assert (len(groups), groups[0]["numOfHosts"]) == (1, 1)
 
 
 def test_cpu_gang_asks_for_no_gpu() -> None:
@@ -105,6 +125,12 @@ def test_download_gives_weights_to_ranks_alone() -> None:
         "hf", "download", "google/gemma-4-31b-it", "--revision", "main", "--local-dir", "/models/target",
     ]  # fmt: skip
     assert driver["command"] == [*worker["command"], "--exclude", "*.safetensors"]
+    assert {"name": "HF_HUB_OFFLINE", "value": "0"} in worker["env"], "the image says 1"
+    both = _workers(render(DEPLOYMENTS["download-with-drafter"]))["template"]["spec"]["initContainers"]
+    assert [container["command"][2] for container in both] == [
+        "google/gemma-4-31b-it",
+        "google/gemma-4-31b-it-assistant",
+    ]
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     assert token in worker["env"]
 

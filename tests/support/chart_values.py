@@ -14,6 +14,15 @@ DEPLOYMENTS: dict[str, Values] = {
     "tp2-two-hosts": {"gang": {"tensorParallelSize": 2, "maxGpusPerPod": 1, "multiHost": True}},
     "replicas": {"gang": {"replicas": 3}, "service": {"headless": True}},
     "cpu": {"gang": {"device": "cpu", "tensorParallelSize": 2}, "server": {"dtype": "float32"}},
+    "drafter": {"drafter": {"path": "/models/drafter", "draftTokens": 4}, "gang": {"tensorParallelSize": 2}},
+    "dedicated-drafter": {
+        "drafter": {"path": "/models/drafter", "method": "dflash", "placement": "dedicated"},
+        "gang": {"tensorParallelSize": 2},
+    },
+    "dedicated-drafter-apart": {
+        "drafter": {"path": "/models/drafter", "method": "dflash", "placement": "dedicated"},
+        "gang": {"tensorParallelSize": 8, "replicas": 2},
+    },
     "host-path": {"model": {"volume": {"type": "hostPath", "hostPath": {"path": "/data/models"}}}},
     "pvc-sub-path": {"model": {"volume": {"pvc": {"claimName": "weights", "subPath": "gemma/31b"}}}},
     "download": {
@@ -23,6 +32,10 @@ DEPLOYMENTS: dict[str, Values] = {
                 "download": {"repository": "google/gemma-4-31b-it", "size": "100Gi", "tokenSecret": "hub"},
             }
         }
+    },
+    "download-with-drafter": {
+        "model": {"volume": {"type": "download", "download": {"repository": "google/gemma-4-31b-it"}}},
+        "drafter": {"path": "/models/drafter", "repository": "google/gemma-4-31b-it-assistant"},
     },
     "tls": {"tls": {"secretName": "server-tls", "serverName": "gemray.example"}},
     "mtls-and-token": {
@@ -84,6 +97,15 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "download-of-nothing": ({"model": {"volume": {"type": "download"}}}, "repository"),
     "relative-model-path": ({"model": {"path": "models/target"}}, "path"),
     "model-outside-the-volume": ({"model": {"path": "/elsewhere/target"}}, "model.path"),
+    "drafter-outside-the-volume": ({"drafter": {"path": "/elsewhere/drafter"}}, "drafter.path"),
+    "drafter-from-nowhere": (
+        {
+            "drafter": {"path": "/models/drafter"},
+            "model": {"volume": {"type": "download", "download": {"repository": "google/gemma-4-31b-it"}}},
+        },
+        "drafter.repository",
+    ),
+    "unknown-method": ({"drafter": {"method": "eagle"}}, "method"),
     "download-onto-the-mount": (
         {
             "model": {

@@ -14,13 +14,13 @@ from gemray_workers.errors import CapacityError
 logger = logging.getLogger(__name__)
 
 
-async def look_before_start(*, num_ranks: int, bundle: Resources, model: str) -> None:
+async def look_before_start(*, num_ranks: int, bundle: Resources, model: str, drafter: str | None) -> None:
     """Log what is not as it should be, each in a sentence.
 
     Too little room is no error here: placement waits for nodes that are still to come. Nor is one unfit node among
     others, since which nodes get ranks is not decided yet. Raises CapacityError when no node is fit.
     """
-    results = await asyncio.to_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, model=model)
+    results = await asyncio.to_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, model=model, drafter=drafter)
     for result in results:
         logger.log(logging.INFO if result.status is Status.OK else logging.WARNING, "%s", result)
     asked = {result.node for result in results if result.name in NODE_CHECKS}

@@ -12,13 +12,14 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
-def check_model_directory(path: str, *, node: str, weights: bool = True) -> CheckResult:
-    """Look for a Hugging Face model directory at `path` of this host.
+def check_model_directory(path: str, *, node: str, weights: bool = True, tokenizer: bool = True) -> CheckResult:
+    """Look for a Hugging Face directory, of a model or a drafter, at `path` of this host.
 
     Args:
-        path: what --model names.
+        path: what --model or --drafter names.
         node: this host's name in the sentence.
         weights: False where only the tokenizer and the configuration are read.
+        tokenizer: False for a drafter, which uses its target's.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -27,16 +28,17 @@ def check_model_directory(path: str, *, node: str, weights: bool = True) -> Chec
             f"no directory {path} on node {node}: every node that runs a rank needs the model at the same path "
             "(a shared volume, or a copy on each).",
         )
-    missing = missing_files(directory, weights=weights)
+    missing = missing_files(directory, weights=weights, tokenizer=tokenizer)
     if missing:
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete.")
     return ok(NAME, f"{path} on node {node} is complete.")
 
 
-def missing_files(directory: Path, *, weights: bool) -> list[str]:
+def missing_files(directory: Path, *, weights: bool, tokenizer: bool) -> list[str]:
     """Names of the files that a checkpoint at `directory` should have and has not."""
-    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    wanted = ["config.json", *(["tokenizer.json"] if tokenizer else [])]
+    missing = [name for name in wanted if not (directory / name).is_file()]
     if not weights:
         return missing
     if (directory / _INDEX).is_file():

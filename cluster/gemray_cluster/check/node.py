@@ -13,18 +13,20 @@ NODE_CHECKS = frozenset({model_directory.NAME, shared_memory.NAME, interface.NAM
 """Names of the checks that are made on each node."""
 
 
-def check_this_node(node_ip: str, model: str | None, *, local_ranks: int) -> list[CheckResult]:
+def check_this_node(node_ip: str, model: str, drafter: str | None, *, local_ranks: int) -> list[CheckResult]:
     """The checks of one node, made by a process on it.
 
     Args:
         node_ip: address by which Ray knows the node.
-        model: model directory, the same path on every node; None leaves it out.
+        model: model directory, the same path on every node.
+        drafter: the drafter's, if there is one.
         local_ranks: ranks that may run here.
     """
     results = [
+        model_directory.check_model_directory(model, node=node_ip),
         shared_memory.check_shared_memory(node_ip, shared_memory.local_size(), local_ranks=local_ranks),
         interface.check_interface(node_ip, os.environ, existing=interface.local_interfaces()),
     ]
-    if model is not None:
-        results.insert(0, model_directory.check_model_directory(model, node=node_ip))
+    if drafter is not None:
+        results.insert(1, model_directory.check_model_directory(drafter, node=node_ip, tokenizer=False))
     return [replace(result, node=node_ip) for result in results]

@@ -47,7 +47,14 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         from gemray_cluster.serving import choose_device
 
         bundle = rank_bundle(cluster, choose_device(settings))
-        note(*await asyncio.to_thread(check_cluster, num_ranks=settings.tp, bundle=bundle, model=settings.model))
+        found = await asyncio.to_thread(
+            check_cluster,
+            num_ranks=settings.num_ranks,
+            bundle=bundle,
+            model=settings.model,
+            drafter=settings.drafter,
+        )
+        note(*found)
     finally:
         await session.close()
     return results

@@ -33,12 +33,32 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "gemray.fullname" . }}-head-svc.{{ .Release.Namespace }}.svc:6379
 {{- end -}}
 
-{{/* Ranks in one pod, and pods in one gang. */}}
+{{/* "true" when the drafter has a rank of its own. */}}
+{{- define "gemray.dedicated" -}}
+{{- if and .Values.drafter.path (eq .Values.drafter.placement "dedicated") }}true{{ end -}}
+{{- end -}}
+
+{{/* "true" when that rank finds no room in the pod of the others. */}}
+{{- define "gemray.drafterApart" -}}
+{{- if and (include "gemray.dedicated" .) (ge (int .Values.gang.tensorParallelSize) (int .Values.gang.maxGpusPerPod)) }}true{{ end -}}
+{{- end -}}
+
+{{/* Ranks in one pod, and pods of target ranks in one gang. */}}
 {{- define "gemray.ranksPerPod" -}}
-{{- min (int .Values.gang.tensorParallelSize) (int .Values.gang.maxGpusPerPod) -}}
+{{- $target := min (int .Values.gang.tensorParallelSize) (int .Values.gang.maxGpusPerPod) -}}
+{{- if and (include "gemray.dedicated" .) (not (include "gemray.drafterApart" .)) -}}
+{{- add $target 1 -}}
+{{- else -}}
+{{- $target -}}
+{{- end -}}
 {{- end -}}
 {{- define "gemray.podsPerGang" -}}
-{{- div (int .Values.gang.tensorParallelSize) (int (include "gemray.ranksPerPod" .)) -}}
+{{- max 1 (div (int .Values.gang.tensorParallelSize) (int .Values.gang.maxGpusPerPod)) -}}
+{{- end -}}
+
+{{/* Whether one pod holds a whole gang. */}}
+{{- define "gemray.strategy" -}}
+{{- if and (eq (include "gemray.podsPerGang" .) "1") (not (include "gemray.drafterApart" .)) }}strict_pack{{ else }}pack{{ end -}}
 {{- end -}}
 
 {{/* What the schema cannot say. */}}
@@ -49,6 +69,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- if and (eq $v.model.volume.type "download") (eq (trimSuffix "/" $v.model.path) (trimSuffix "/" $v.model.volume.mountPath)) -}}
 {{- fail "model.path must be a directory below model.volume.mountPath when the model is downloaded" -}}
+{{- end -}}
+{{- if $v.drafter.path -}}
+{{- if not (hasPrefix (printf "%s/" (trimSuffix "/" $v.model.volume.mountPath)) $v.drafter.path) -}}
+{{- fail (printf "drafter.path %q is not under model.volume.mountPath %q, so no pod would see it" $v.drafter.path $v.model.volume.mountPath) -}}
+{{- end -}}
+{{- if and (eq $v.model.volume.type "download") (not $v.drafter.repository) -}}
+{{- fail "drafter.repository must say where to download the drafter from" -}}
+{{- end -}}
 {{- end -}}
 {{- if and $v.tls.clientAuth (not $v.tls.secretName) -}}
 {{- fail "tls.clientAuth needs tls.secretName: client certificates are part of TLS" -}}
@@ -111,24 +139,34 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Call with (dict "root" $ "weights" true|false): the driver needs the tokenizer and configuration only. */}}
 {{- define "gemray.modelDownload" -}}
 {{- $root := .root -}}
+{{- $weights := .weights -}}
 {{- $download := $root.Values.model.volume.download -}}
-- name: download-model
+{{- $wanted := list (dict "name" "model" "repository" $download.repository "revision" $download.revision "path" $root.Values.model.path) -}}
+{{- with $root.Values.drafter -}}
+{{- if .path -}}
+{{- $wanted = append $wanted (dict "name" "drafter" "repository" .repository "revision" .revision "path" .path) -}}
+{{- end -}}
+{{- end -}}
+{{- range $wanted }}
+- name: download-{{ .name }}
   image: {{ include "gemray.image" $root }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command:
     - hf
     - download
-    - {{ $download.repository | quote }}
+    - {{ .repository | quote }}
     - --revision
-    - {{ $download.revision | quote }}
+    - {{ .revision | quote }}
     - --local-dir
-    - {{ $root.Values.model.path | quote }}
-    {{- if not .weights }}
+    - {{ .path | quote }}
+    {{- if not $weights }}
     - --exclude
     - "*.safetensors"
     {{- end }}
   env:
     - {name: HF_HOME, value: /tmp/hf}
+    # The image is offline otherwise.
+    - {name: HF_HUB_OFFLINE, value: "0"}
     {{- with $download.tokenSecret }}
     - name: HF_TOKEN
       valueFrom:
@@ -140,6 +178,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   {{- end }}
   volumeMounts:
     {{- include "gemray.modelMount" $root | nindent 4 }}
+{{- end }}
 {{- end -}}
 
 {{/* Parts of a pod spec that every pod shares. Call with (dict "root" $ "part" .Values.worker). */}}
