@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from gemray_cluster.check import resources
 from gemray_cluster.check.cluster import check_cluster
 from gemray_cluster.check.node import NODE_CHECKS
 from gemray_cluster.check.result import Status
@@ -17,11 +18,13 @@ logger = logging.getLogger(__name__)
 async def look_before_start(*, num_ranks: int, bundle: Resources, model: str, drafter: str | None) -> None:
     """Log what is not as it should be, each in a sentence.
 
-    Too little room is no error here: placement waits for nodes that are still to come. Nor is one unfit node among
-    others, since which nodes get ranks is not decided yet. Raises CapacityError when no node is fit.
+    Room is left to placement, which waits for nodes that are still to come and says what it waits for. One unfit node
+    among others is no error: which nodes get ranks is not decided yet. Raises CapacityError when no node is fit.
     """
     results = await asyncio.to_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, model=model, drafter=drafter)
     for result in results:
+        if result.name == resources.NAME:
+            continue
         logger.log(logging.INFO if result.status is Status.OK else logging.WARNING, "%s", result)
     asked = {result.node for result in results if result.name in NODE_CHECKS}
     unfit = [result for result in results if result.name in NODE_CHECKS and result.status is Status.FAIL]
