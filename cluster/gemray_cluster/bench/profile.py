@@ -76,7 +76,9 @@ class CycleProfile:
         if not self._on_cuda:
             return
         self._catch = warnings.catch_warnings(record=True)
-        self._waits = self._catch.__enter__() or []
+        caught = self._catch.__enter__()
+        assert caught is not None  # record=True
+        self._waits = caught
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
 

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
@@ -73,4 +74,4 @@ def committed_rows(num_rows: list[tuple[int, int, int]], device: torch.device) -
     for num_known, num_drafts, num_accepted in num_rows:
         indices.append(begin + num_known + num_accepted - 1)
         begin += num_known + num_drafts
-    return torch.tensor(indices, device=device)
+    return to_device(indices, device)

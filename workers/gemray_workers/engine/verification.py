@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gemray_workers.engine.drafts import Drafts
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
@@ -78,8 +79,7 @@ class Verifier:
         tokens = [_Tokens() for _ in rows]
         if not sampling:
             return tokens
-        device = hidden_TH.device
-        index_R = torch.tensor([t for span in sampled for t in span], device=device)
+        index_R = to_device([t for span in sampled for t in span], hidden_TH.device)
         logits_RV = self._model.logits(hidden_TH[index_R])
         drafts = Drafts.of([r for _, r in sampling], slots)
         history = drafts.on_host() if any(wants_history(slots[r.slot].params) for _, r in sampling) else None
@@ -122,8 +122,8 @@ class Verifier:
             first += len(span)
         if not wanting:
             return
-        index_R = torch.tensor(index, device=logits_RV.device)
-        ids_R = torch.tensor(ids, device=logits_RV.device)
+        index_R = to_device(index, logits_RV.device)
+        ids_R = to_device(ids, logits_RV.device)
         found = iter(token_logprobs(logits_RV[index_R], ids_R, top_n, self._model.shard, self._comm))
         for t, wanted in wanting:
             t.logprobs = [_cut(next(found), wanted) for _ in t.ids]
@@ -145,7 +145,7 @@ class Verifier:
                     ids = sequence.token_ids[after : after + last - first]
                     found[r.slot] += token_logprobs(
                         self._model.logits(hidden_TH[first:last]),
-                        torch.tensor(ids, device=hidden_TH.device),
+                        to_device(ids, hidden_TH.device),
                         wanted,
                         self._model.shard,
                         self._comm,

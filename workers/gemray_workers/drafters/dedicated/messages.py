@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.parallel.communicator import PointToPoint
 from gemray_workers.scheduling.plan import ScheduledRows
@@ -86,5 +87,5 @@ class VerifiedBatch:
 def _places(rows: Sequence[ScheduledRows], device: torch.device) -> tuple[Tensor, Tensor]:
     """Slot and column of every draft of the step."""
     places = [(r.slot, r.start + r.num_known + i) for r in rows for i in range(r.num_drafts)]
-    slot_R, column_R = torch.tensor(places, dtype=torch.int64).view(-1, 2).to(device).unbind(1)
+    slot_R, column_R = to_device(places, device).view(-1, 2).unbind(1)
     return slot_R, column_R

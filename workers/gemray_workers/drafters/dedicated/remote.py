@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from gemray_workers.drafters.dedicated.messages import DraftBatch, VerifiedBatch
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
 from gemray_workers.parallel.communicator import PointToPoint
@@ -42,7 +41,7 @@ class RemoteDrafter:
         if output.captured_TFH is None:
             raise RuntimeError("the target's forward pass captured no features")
         newest = [(slots[r.slot].token_ids[-1], n) for r, n in zip(rows, num_accepted, strict=True)]
-        newest_S, num_accepted_S = torch.tensor(newest, dtype=torch.int64).to(slots.device).unbind(1)
+        newest_S, num_accepted_S = to_device(newest, slots.device).unbind(1)
         VerifiedBatch(output.captured_TFH, num_accepted_S, newest_S).send(self._link, self._drafter_rank)
 
     def reset(self, slot: int) -> None:
