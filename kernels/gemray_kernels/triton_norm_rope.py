@@ -1,5 +1,8 @@
 """Norm, rotation and the write to pages in one Triton kernel each, rounded where `gemray_kernels.norm_rope` rounds.
 
+Compiled without fused multiply-add: in bfloat16 the compiler would make one of a rounded product and its sum, and
+leave a rounding out.
+
 Shape legend: T rows, N query heads, K KV heads, D head dim, H = D / 2 rotating pairs; pages are
 [pages, page_size, K, D].
 """
@@ -58,6 +61,7 @@ def write_normed_kv(
         HEAD_DIM=head_dim,
         BLOCK_H=triton.next_power_of_2(head_dim // 2),
         num_warps=1,
+        enable_fp_fusion=False,
     )
 
 
@@ -79,6 +83,7 @@ def _rotated(x_TND: Tensor, weight_D: Tensor | None, cos_T1D: Tensor, sin_T1D: T
             HEAD_DIM=head_dim,
             BLOCK_H=triton.next_power_of_2(head_dim // 2),
             num_warps=1,
+            enable_fp_fusion=False,
         )
     return out_TND
 

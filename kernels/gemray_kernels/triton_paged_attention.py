@@ -152,14 +152,21 @@ def paged_attention(
 
 
 def short_tile(dtype: torch.dtype, head_dim: int, pairs: int, group: int) -> Tile:
-    """The tile of decode and verify rows, for about `pairs` (row, head) pairs of a sequence and KV head."""
+    """The tile of decode and verify rows, for about `pairs` (row, head) pairs of a sequence and KV head.
+
+    Blocks of one sequence read the same keys at the same time, from the cache: several small ones are faster than
+    one large one. Measured on an H100: `benchmarks/results/kernels-h100.md`.
+    """
     smallest = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tile(pairs=smallest, keys=16, num_warps=4, num_stages=1)
-    keys = 32 if head_dim > 256 else 64
-    if pairs <= smallest:
-        return Tile(pairs=smallest, keys=keys, num_warps=4, num_stages=3)
-    return Tile(pairs=max(64, smallest), keys=keys, num_warps=8 if head_dim > 256 else 4, num_stages=2)
+    if head_dim > 256:
+        most_of_16, keys, stages_of_16 = 64, 32, 3
+    else:
+        most_of_16, keys, stages_of_16 = 16, 64, 2
+    if pairs <= most_of_16:
+        return Tile(pairs=smallest, keys=keys, num_warps=4, num_stages=stages_of_16)
+    return Tile(pairs=max(32, smallest), keys=keys, num_warps=4, num_stages=2)
 
 
 def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:

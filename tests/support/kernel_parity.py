@@ -45,14 +45,15 @@ class AttentionCase:
 
     def error(self, kernel: AttentionKernel, dtype: torch.dtype, device: str, seed: int) -> float:
         """Of `kernel`, where pages that no row sees, and slots behind the last key, hold NaN."""
-        batch = self._batch(dtype, device, seed)
+        batch = self.batch(dtype, device, seed)
         with poisoned_memory():
             found = kernel(*batch, window=self.window, causal=self.causal, scale=self.scale)
         wide = [x.double() if x.is_floating_point() else x for x in batch]
         expected = paged_attention.paged_attention(*wide, window=self.window, causal=self.causal, scale=self.scale)
         return relative_error(found, expected)
 
-    def _batch(self, dtype: torch.dtype, device: str, seed: int) -> list[Tensor]:
+    def batch(self, dtype: torch.dtype, device: str, seed: int) -> list[Tensor]:
+        """Arguments of the kernel, in order."""
         generator = torch.Generator().manual_seed(seed)
         pages_each = max(-(-keys // self.page_size) for _, keys in self.lengths) + 1
         num_pages = 1 + pages_each * len(self.lengths)

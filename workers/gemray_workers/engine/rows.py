@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.scheduling.plan import ScheduledRows
@@ -32,11 +33,11 @@ def lay_out(spans: Sequence[Span], slots: SlotTable, groups: Sequence[str]) -> F
     """Rows of all sequences one behind the other, addressed in the KV groups named."""
     device = slots.device
     ends = torch.tensor([0, *(span.num_rows for span in spans)]).cumsum(0)
-    slot_S, count_S = torch.tensor(spans).to(device).unbind(1)
+    slot_S, count_S = to_device(spans, device).unbind(1)
     start_S = slots.computed_N[slot_S]
     total = int(ends[-1])
 
-    query_start_S1 = ends.to(device=device, dtype=torch.int32)
+    query_start_S1 = ends.to(torch.int32).to(device, non_blocking=True)
     sequence_T = torch.repeat_interleave(torch.arange(len(spans), device=device), count_S, output_size=total)
     offset_T = torch.arange(total, device=device) - query_start_S1[sequence_T]
     positions_T = start_S[sequence_T] + offset_T

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.table import SamplingTable
@@ -101,7 +102,7 @@ class SlotTable:
         )
         self.computed_N[admission.slot] = 0
         self.sampling.set(admission.slot, admission.params)
-        tokens_L = torch.tensor(admission.token_ids, device=self.device)
+        tokens_L = to_device(admission.token_ids, self.device)
         self.token_ids_NL[admission.slot, : len(tokens_L)] = tokens_L
 
     def _grant(self, grants: Iterable[PageGrant]) -> None:
@@ -116,5 +117,5 @@ class SlotTable:
             pages += grant.pages
         for group, (rows, columns, pages) in by_group.items():
             table_NP = self.block_tables_NP[group]
-            index = torch.tensor([rows, columns], device=self.device)
-            table_NP[index[0], index[1]] = torch.tensor(pages, dtype=torch.int32, device=self.device)
+            rows_G, columns_G = to_device([rows, columns], self.device)
+            table_NP[rows_G, columns_G] = to_device(pages, self.device, torch.int32)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gemray_workers.drafters.dedicated.messages import DraftBatch, VerifiedBatch
 from gemray_workers.drafters.protocol import Drafter
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.planner import FollowPlanner
 from gemray_workers.engine.rows import forward_batch
 from gemray_workers.engine.slots import SlotTable
@@ -91,7 +92,7 @@ class DrafterEngine:
         batch = forward_batch(plan.rows, self._slots)
         output = ForwardOutput(hidden_TH=verified.features_TFH[:, -1], captured_TFH=verified.features_TFH)
         self._drafter.commit(plan.rows, self._slots, batch, output, num_accepted)
-        slot_S = torch.tensor([r.slot for r in plan.rows], device=self._slots.device)
+        slot_S = to_device([r.slot for r in plan.rows], self._slots.device)
         self._slots.accepted_N[slot_S] = verified.num_accepted_S
         self._slots.advance(plan.rows)
 
@@ -103,5 +104,5 @@ class DrafterEngine:
             if r.samples
         ]
         if places:
-            index, slot, column = torch.tensor(places).to(newest_S.device).unbind(1)
+            index, slot, column = to_device(places, newest_S.device).unbind(1)
             self._slots.token_ids_NL[slot, column] = newest_S[index]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.draft_choice import DraftChooser
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.rows import Span, lay_out
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
@@ -53,8 +54,8 @@ class DFlashDrafter:
         batch = lay_out([Span(r.slot, 1 + r.num_drafts) for r in drafting], slots, self._groups)
         drafted = [(r.slot, r.start + 1 + i) for r in drafting for i in range(r.num_drafts)]
         # Every row but the first of each block, named from the host: a mask would make it wait for the device.
-        places = torch.tensor([(slot, row) for (slot, _), row in zip(drafted, _draft_rows(drafting), strict=True)])
-        slot_R, row_R = places.to(slots.device, non_blocking=True).unbind(1)
+        places = [(slot, row) for (slot, _), row in zip(drafted, _draft_rows(drafting), strict=True)]
+        slot_R, row_R = to_device(places, slots.device).unbind(1)
         tokens_T = batch.token_ids_T.index_fill(0, row_R, self._model.config.mask_token_id)
         hidden_TH = self._model.denoise(self._embedding.lookup(tokens_T) * self._input_scale, batch, self._caches)
 
@@ -98,4 +99,4 @@ def _committed(rows: Sequence[ScheduledRows], num_accepted: Sequence[int], like_
     flags: list[bool] = []
     for r, n in zip(rows, num_accepted, strict=True):
         flags += [True] * (r.num_known + n) + [False] * (r.num_drafts - n)
-    return torch.tensor(flags, device=like_T.device)
+    return to_device(flags, like_T.device, torch.bool)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gemray_workers.drafters.draft_choice import DraftChooser, committed_rows
 from gemray_workers.drafters.mtp.assistant import AssistantModel
+from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput, GroupMetadata
@@ -58,7 +59,7 @@ class MTPDrafter:
         drafting = sorted((r for r in rows if r.num_drafts), key=lambda r: -r.num_drafts)
         if not drafting:
             return
-        slot_S = torch.tensor([r.slot for r in drafting], device=slots.device)
+        slot_S = to_device([r.slot for r in drafting], slots.device)
         committed_S = slots.computed_N[slot_S]
         token_S = slots.token_ids_NL[slot_S, committed_S]
         state_SH = self._state_NH[slot_S]
@@ -82,7 +83,7 @@ class MTPDrafter:
     ) -> None:
         """Keep the hidden state of each sequence's last committed row."""
         counts = [(r.num_known, r.num_drafts, n) for r, n in zip(rows, num_accepted, strict=True)]
-        slot_S = torch.tensor([r.slot for r in rows], device=self._state_NH.device)
+        slot_S = to_device([r.slot for r in rows], self._state_NH.device)
         self._state_NH[slot_S] = output.hidden_TH[committed_rows(counts, output.hidden_TH.device)]
 
     def reset(self, slot: int) -> None:
