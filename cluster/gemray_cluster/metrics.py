@@ -130,6 +130,8 @@ def _engine_series(stats: EngineStats) -> Iterator[Metric]:
         "gemray_engine_preemptions": ("Requests set back because pages ran out.", stats.num_preemptions),
         "gemray_engine_prompt_tokens": ("Prompt rows computed, recomputation included.", stats.prompt_tokens),
         "gemray_engine_generated_tokens": ("Tokens generated.", stats.generated_tokens),
+        "gemray_engine_draft_seconds": ("Time spent drafting.", stats.draft_seconds),
+        "gemray_engine_verify_seconds": ("Time in the target's passes and the choice of tokens.", stats.verify_seconds),
         "gemray_speculation_rounds": ("Rounds of draft and verify.", stats.speculation.rounds),
         "gemray_speculation_drafted_tokens": ("Tokens drafted.", stats.speculation.drafted),
         "gemray_speculation_accepted_tokens": ("Drafted tokens accepted.", stats.speculation.accepted),

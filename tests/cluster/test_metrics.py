@@ -29,6 +29,8 @@ def test_engine_series() -> None:
         ("gemray_engine_preemptions_total",): 1,
         ("gemray_engine_prompt_tokens_total",): 700,
         ("gemray_engine_generated_tokens_total",): 90,
+        ("gemray_engine_draft_seconds_total",): 0.5,
+        ("gemray_engine_verify_seconds_total",): 2.5,
         ("gemray_heartbeat_age_seconds",): 0.25,
         ("gemray_kv_pages_in_use", ("group", "sliding")): 5,
         ("gemray_kv_pages_in_use", ("group", "full")): 9,

@@ -21,6 +21,8 @@ STATS = EngineStats(
     prompt_tokens=700,
     generated_tokens=90,
     last_step_seconds=0.0125,
+    draft_seconds=0.5,
+    verify_seconds=2.5,
     speculation=SpeculationCounters(rounds=20, drafted=80, accepted=50, accepted_per_position=[19, 15, 10, 6]),
 )
 
