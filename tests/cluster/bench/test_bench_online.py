@@ -1,0 +1,30 @@
+"""`gemray bench --address`: a server as its clients see it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gemray_cluster.bench.report import Report
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.fake_gang import FakeGang, Script
+from support.serving import serving
+
+GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
+
+
+async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    async with serving(tokenizer, FakeGang(Script([180, 213, 106], group_sizes=(2,)))) as running:
+        process = await asyncio.create_subprocess_exec(
+            *GEMRAY, "bench", "--address", running.server.address, "--batch", "1,3", "--prompt-len", "5",
+            "--steps", "3", "--output", str(tmp_path), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    report = msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report)
+    assert [row.batch for row in report.online] == [1, 3]
+    assert all(row.first_token.samples == row.batch and row.tokens_per_s > 0 for row in report.online)
+    assert "first token ms" in out.decode()

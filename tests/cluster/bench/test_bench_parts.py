@@ -1,0 +1,188 @@
+"""Parts of `gemray bench`: made-up acceptance, the measuring inbox, floors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemray_cluster.bench.acceptance import MadeUpAcceptance
+from gemray_cluster.bench.bandwidth import read_bandwidth
+from gemray_cluster.bench.floor import floor_of
+from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
+from gemray_cluster.bench.settings import Setup
+from gemray_workers.errors import InvalidField
+from gemray_workers.messages import EngineStats, SequenceDelta, SpeculationCounters, StepOutput, Stop, Submit
+from gemray_workers.sampling.verify import verify
+from support.engine_runner import request
+
+CONFIGS = Path(__file__).resolve().parents[3] / "benchmarks" / "configs"
+
+
+def rounds(length: float, num_drafts: list[int], count: int) -> list[list[int]]:
+    """Accepted counts of each round, after checking what is emitted."""
+    accept = MadeUpAcceptance(length)
+    found = []
+    most = max(num_drafts)
+    for _ in range(count):
+        drafts_SK = torch.arange(100, 100 + len(num_drafts) * most).view(-1, most)
+        chosen_SK1 = torch.arange(500, 500 + len(num_drafts) * (most + 1)).view(-1, most + 1)
+        verified = accept(drafts_SK, torch.tensor(num_drafts), chosen_SK1)
+        for s, n in enumerate(verified.num_accepted_S.tolist()):
+            emitted = [*drafts_SK[s, :n].tolist(), int(chosen_SK1[s, n])]
+            assert verified.ids_SK1[s].tolist() == emitted + [-1] * (most - n)
+        found.append(verified.num_accepted_S.tolist())
+    return found
+
+
+def test_made_up_acceptance_averages_the_length() -> None:
+    assert rounds(3.0, [4, 4], 3) == [[2, 2]] * 3
+    assert [counts[0] for counts in rounds(2.5, [4], 4)] == [1, 2, 1, 2]
+    assert sum(counts[0] for counts in rounds(1.3, [4], 10)) == 3
+    assert rounds(1.0, [4], 5) == [[0]] * 5
+
+
+def test_no_more_is_accepted_than_was_drafted() -> None:
+    assert rounds(9.0, [4, 2, 0], 2) == [[4, 2, 0]] * 2
+
+
+def test_plain_steps_pass_and_count_for_nothing() -> None:
+    accept = MadeUpAcceptance(2.5)
+    nothing = torch.empty(1, 0, dtype=torch.int64)
+    for _ in range(3):
+        verified = accept(nothing, torch.tensor([0]), torch.tensor([[7]]))
+        assert verified.ids_SK1.tolist() == verify(nothing, torch.tensor([0]), torch.tensor([[7]])).ids_SK1.tolist()
+    drafts, chosen = torch.tensor([[1, 2]]), torch.tensor([[7, 8, 9]])
+    assert accept(drafts, torch.tensor([2]), chosen).num_accepted_S.item() == 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def output(tokens: dict[str, int], draft_s: float = 0.0, verify_s: float = 0.0, fault: str | None = None) -> StepOutput:
+    deltas = [SequenceDelta(request_id=name, token_ids=[5] * count, fault=fault) for name, count in tokens.items()]
+    stats = EngineStats(
+        step=1,
+        num_running=0,
+        num_waiting=0,
+        num_preemptions=0,
+        pages_in_use={},
+        pages_total={},
+        prompt_tokens=0,
+        generated_tokens=0,
+        last_step_seconds=0.0,
+        speculation=SpeculationCounters(),
+        draft_seconds=draft_s,
+        verify_seconds=verify_s,
+    )
+    return StepOutput(deltas, stats)
+
+
+def batch() -> list[Submit]:
+    return [request(name, [1, 2], 100) for name in ("a", "b")]
+
+
+def test_only_steps_of_the_whole_batch_are_timed() -> None:
+    clock, seen = Clock(), list[int]()
+    inbox = MeasuringInbox(batch(), warm_up_steps=1, steps=2, on_step=seen.append, clock=clock)
+    assert inbox.poll(0) == batch()
+    script = [
+        (1.0, {"a": 1}, 0.0, 1.0),  # b's prompt is not done
+        (1.0, {"a": 1, "b": 1}, 0.0, 2.0),  # nor was it before this step
+        (0.5, {"a": 2, "b": 2}, 0.1, 2.4),  # warm-up
+        (0.25, {"a": 3, "b": 1}, 0.15, 2.6),
+        (0.75, {"a": 1, "b": 1}, 0.2, 3.0),
+    ]
+    for seconds, tokens, draft_s, verify_s in script:
+        assert inbox.poll(0) == []
+        clock.now += seconds
+        inbox.send(output(tokens, draft_s, verify_s))
+    assert inbox.poll(0) == [Stop()]
+    assert inbox.poll(0) == []
+    assert inbox.prefill_seconds == 2.0
+    assert [step.seconds for step in inbox.steps] == [0.25, 0.75]
+    assert [step.num_tokens for step in inbox.steps] == [4, 2]
+    assert [round(step.draft, 6) for step in inbox.steps] == [0.05, 0.05]
+    assert [round(step.verify, 6) for step in inbox.steps] == [0.2, 0.4]
+    assert seen == [1, 2, 3]
+
+
+def test_a_batch_that_ends_early_ends_the_measurement() -> None:
+    inbox = MeasuringInbox(batch(), steps=50, clock=Clock())
+    inbox.poll(0)
+    inbox.send(output({"a": 1, "b": 1}))
+    last = SequenceDelta(request_id="a", token_ids=[5], finish="length")
+    inbox.send(StepOutput([last], output({}).stats))
+    assert inbox.poll(0) == [Stop()]
+    assert inbox.steps == []
+
+
+def test_a_fault_is_no_measurement() -> None:
+    inbox = MeasuringInbox(batch(), steps=1, clock=Clock())
+    inbox.poll(0)
+    with pytest.raises(MeasurementFailed, match="NaN"):
+        inbox.send(output({"a": 0}, fault="NaN logits"))
+
+
+PAPER_BANDWIDTH = 3.06e12
+
+
+def floor_ms(model: str, drafter: str | None = None, *, batch: int = 1, **changes: object) -> float:
+    setup = Setup.of(
+        {
+            "name": model,
+            "model": str(CONFIGS / model),
+            "drafter": None if drafter is None else str(CONFIGS / drafter),
+            "device": "cpu",
+            "batch": batch,
+            "random_weights": True,
+            **changes,
+        },
+        "a test",
+    )
+    return floor_of(setup.engine_config(), batch, PAPER_BANDWIDTH).ms
+
+
+def test_floors_of_the_published_shapes() -> None:
+    """Those of the table in which the peers were measured."""
+    assert floor_ms("E2B-it") == pytest.approx(1.49, abs=0.01)
+    assert floor_ms("E4B-it") == pytest.approx(3.03, abs=0.01)
+    assert floor_ms("26B-A4B-it") == pytest.approx(2.50, abs=0.01)
+    assert floor_ms("31B-it") == pytest.approx(20.1, abs=0.05)
+    assert floor_ms("31B-it", tp=2) == pytest.approx(10.0, abs=0.05)
+    assert floor_ms("31B-it", "31B-it-assistant", draft_tokens=4) == pytest.approx(21.3, abs=0.05)
+
+
+def test_a_block_drafter_reads_the_targets_head_again() -> None:
+    head = 1000 * 262144 * 5376 * 2 / PAPER_BANDWIDTH
+    both = floor_ms("31B-it", "31B-it-DFlash")
+    assert both - head == pytest.approx(21.1, abs=0.05)
+    assert floor_ms("31B-it", "31B-it-DFlash", drafter_placement="dedicated") == pytest.approx(both)
+
+
+def test_more_rows_touch_more_experts() -> None:
+    floors = [floor_ms("26B-A4B-it", batch=batch) for batch in (1, 8, 32, 1000)]
+    assert floors == sorted(floors)
+    assert floors[-1] == pytest.approx(1000 * 25.23e9 * 2 / PAPER_BANDWIDTH, rel=0.01)
+
+
+def test_a_small_assistant_reads_few_rows_of_its_table() -> None:
+    one = floor_ms("E4B-it", "E4B-it-assistant", draft_tokens=4) - floor_ms("E4B-it")
+    assert 0 < one < 4 * 1000 * 78.8e6 * 2 / PAPER_BANDWIDTH / 5
+
+
+def test_bandwidth_is_that_of_a_memory() -> None:
+    assert 1e8 < read_bandwidth(torch.device("cpu")) < 1e13
+
+
+def test_unknown_settings_of_a_suite_are_refused() -> None:
+    with pytest.raises(InvalidField, match=r"stepz.*in a test"):
+        Setup.of({"name": "x", "model": "m", "stepz": 3}, "a test")
+    with pytest.raises(InvalidField, match="model"):
+        Setup.of({"name": "x"}, "a test")
