@@ -6,7 +6,10 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
+
+from gemray_workers.embedded import EMBEDDED_NAMES, embedded_path, is_embedded
 
 T = TypeVar("T")
 
@@ -65,8 +68,15 @@ def one_of(*names: str) -> Kind[str]:
     return Kind(parse, "one of " + ", ".join(names), "|".join(names))
 
 
+def _model(value: str) -> str:
+    """A directory's path as it stands, or the directory of an embedded model that is called by its name."""
+    text = _text(value)
+    return str(embedded_path(text)) if is_embedded(text) and not Path(text).exists() else text
+
+
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 PATH = Kind(_text, "a path", "PATH")
+MODEL = Kind(_model, "a path, or one of " + ", ".join(EMBEDDED_NAMES), "PATH|NAME")
 INTEGER = Kind(int, "an integer", "INTEGER")
 INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")
 NUMBER = Kind(float, "a number", "NUMBER")

@@ -18,6 +18,7 @@ from gemray_cluster.setting_types import (
     AUTO,
     INTEGER,
     INTEGER_OR_AUTO,
+    MODEL,
     NUMBER,
     PATH,
     SECONDS,
@@ -86,7 +87,9 @@ def _server(kind: Kind[Any], meaning: str, default: Any = None) -> Any:
 class ServeSettings:
     """Everything that `gemray serve` can be told. None leaves a value to the part that uses it."""
 
-    model: str = _engine(PATH, "A local Hugging Face directory of a Gemma 4 model.", MISSING)
+    model: str = _engine(
+        MODEL, "A local Hugging Face directory of a Gemma 4 model, or gemray-tiny, which ships with gemray.", MISSING
+    )
     tp: int = _engine(INTEGER, "Ranks that the model is sharded over.", 1)
     device: str = _engine(one_of("auto", "cpu", "cuda"), "auto takes GPUs if the cluster has any.", "auto")
     dtype: str = _engine(
@@ -99,7 +102,7 @@ class ServeSettings:
     prefill_chunk: int | None = _engine(INTEGER, "Most prompt rows of one request in a step (default 256).")
     page_size: int | None = _engine(INTEGER, "Tokens of a KV page (default 16).")
     attention_backend: str | None = _engine(TEXT, "An explicit choice is never replaced (default: chosen).")
-    drafter: str | None = _engine(PATH, "A local directory of an MTP assistant or a DFlash drafter (default: none).")
+    drafter: str | None = _engine(MODEL, "A local directory of an MTP assistant or a DFlash drafter (default: none).")
     method: str | None = _engine(
         one_of("auto", "none", "mtp", "dflash"), "How drafts are made (default auto: what the drafter's config says)."
     )

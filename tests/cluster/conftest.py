@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.text import demo_tokenizer
+from support.text import tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     """A trained tokenizer of Gemma's kind, with a chat template."""
-    return demo_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))

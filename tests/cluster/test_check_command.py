@@ -13,8 +13,8 @@ import pytest
 from gemray_cluster.check import at_start
 from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.result import CheckResult, Status
-from gemray_cluster.demo_checkpoint import write_demo_checkpoint
 from gemray_workers.errors import CapacityError
+from support.servable_checkpoint import write_servable_checkpoint
 
 GEMRAY = Path(sysconfig.get_path("scripts")) / "gemray"
 
@@ -35,7 +35,7 @@ def _check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_machine_that_can_serve(tmp_path: Path) -> None:
     """With an empty home and no word about authentication: gemray turns Ray's token on by itself."""
-    model = write_demo_checkpoint(tmp_path / "model")
+    model = write_servable_checkpoint(tmp_path / "model")
     del_mode = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
     done = subprocess.run(
         [GEMRAY, "check", f"--model={model}", "--tp=2", "--device=cpu", "--local-num-cpus=2", "--port=0"],

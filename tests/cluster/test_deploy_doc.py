@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gemray_cluster.demo_checkpoint import write_demo_checkpoint
 from support.commands import DEPLOY_DOC, blocks_of, commands_run_by
 from support.helm_chart import ROOT, helm_binary
 from support.series import all_names
+from support.servable_checkpoint import write_servable_checkpoint
 
 BIN = sysconfig.get_path("scripts")
 HERE = Path(__file__).name
@@ -59,7 +59,7 @@ def test_series_are_those_of_the_server() -> None:
 def test_commands_on_this_machine(tmp_path: Path) -> None:
     commands = [command for command in commands_run_by(HERE) if not command.startswith("helm ")]
     grpc_port, metrics_port = (_free_port() for _ in range(2))
-    write_demo_checkpoint(tmp_path / "models" / "gemma-4-31b-it")
+    write_servable_checkpoint(tmp_path / "models" / "gemma-4-31b-it")
     script = []
     for command in commands:
         here = command.replace("50051", str(grpc_port)).replace("9400", str(metrics_port))

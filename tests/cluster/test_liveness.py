@@ -15,7 +15,7 @@ from gemray_cluster.server.service import SERVICE_NAME
 from support.certificates import make_certificates
 from support.fake_gang import FakeGang
 from support.serving import serving
-from support.text import demo_tokenizer
+from support.text import tiny_tokenizer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -32,7 +32,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
     ],
 )
 async def test_health_by_state(state: GangState, ready: int, alive: int, tmp_path: Path) -> None:
-    async with serving(demo_tokenizer(tmp_path), FakeGang(state=state)) as running:
+    async with serving(tiny_tokenizer(tmp_path), FakeGang(state=state)) as running:
         stub = health_pb2_grpc.HealthStub(running.channel)
         for service, expected in (("", ready), (SERVICE_NAME, ready), (LIVENESS, alive)):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
@@ -60,7 +60,7 @@ async def test_probe_speaks_tls_to_its_own_pod(mutual: bool, tmp_path: Path) -> 
     if mutual:
         config["tls_client_ca_file"] = str(secret / "ca.crt")
     gang = FakeGang()
-    async with serving(demo_tokenizer(tmp_path), gang, **config) as running:
+    async with serving(tiny_tokenizer(tmp_path), gang, **config) as running:
         address = f"--address=127.0.0.1:{running.server.port}"
 
         async def probe(service: str, *more: str) -> int:

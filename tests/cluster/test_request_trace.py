@@ -22,14 +22,14 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta
 from support.fake_gang import FakeGang, Script
 from support.serving import Serving, serving
-from support.text import demo_tokenizer
+from support.text import tiny_tokenizer
 
 SAMPLING = pb.SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    return demo_tokenizer(Path(tmp_path_factory.mktemp("tokenizer")))
+    return tiny_tokenizer(Path(tmp_path_factory.mktemp("tokenizer")))
 
 
 @dataclass

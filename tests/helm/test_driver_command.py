@@ -23,11 +23,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.demo_checkpoint import write_demo_checkpoint
 from gemray_cluster.settings import ServeSettings
 from support.chart_values import DEPLOYMENTS
 from support.commands import serve_flags_in
 from support.helm_chart import pick, render
+from support.servable_checkpoint import write_servable_checkpoint
 
 BIN = sysconfig.get_path("scripts")
 HEAD = "127.0.0.1"
@@ -109,7 +109,7 @@ def pod(tmp_path: Path, short_path: Path) -> Iterator[Pod]:
         "model": {"path": f"{tmp_path}/model", "volume": {"mountPath": str(tmp_path)}},
         "ray": {"objectStoreMemory": 80_000_000, "auth": {"mode": "token"}},
     }
-    write_demo_checkpoint(tmp_path / "model")
+    write_servable_checkpoint(tmp_path / "model")
     container = _driver(values)
     log = tmp_path / "log"
     environment = {

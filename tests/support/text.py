@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gemray_cluster.demo_tokenizer import write_demo_tokenizer
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.tiny_tokenizer import write_tiny_tokenizer
 
 VOCAB_SIZE = 2048
 
 MULTILINGUAL = "ďábelské ódy 👩‍👩‍👧 漢字かな交じり文 ½ 🇨🇿 e\u0301 \ufffd naïve\n\n  tab\tend "
 
 
-def demo_tokenizer(directory: Path) -> ChatTokenizer:
+def tiny_tokenizer(directory: Path) -> ChatTokenizer:
     """Train a small one into `directory` and load it as a server would."""
-    write_demo_tokenizer(directory, vocab_size=VOCAB_SIZE)
+    write_tiny_tokenizer(directory, vocab_size=VOCAB_SIZE)
     return ChatTokenizer.from_directory(directory)
 
 

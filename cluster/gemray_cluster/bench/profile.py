@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from gemray_cluster.bench.host_waits import HostWaits
 
 ROWS = 25
 
@@ -26,8 +26,7 @@ class CycleProfile:
         self._on_cuda = on_cuda
         self._first, self._last = first, first + cycles
         self._began = self._seconds = 0.0
-        self._waits: list[warnings.WarningMessage] = []
-        self._catch: warnings.catch_warnings[list[warnings.WarningMessage]] | None = None
+        self._waits = HostWaits()
 
     def on_step(self, num_decoded: int) -> None:
         """Between steps: start and stop recording."""
@@ -39,9 +38,10 @@ class CycleProfile:
             self._synchronize()
             self._seconds = time.perf_counter() - self._began
             self._profile.stop()
-            self._watch_waits()
-        elif num_decoded == self._last + 1:
-            self._end_watch()
+            if self._on_cuda:
+                self._waits.start()
+        elif num_decoded == self._last + 1 and self._on_cuda:
+            self._waits.stop()
 
     def write(self, path: Path) -> None:
         """A summary in words, then the profiler's tables."""
@@ -59,11 +59,11 @@ class CycleProfile:
         lines = [f"{cycles} cycles, {1000 * self._seconds / cycles:.3f} ms each (while being profiled)"]
         if self._on_cuda:
             spans = sorted(_device_spans(self._events()))
-            busy_us, launches = _union(spans), len(spans)
+            busy_us, launches = covered(spans), len(spans)
             idle = 1000 * self._seconds - busy_us / 1000
             lines.append(f"device busy {busy_us / 1000 / cycles:.3f} ms, idle {idle / cycles:.3f} ms a cycle")
             lines.append(f"{launches / cycles:.0f} device operations a cycle")
-        places = Counter(f"{w.filename}:{w.lineno}" for w in self._waits)
+        places = self._waits.places
         lines.append(f"places where the host waits for the device in one cycle: {sum(places.values())}")
         lines += [f"  {count} x {place}" for place, count in places.most_common()]
         return "\n".join(lines)
@@ -71,24 +71,6 @@ class CycleProfile:
     def _events(self) -> Iterable[Any]:
         profiler: Any = self._profile
         return profiler.events() or ()
-
-    def _watch_waits(self) -> None:
-        if not self._on_cuda:
-            return
-        self._catch = warnings.catch_warnings(record=True)
-        caught = self._catch.__enter__()
-        assert caught is not None  # record=True
-        self._waits = caught
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-
-    def _end_watch(self) -> None:
-        if self._catch is None:
-            return
-        torch.cuda.set_sync_debug_mode("default")
-        self._waits = [w for w in self._waits if "synchroniz" in str(w.message)]
-        self._catch.__exit__(None, None, None)
-        self._catch = None
 
     def _synchronize(self) -> None:
         if self._on_cuda:
@@ -101,10 +83,10 @@ def _device_spans(events: Iterable[Any]) -> Iterable[tuple[float, float]]:
             yield event.time_range.start, event.time_range.end
 
 
-def _union(spans: list[tuple[float, float]]) -> float:
+def covered(spans: list[tuple[float, float]]) -> float:
     """Length covered by sorted spans."""
-    covered, reached = 0.0, float("-inf")
+    total, reached = 0.0, float("-inf")
     for start, end in spans:
-        covered += max(0.0, end - max(start, reached))
+        total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return covered
+    return total

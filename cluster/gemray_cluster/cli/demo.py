@@ -8,18 +8,19 @@ import typer
 
 from gemray_cluster.cli.ray_environment import prepare_ray_environment
 
-PROMPT = "Explain in one sentence what the import statement does."
+PROMPT = "Write a Python function that tells whether a number is prime."
 
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="What to ask.")] = PROMPT,
     *,
-    max_tokens: Annotated[int, typer.Option(metavar="INTEGER", help="Most tokens to generate.")] = 64,
+    max_tokens: Annotated[int, typer.Option(metavar="INTEGER", help="Most tokens to generate.")] = 120,
+    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers.")] = 0,
 ) -> None:
-    """Start Ray, two tensor-parallel ranks and a server here, stream one answer, print statistics, end."""
+    """Serve the embedded model here on two workers, without drafter, with MTP and with DFlash: one answer, thrice."""
     prepare_ray_environment()
 
     from gemray_cluster.cli.demo_run import run
 
-    run(prompt, max_tokens=max_tokens, seed=seed)
+    run(prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)

@@ -19,6 +19,10 @@ class Stopwatch:
         """Call with each message that brings tokens."""
         self.first_at = self.first_at or time.monotonic()
 
+    def elapsed(self) -> float:
+        """Seconds since the call began."""
+        return time.monotonic() - self.started
+
     def report(self, completion: pb.Completion) -> str:
         """Finish reason, counts, speeds, seed."""
         now = time.monotonic()

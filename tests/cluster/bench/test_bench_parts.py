@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
 from gemray_cluster.bench.bandwidth import read_bandwidth
 from gemray_cluster.bench.floor import floor_of
+from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
+from gemray_cluster.bench.profile import covered
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import EngineStats, SequenceDelta, SpeculationCounters, StepOutput, Stop, Submit
@@ -186,3 +189,23 @@ def test_unknown_settings_of_a_suite_are_refused() -> None:
         Setup.of({"name": "x", "model": "m", "stepz": 3}, "a test")
     with pytest.raises(InvalidField, match="model"):
         Setup.of({"name": "x"}, "a test")
+
+
+def test_waits_are_listed_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = list[str]()
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    waits = HostWaits()
+    waits.start()
+    for _ in range(2):
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+    warnings.warn("something else", stacklevel=1)
+    waits.stop()
+    assert modes == ["warn", "default"]
+    ((place, count),) = waits.places.items()
+    assert place.startswith("test_bench_parts.py:")
+    assert count == 2
+
+
+def test_busy_time_counts_overlapping_spans_once() -> None:
+    assert covered([(0.0, 1.0), (0.5, 2.0), (0.6, 0.7), (3.0, 4.0)]) == 3.0
+    assert covered([]) == 0.0

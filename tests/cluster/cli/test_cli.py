@@ -14,12 +14,12 @@ import pytest_asyncio
 
 from gemray_cluster.cli.exit_codes import exit_code_of
 from gemray_cluster.client_errors import RequestFailed
-from gemray_cluster.demo_tokenizer import write_demo_tokenizer
 from gemray_cluster.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from support.fake_gang import FakeGang, Script, gang_info
 from support.serving import Serving, serving
+from support.tiny_tokenizer import write_tiny_tokenizer
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 
@@ -68,7 +68,7 @@ def test_serve_refuses_in_one_sentence(arguments: list[str], code: int, words: s
 
 
 def test_serve_on_a_taken_port(tmp_path: Path) -> None:
-    write_demo_tokenizer(tmp_path, vocab_size=600)
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
     (tmp_path / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.demo_checkpoint import write_demo_checkpoint
+from support.servable_checkpoint import write_servable_checkpoint
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 START_S = 120
@@ -54,7 +54,7 @@ async def _address_when_ready(process: asyncio.subprocess.Process) -> str:
 
 
 async def test_serve_answers_and_drains(tmp_path: Path) -> None:
-    model = write_demo_checkpoint(tmp_path / "model")
+    model = write_servable_checkpoint(tmp_path / "model")
     async with served(model) as (process, channel):
         stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
         health: Any = health_pb2_grpc.HealthStub(channel)

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gemray_cluster.demo_checkpoint import write_demo_checkpoint
 from support.commands import commands_run_by
 from support.helm_chart import ROOT
 from support.namespace_hosts import Host, Hosts, namespace_hosts, ssh, why_impossible
+from support.servable_checkpoint import write_servable_checkpoint
 
 ONPREM = ROOT / "cluster" / "ray-up" / "onprem.yaml"
 BIN = sysconfig.get_path("scripts")
@@ -36,7 +36,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 def _edited(hosts: Hosts, folder: Path) -> Path:
     """The shipped file with the edits that its comments ask for, and one CPU slot a host in place of GPUs."""
     head, worker = hosts.hosts
-    model = write_demo_checkpoint(folder / "model")
+    model = write_servable_checkpoint(folder / "model")
     text = ONPREM.read_text()
     for shipped, edited in (
         ("192.168.1.10 ", f"{head.address} "),

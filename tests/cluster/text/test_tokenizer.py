@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from gemray_cluster.demo_tokenizer import write_demo_tokenizer
 from gemray_cluster.text.tokenizer import BOS_ID, SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.errors import CheckpointError, InvalidField
 from support.text import MULTILINGUAL, VOCAB_SIZE
+from support.tiny_tokenizer import write_tiny_tokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -34,7 +34,7 @@ def test_chat_has_one_bos_and_gemma_turns(tokenizer: ChatTokenizer) -> None:
 
 
 def test_template_without_bos_gets_one(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
-    write_demo_tokenizer(tmp_path, vocab_size=600)
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
     template = tmp_path / "chat_template.jinja"
     template.write_text(template.read_text().replace("{{- bos_token -}}", ""))
     ids = ChatTokenizer.from_directory(tmp_path).encode_chat(HI)
@@ -58,7 +58,7 @@ def test_template_refusal_names_the_field(tokenizer: ChatTokenizer) -> None:
 
 
 def test_checkpoint_without_template(tmp_path: Path) -> None:
-    write_demo_tokenizer(tmp_path, vocab_size=600)
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(InvalidField, match="no chat template"):
         ChatTokenizer.from_directory(tmp_path).encode_chat(HI)
@@ -73,7 +73,7 @@ def test_decode_gives_the_text_back(tokenizer: ChatTokenizer, text: str) -> None
 
 def test_gemma_tokenizer_class_reads_the_same_file(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     """Published checkpoints name GemmaTokenizer, which builds its own pipeline around the file."""
-    write_demo_tokenizer(tmp_path, vocab_size=VOCAB_SIZE)
+    write_tiny_tokenizer(tmp_path, vocab_size=VOCAB_SIZE)
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer_class": "GemmaTokenizer"}))
     named = ChatTokenizer.from_directory(tmp_path)
@@ -91,14 +91,14 @@ def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_damaged_tokenizer_is_named(tmp_path: Path) -> None:
-    write_demo_tokenizer(tmp_path, vocab_size=600)
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         ChatTokenizer.from_directory(tmp_path)
 
 
 def test_wrong_special_ids_are_named(tmp_path: Path) -> None:
-    write_demo_tokenizer(tmp_path, vocab_size=600)
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
     path = tmp_path / "tokenizer.json"
     path.write_text(path.read_text().replace("<turn|>", "<other|>"))
     with pytest.raises(CheckpointError, match=r"<turn\|> is missing, expected 106"):
@@ -106,7 +106,7 @@ def test_wrong_special_ids_are_named(tmp_path: Path) -> None:
 
 
 def test_unknown_decoder_is_refused(tmp_path: Path) -> None:
-    write_demo_tokenizer(tmp_path, vocab_size=600)
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert isinstance(backend.model, models.BPE)
     backend.decoder = decoders.ByteLevel()

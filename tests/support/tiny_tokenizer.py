@@ -41,7 +41,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def write_demo_tokenizer(directory: Path, *, vocab_size: int) -> None:
+def write_tiny_tokenizer(directory: Path, *, vocab_size: int) -> None:
     """Train and write tokenizer.json, tokenizer_config.json and chat_template.jinja: at most `vocab_size` ids."""
     _train(vocab_size).save(str(directory / "tokenizer.json"))
     config: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A Gemma 4 checkpoint made on the spot: the 31B's shape in small, random weights, a trained tokenizer.
+"""A complete Gemma 4 directory made on the spot, to serve: a small 31B, random weights, a trained tokenizer.
 
 What it says means nothing; everything around it (sharding, serving, streaming, stops) is real.
 """
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from gemray_cluster.demo_tokenizer import write_demo_tokenizer
+from support.tiny_tokenizer import write_tiny_tokenizer
 
 LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 
@@ -63,7 +63,7 @@ GENERATION_CONFIG = {
 }
 
 
-def write_demo_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
+def write_servable_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
     """Write a complete Hugging Face directory (5 MB, float32, under a second) and return it."""
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def write_demo_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
         model = Gemma4ForCausalLM(Gemma4TextConfig(**CONFIG))
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    write_demo_tokenizer(path, vocab_size=CONFIG["vocab_size"])
+    write_tiny_tokenizer(path, vocab_size=CONFIG["vocab_size"])
     _write_json(path / "config.json", {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", **CONFIG})
     _write_json(path / "generation_config.json", GENERATION_CONFIG)
     return path
