@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasuringInbox
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.rank import EngineRank
@@ -183,21 +182,14 @@ def test_a_cycle_waits_for_the_device_once(cut_31b: Path, method: str) -> None:
     """To read what was accepted. What else made the host wait would show in the list."""
     rank = EngineRank(cut_config(cut_31b, method), SoloCommunicator(), torch.device("cuda", 0))
     first, cycles = 6, 4
-    waits: list[warnings.WarningMessage] = []
+    waits = HostWaits()
 
     def on_step(num_decoded: int) -> None:
         if num_decoded == first:
-            torch.cuda.set_sync_debug_mode("warn")
+            waits.start()
         elif num_decoded == first + cycles:
-            torch.cuda.set_sync_debug_mode("default")
+            waits.stop()
 
     inbox = MeasuringInbox(submits(262144, 100, sampled=False, count=4), steps=first + cycles + 1, on_step=on_step)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            rank.engine(inbox).run()
-            waits += [w for w in caught if "synchroniz" in str(w.message)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    places = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in waits)
-    assert sum(places.values()) == cycles, places
+    rank.engine(inbox).run()
+    assert sum(waits.places.values()) == cycles, waits.places
