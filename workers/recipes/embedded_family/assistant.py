@@ -70,7 +70,7 @@ class Assistant(nn.Module):
         return nn.functional.linear(y, self.model.embed_tokens.weight.to(y.dtype)).float()
 
     def choose(self, y: Tensor) -> Tensor:
-        """The drafted token of each row: argmax over the vocabulary or over the chosen clusters, smallest id on ties."""
+        """The drafted token of each row: argmax over the vocabulary or the chosen clusters, smallest id on ties."""
         logits = self.logits(y)
         if hasattr(self, "masked_embedding"):
             seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, self.masked_embedding.candidates(y), True)

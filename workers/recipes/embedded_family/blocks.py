@@ -6,8 +6,8 @@ Legend: B batch, T positions, H hidden, N query heads, K KV heads, D head dim, W
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class GemmaNorm(nn.Module):
@@ -75,8 +75,8 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, strict: bool, scale: float =
         T = q.shape[2]
         mask = torch.ones(T, T, dtype=torch.bool, device=q.device).tril(-1)
         mask[0, 0] = True
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
 
 
 def sliding_attention(q: Tensor, k: Tensor, v: Tensor, window: int, strict: bool) -> Tensor:
@@ -87,7 +87,7 @@ def sliding_attention(q: Tensor, k: Tensor, v: Tensor, window: int, strict: bool
     B, T, N, D = q.shape
     pad = -T % window
     if pad:
-        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v))
+        q, k, v = (functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v))
     S = q.shape[1] // window
     k, v = spread(k, N), spread(v, N)
 
@@ -106,7 +106,9 @@ def sliding_attention(q: Tensor, k: Tensor, v: Tensor, window: int, strict: bool
     if strict:
         first = first | ((row == 0)[:, None] & (column == window))  # anchor 0 has no key; give it one, unused
     mask = torch.cat([first[None], seen.expand(S - 1, -1, -1)]).repeat_interleave(N, 0)
-    out = F.scaled_dot_product_attention(folded(q), with_previous(k), with_previous(v), attn_mask=mask, scale=1.0)
+    out = functional.scaled_dot_product_attention(
+        folded(q), with_previous(k), with_previous(v), attn_mask=mask, scale=1.0
+    )
     return out.view(B, S, N, window, D).transpose(2, 3).reshape(B, S * window, N, D)[:, :T]
 
 
@@ -121,4 +123,4 @@ class GeGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        return self.down_proj(functional.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))

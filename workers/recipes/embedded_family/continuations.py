@@ -1,6 +1,6 @@
 """Stage 3: what the target itself writes, greedy and sampled, after training prompts.
 
-    python -m embedded_family.continuations --data DATA --out OUT --rows 4096 --batches 8
+python -m embedded_family.continuations --data DATA --out OUT --rows 4096 --batches 8
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ class Decoder:
         self.made = torch.zeros_like(self.queue)
         self.token = prompts[self.queue, 0].clone()
         self.is_own = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        self.sampled = bool((temperature > 0).any())
+        self.steps = 0
         self.position.zero_()
         self.out.zero_()
         self.own.zero_()
@@ -54,10 +56,12 @@ class Decoder:
         slot = self.position % depth
         cache[0].index_copy_(2, slot, k.transpose(1, 2))
         cache[1].index_copy_(2, slot, v.transpose(1, 2))
+        if self.device.type != "cuda":  # a graph needs one shape; without one, leave out what is still empty
+            depth = min(depth, self.steps + 1)
         seen = torch.arange(depth, device=self.device) <= self.position
         q = q.unflatten(1, (a.kv_heads, -1))
-        scores = (q @ cache[0].mT).float().masked_fill(~seen, float("-inf"))
-        mixed = scores.softmax(-1).to(self.dtype) @ cache[1]
+        scores = (q @ cache[0, :, :, :depth].mT).float().masked_fill(~seen, float("-inf"))
+        mixed = scores.softmax(-1).to(self.dtype) @ cache[1, :, :, :depth]
         return a.o_proj(mixed.reshape(x.shape[0], 1, -1))
 
     def step(self) -> None:
@@ -69,12 +73,7 @@ class Decoder:
             x = x + layer.post_attention_layernorm(self._attend(i, layer.input_layernorm(x)))
             x = layer.feed_forward(x)
         logits = self.target.logits(self.target.model.norm(x))[:, 0]
-        top, ids = logits.topk(64)
-        noise = -torch.log(-torch.log(torch.rand_like(top).clamp(1e-9, 1 - 1e-7)))
-        warm = self.temperature[:, None]
-        choice = torch.where(warm > 0, top / warm.clamp_min(1e-3) + noise, top).argmax(-1, keepdim=True)
-        chosen = ids.gather(1, choice)[:, 0]
-
+        chosen = self._sample(logits) if self.sampled else logits.argmax(-1)
         forced = self.offset < self.lengths[self.queue]
         made = torch.where(forced, 0, self.made + 1)
         ended = ~forced & (torch.isin(self.token, self.stops) & self.is_own | (made > self.limit))
@@ -88,6 +87,15 @@ class Decoder:
         self.made.copy_(torch.where(ended, 0, made))
         self.queue.copy_(queue)
         self.position.add_(1)
+        self.steps += 1
+
+    def _sample(self, logits: Tensor) -> Tensor:
+        """Top-64 sampling by Gumbel noise at each row's temperature; 0 is greedy."""
+        top, ids = logits.topk(64)
+        noise = -torch.log(-torch.log(torch.rand_like(top).clamp(1e-9, 1 - 1e-7)))
+        warm = self.temperature[:, None]
+        choice = torch.where(warm > 0, top / warm.clamp_min(1e-3) + noise, top).argmax(-1, keepdim=True)
+        return ids.gather(1, choice)[:, 0]
 
     @torch.no_grad()
     def run(self) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,14 @@
 """The DFlash drafter (spec section 5) over many anchors of a sequence at once.
 
-Legend: B batch, T context positions, A anchors per sequence, R block rows (16), H hidden, N/K query/KV heads, D head dim.
+Legend: B batch, T context positions, A anchors a sequence, R block rows (16), H hidden, N/K query/KV heads, D head
+dim.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .blocks import QwenNorm, rope_table, rotate, sliding_frequencies, spread
 from .settings import MASK_ID, DFlashSizes, TargetSizes
@@ -27,7 +28,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class BlockAttention(nn.Module):
@@ -52,7 +53,7 @@ class BlockAttention(nn.Module):
         k = torch.cat([k_context, k_block], 1)
         v = torch.cat([self.v_proj(c), self.v_proj(a)], 1).unflatten(-1, kv)
         q, k, v = (x.transpose(1, 2) for x in (q, spread(k, self.heads), spread(v, self.heads)))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.dim**-0.5)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.dim**-0.5)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .assistant import Assistant, ahead, first_state
+from .assistant import Assistant, first_state
 from .corpus import padded
 from .decode import Decoder
 from .dflash import DFlash
@@ -43,12 +43,24 @@ class Sample:
 
 
 @torch.no_grad()
-def greedy(target: Target, prompts: list[dict[str, Any]]) -> list[Sample]:
-    """The target's own greedy continuations, all prompts side by side."""
+def greedy(target: Target, prompts: list[dict[str, Any]], group: int = 64) -> list[Sample]:
+    """The target's own greedy continuations, prompts of like length side by side; in the prompts' order."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]["ids"]))
+    samples: dict[int, Sample] = {}
+    for at in range(0, len(order), group):
+        chosen = order[at : at + group]
+        for i, sample in zip(chosen, greedy_group(target, [prompts[i] for i in chosen]), strict=True):
+            samples[i] = sample
+    return [samples[i] for i in range(len(prompts))]
+
+
+def greedy_group(target: Target, prompts: list[dict[str, Any]]) -> list[Sample]:
+    """One decoder's worth of `greedy`."""
     device = target.model.embed_tokens.weight.device
     table, lengths = padded([p["ids"] for p in prompts], device)
-    decoder = Decoder(target, len(prompts), table.shape[1] + max(LIMIT.values()), torch.float32)
-    decoder.load(table, lengths, torch.zeros(len(prompts), device=device), max(LIMIT.values()))
+    longest = max(LIMIT[p["form"]] for p in prompts)
+    decoder = Decoder(target, len(prompts), table.shape[1] + longest, torch.float32)
+    decoder.load(table, lengths, torch.zeros(len(prompts), device=device), longest)
     out, _ = decoder.run()
     samples = []
     for row, prompt in zip(out, prompts, strict=True):
@@ -144,6 +156,7 @@ def main() -> None:
     prompts = json.loads((opts.data / "prompts.json").read_text())
     prompts = prompts[:: max(1, len(prompts) // opts.prompts)]
     samples = greedy(target, prompts)
+    print(f"{len(samples)} continuations", flush=True)
     chats = [s for s in samples if s.form == "chat"]
     ended = sum(int(s.ids[-1]) in STOP_IDS for s in chats)
     report: dict[str, Any] = {"chats": len(chats), "chats_ended_within_200": ended}
@@ -151,6 +164,7 @@ def main() -> None:
         assistant = Assistant(FAMILY.assistant, FAMILY.target, ordered=ordered)
         load_module(assistant, opts.out / name, torch.float32, device)
         report[name] = table(samples, [mtp_drafts(target, assistant, s.ids[None]) for s in samples])
+        print(name, report[name]["all"], flush=True)
     dflash = DFlash(FAMILY.dflash, FAMILY.target)
     load_module(dflash, opts.out / "gemray-tiny-dflash", torch.float32, device)
     report["gemray-tiny-dflash"] = table(samples, [dflash_drafts(target, dflash, s) for s in samples])

@@ -1,6 +1,6 @@
 """The target as one fast whole-sequence forward, with the parameter names transformers' Gemma 4 has.
 
-Formulas: spec section 1. `check_export.py` compares it with the transformers classes on the saved weights.
+Formulas: spec section 1. tests/workers/test_embedded_family.py compares it with the transformers classes.
 """
 
 from __future__ import annotations

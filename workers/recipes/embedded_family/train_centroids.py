@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from .assistant import Assistant, ahead, first_state
 from .export import load_module, load_target, save_assistant
@@ -28,7 +28,7 @@ STEPS = 4
 def equal_clusters(rows: Tensor, clusters: int, rounds: int = 12) -> Tensor:
     """Balanced k-means on the sphere: [V, D] -> [V] token ids, cluster by cluster, ascending inside each."""
     size = len(rows) // clusters
-    rows = F.normalize(rows.float().cpu(), dim=-1)
+    rows = functional.normalize(rows.float().cpu(), dim=-1)
     generator = torch.Generator().manual_seed(SEED)
     centres = rows[torch.randperm(len(rows), generator=generator)[:clusters]]
     for _ in range(rounds):
@@ -40,8 +40,21 @@ def equal_clusters(rows: Tensor, clusters: int, rounds: int = 12) -> Tensor:
         for token in near.max(1).values.argsort(descending=True).tolist():
             cluster = next(c for c in preference[token] if room[c])
             owner[token], room[cluster] = cluster, room[cluster] - 1
-        centres = F.normalize(torch.stack([rows[owner == c].mean(0) for c in range(clusters)]), dim=-1)
+        centres = functional.normalize(torch.stack([rows[owner == c].mean(0) for c in range(clusters)]), dim=-1)
     return torch.cat([(owner == c).nonzero()[:, 0] for c in range(clusters)])
+
+
+def with_head(assistant: Assistant, device: torch.device) -> tuple[Assistant, Tensor]:
+    """A copy of the assistant with clusters laid out and centroids at their means, and token -> cluster [V]."""
+    ordered = Assistant(FAMILY.assistant, FAMILY.target, ordered=True).to(device)
+    ordered.load_state_dict(assistant.state_dict(), strict=False)
+    head, table = ordered.masked_embedding, assistant.model.embed_tokens.weight
+    head.token_ordering.copy_(equal_clusters(table, head.clusters))
+    cluster_of = torch.empty(VOCAB, dtype=torch.long, device=device)
+    cluster_of[head.token_ordering] = torch.arange(VOCAB, device=device) // (VOCAB // head.clusters)
+    grouped = table.float()[head.token_ordering].view(head.clusters, -1, table.shape[1])
+    head.centroids.weight.data.copy_(functional.normalize(grouped.mean(1), dim=-1) * 0.3)
+    return ordered, cluster_of
 
 
 def main() -> None:
@@ -59,16 +72,8 @@ def main() -> None:
     target = load_target(opts.out / "gemray-tiny", torch.bfloat16, device)
     assistant = Assistant(FAMILY.assistant, FAMILY.target)
     load_module(assistant, opts.out / "gemray-tiny-assistant", torch.bfloat16, device)
-    ordered = Assistant(FAMILY.assistant, FAMILY.target, ordered=True).to(device)
-    ordered.load_state_dict(assistant.state_dict(), strict=False)
+    ordered, cluster_of = with_head(assistant, device)
     head = ordered.masked_embedding
-    table = assistant.model.embed_tokens.weight
-    ordering = equal_clusters(table, head.clusters)
-    head.token_ordering.copy_(ordering)
-    cluster_of = torch.empty(VOCAB, dtype=torch.long, device=device)
-    cluster_of[head.token_ordering] = torch.arange(VOCAB, device=device) // (VOCAB // head.clusters)
-    means = F.normalize(table.float()[head.token_ordering].view(head.clusters, -1, table.shape[1]).mean(1), dim=-1)
-    head.centroids.weight.data.copy_(means * 0.3)
     optimizer = torch.optim.AdamW(head.centroids.parameters(), lr=3e-3, weight_decay=0.0)
     batches = Continuations(opts.data / "continuations.npz", device, SEED + 4)
     log, started, progress = [], time.time(), 0.0

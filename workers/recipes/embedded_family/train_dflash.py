@@ -30,7 +30,7 @@ ROW_DECAY = 0.85
 
 def pick_anchors(own: Tensor, rows: int) -> Tensor:
     """[B, T] 'own token' -> [B, ANCHORS] sorted anchors whose whole block fits in the sequence."""
-    B, T = own.shape
+    T = own.shape[1]
     weight = torch.where(own, 1.0, 0.02)
     weight[:, 0], weight[:, T - rows :] = 0, 0
     return torch.multinomial(weight, ANCHORS).sort(1).values
@@ -95,7 +95,8 @@ def main() -> None:
         progress = max((step + 1) / opts.steps, (time.time() - started) / opts.seconds)
         if step % 20 == 0 or progress >= 1:
             seconds = round(time.time() - started, 1)
-            log.append({"step": step, "seconds": seconds, "loss": round(loss.item(), 4), "length": round(length.item(), 3)})
+            entry = {"step": step, "seconds": seconds, "loss": round(loss.item(), 4), "length": round(length.item(), 3)}
+            log.append(entry)
             if step % 400 == 0 or progress >= 1:
                 print(log[-1], flush=True)
         if progress >= 1:

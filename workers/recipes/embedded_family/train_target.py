@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from .compiled import speed_up
 from .corpus import KINDS, Streams
@@ -31,7 +31,7 @@ WIDTH = FAMILY.target.max_position_embeddings
 
 def cross_entropy(target: Target, hidden: Tensor, labels: Tensor) -> Tensor:
     """Mean nats of [B, T] labels after [B, T, H] final states."""
-    return F.cross_entropy(target.logits(hidden).flatten(0, 1), labels.flatten())
+    return functional.cross_entropy(target.logits(hidden).flatten(0, 1), labels.flatten())
 
 
 def next_token_loss(target: Target, rows: Tensor, head: Head = cross_entropy) -> Tensor:
