@@ -106,6 +106,7 @@ def draft_steps(
     tokens: Sequence[int],
     *,
     window: int | None,
+    position_delta: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Logits [k, V] and recurrent states [k, H] of k draft steps behind `start` committed positions.
 
@@ -116,6 +117,7 @@ def draft_steps(
         start: C, where the first of `tokens` stands.
         tokens: the input of each step: the newest token, then drafts.
         window: see `TargetStates.keys`.
+        position_delta: 0 for transformers' own position, that of the newest token.
     """
     embedding = hf_target(target).get_input_embeddings()  # scales by sqrt(H) itself
     model = hf_assistant(assistant)
@@ -126,7 +128,7 @@ def draft_steps(
         embedded_H = embedding(torch.tensor([token]))[0]
         output = model(
             inputs_embeds=torch.cat([embedded_H, state_H]).view(1, 1, -1),
-            position_ids=torch.tensor([[start]]),
+            position_ids=torch.tensor([[start + position_delta]]),
             attention_mask=None,
             shared_kv_states=kv,
         )

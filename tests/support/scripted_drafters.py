@@ -1,4 +1,4 @@
-"""Drafters that know the plain ids: right, wrong, or both, as a test asks; and wrappers that watch a real drafter.
+"""Drafters that know the plain ids: right, wrong, or both, as a test asks.
 
 A script says what is proposed for one sequence. It depends on the request and the position alone, so that every rank
 of a gang proposes the same.
@@ -23,6 +23,9 @@ Texts = Mapping[str, Sequence[int]]
 
 Script = Callable[[str, int, int], list[int]]
 """(request, position of the first draft, how many) -> drafts."""
+
+Override = Callable[[str, int, int], list[int] | None]
+"""A script that may leave a real drafter's drafts as they are, by None."""
 
 
 def plain_texts(submits: Sequence[Submit], ids: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -115,10 +118,10 @@ class ScriptedDrafter:
     place: a real drafter's state can so be watched under any acceptance.
     """
 
-    def __init__(self, script: Script | None, inner: Drafter | None = None) -> None:
+    def __init__(self, script: Override, inner: Drafter | None = None) -> None:
         """
         Args:
-            script: None leaves the inner drafter's drafts in place.
+            script: what to propose; None only where an inner drafter has proposed.
             inner: a drafter to watch.
         """
         self._script = script
@@ -140,7 +143,7 @@ class ScriptedDrafter:
             columns = slice(r.start + 1, r.start + 1 + r.num_drafts)
             request_id = slots[r.slot].request_id
             assert len(slots[r.slot].token_ids) == r.start + 1, "drafts stand behind the last known token"
-            scripted = None if self._script is None else self._script(request_id, r.start + 1, r.num_drafts)
+            scripted = self._script(request_id, r.start + 1, r.num_drafts)
             if self._inner is not None:
                 proposed = slots.token_ids_NL[r.slot, columns].tolist()
             else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.engine import Engine
@@ -74,6 +75,7 @@ class Rig:
         target_specs = kv_group_specs(
             model.config, tp_size=self.comm.size, page_size=PAGE_SIZE, dtype=self.config.torch_dtype
         )
+        self.target_groups = tuple(spec.name for spec in target_specs)
         self.specs = (*target_specs, *self.plan.kv_specs)
         self.num_pages = {spec.name: num_pages for spec in self.specs}
         self.pools = KVPools(model.config.layers, target_specs, self.num_pages, device=CPU)
@@ -103,6 +105,7 @@ class Rig:
         max_model_len: int = 256,
         num_pages: Mapping[str, int] | None = None,
         num_slots: int = NUM_SLOTS,
+        admission_headroom: int = 16,
     ) -> Engine:
         """An engine over the loaded parts.
 
@@ -115,6 +118,7 @@ class Rig:
             max_model_len: see `EngineConfig`.
             num_pages: by group, at most what the pools have.
             num_slots: sequences at one time.
+            admission_headroom: see `SchedulerConfig`; little of it provokes preemptions.
         """
         slots = SlotTable(
             num_slots=num_slots,
@@ -125,6 +129,7 @@ class Rig:
         )
         planner: Planner = FollowPlanner(self.comm)
         if inbox is not None:
+            draft_lengths = DraftLengthController(self.max_draft_tokens, adaptive=False)
             least_rows = num_slots * (1 + self.max_draft_tokens)
             scheduler = Scheduler(
                 SchedulerConfig(
@@ -133,12 +138,13 @@ class Rig:
                     prefill_chunk=prefill_chunk,
                     max_model_len=max_model_len,
                     max_draft_tokens=self.max_draft_tokens,
+                    admission_headroom=admission_headroom,
                 ),
                 self.specs,
                 {**self.num_pages, **(num_pages or {})},
-                draft_tokens_for=lambda _sequence: self.max_draft_tokens,
+                draft_tokens_for=draft_lengths,
             )
-            planner = LeadPlanner(scheduler, self.comm, inbox)
+            planner = LeadPlanner(scheduler, self.comm, inbox, draft_lengths)
         return Engine(
             model=self.model,
             caches=self.pools.caches,

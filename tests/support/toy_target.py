@@ -1,0 +1,141 @@
+"""A target small enough for its law to be known, in a real engine: the next token depends on the last one alone.
+
+Everything but the model is the engine's own: scheduler, slots, drafts, verification, noise.
+
+Shape legend: T rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemray_workers.drafters.controller import DraftLengthController
+from gemray_workers.drafters.draft_choice import DraftChooser
+from gemray_workers.drafters.protocol import Drafter
+from gemray_workers.engine.engine import Engine
+from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.engine.planner import LeadPlanner
+from gemray_workers.engine.slots import SlotTable
+from gemray_workers.engine.verification import Verifier
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.messages import Submit
+from gemray_workers.model.batch import ForwardBatch, ForwardOutput
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.scheduling.plan import ScheduledRows
+from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from support.engine_runner import Run, collect
+from support.oracle import CPU
+
+MAX_LEN = 24
+
+
+class ToyTarget:
+    """Logits are a row of a table."""
+
+    device = CPU
+
+    def __init__(self, table_VV: Tensor) -> None:
+        """`table_VV` [last token, next token], float64."""
+        self.table_VV = table_VV
+        self.shard = ShardIndices.of_rank(0, 1, org_vocab_size=table_VV.shape[0])
+
+    def forward(self, batch: ForwardBatch, _caches: object, capture: tuple[int, ...] = ()) -> ForwardOutput:
+        one_hot_TV = torch.nn.functional.one_hot(batch.token_ids_T, self.table_VV.shape[0])
+        return ForwardOutput(hidden_TH=one_hot_TV.to(self.table_VV.dtype), captured_TFH=None)
+
+    def logits(self, hidden_TV: Tensor) -> Tensor:
+        return local_columns(hidden_TV @ self.table_VV, self.shard)
+
+
+def local_columns(logits_TV: Tensor, shard: ShardIndices) -> Tensor:
+    """Columns as a rank has them, padding at -inf."""
+    ids = shard.global_ids()
+    return logits_TV[:, ids.clamp(min=0)].masked_fill(ids < 0, -torch.inf)
+
+
+class TableDrafter:
+    """Drafts from a table of its own, one token after the other, as a request samples or greedily."""
+
+    def __init__(self, target: ToyTarget, table_VV: Tensor, *, greedy: bool) -> None:
+        """
+        Args:
+            target: whose vocabulary it has.
+            table_VV: its own logits; the closer to the target's, the more is accepted.
+            greedy: argmax whatever the request samples, instead of the request's own noise.
+        """
+        self._table_VV = table_VV
+        self._shard = target.shard
+        self._chooser: Any = DraftChooser(target.shard, SoloCommunicator())
+        self._greedy = greedy
+
+    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+        for i in range(max((r.num_drafts for r in rows), default=0)):
+            active = [r for r in rows if r.num_drafts > i]
+            slot_S = torch.tensor([r.slot for r in active])
+            position_S = torch.tensor([r.start for r in active]) + 1 + i
+            last_S = slots.token_ids_NL[slot_S, position_S - 1]
+            logits_SV = local_columns(self._table_VV[last_S], self._shard)
+            if self._greedy:
+                ids_S = self._shard.global_ids()[logits_SV.argmax(-1)]
+            else:
+                wanted = [(r.slot, r.start + 1 + i) for r in active]
+                ids_S = self._chooser.choose(logits_SV, slot_S, position_S, wanted, slots)
+            slots.token_ids_NL[slot_S, position_S] = ids_S
+
+    def commit(
+        self,
+        rows: Sequence[ScheduledRows],
+        slots: SlotTable,
+        batch: ForwardBatch,
+        output: ForwardOutput,
+        num_accepted: Sequence[int],
+    ) -> None:
+        """Nothing is kept."""
+
+    def reset(self, slot: int) -> None:
+        """Nothing to forget."""
+
+
+def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, max_draft_tokens: int) -> Run:
+    """Serve `submits` with the toy."""
+    num_slots = len(submits)
+    specs = [KVGroupSpec("toy", (), 1, 1, 8, None, torch.float64)]
+    comm = SoloCommunicator()
+    inbox = LocalInbox(submits)
+    draft_lengths = DraftLengthController(max_draft_tokens, adaptive=False)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=num_slots,
+            max_step_tokens=num_slots * (1 + max_draft_tokens),
+            prefill_chunk=8,
+            max_model_len=MAX_LEN,
+            max_draft_tokens=max_draft_tokens,
+        ),
+        specs,
+        {"toy": num_slots * 4},
+        draft_tokens_for=draft_lengths,
+    )
+    model: Any = target
+    caches: Any = None
+    Engine(
+        model=model,
+        caches=caches,
+        pools=[],
+        slots=SlotTable(
+            num_slots=num_slots,
+            max_model_len=MAX_LEN,
+            max_draft_tokens=max_draft_tokens,
+            specs=specs,
+            device=CPU,
+        ),
+        drafter=drafter,
+        captured_layers=(),
+        verifier=Verifier(model, comm),
+        planner=LeadPlanner(scheduler, comm, inbox, draft_lengths),
+    ).run()
+    return collect(inbox, submits)
