@@ -36,7 +36,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(SEED + 2)
     rng, started = np.random.default_rng(SEED + 2), time.time()
-    arrays = np.load(opts.data / "train.npz")
+    reserve = opts.data / "reserve.npz"  # texts the target never saw, if make_data kept some back
+    arrays = np.load(reserve if reserve.exists() else opts.data / "train.npz")
     chats = chat_prompts(arrays["chat"], model_role(opts.out / "gemray-tiny" / "tokenizer.json"), longest=256)
     target = load_target(opts.out / "gemray-tiny", torch.bfloat16, device)
     decoder = Decoder(target, opts.rows, opts.width, torch.bfloat16)

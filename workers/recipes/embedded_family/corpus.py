@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,15 @@ _TURN, _NEWLINE = 105, 107
 
 
 class Streams:
-    """All kinds in one device tensor, with uniform windows inside a kind drawn by WEIGHTS."""
+    """All kinds in one device tensor, with uniform windows inside a kind drawn by `weights`."""
 
-    def __init__(self, path: Path, device: torch.device, seed: int) -> None:
+    def __init__(self, path: Path, device: torch.device, seed: int, weights: Sequence[float] = WEIGHTS) -> None:
         arrays = np.load(path)
         self.arrays = {kind: arrays[kind] for kind in KINDS}
         self.ids = torch.from_numpy(np.concatenate(list(self.arrays.values())).astype(np.int32)).to(device)
         lengths = torch.tensor([len(a) for a in self.arrays.values()], device=device)
         self.lengths, self.starts = lengths, lengths.cumsum(0) - lengths
-        self.weights = torch.tensor(WEIGHTS, device=device)
+        self.weights = torch.tensor(weights, device=device)
         self.rng = torch.Generator(device).manual_seed(seed)
 
     def rows(self, count: int, width: int) -> Tensor:

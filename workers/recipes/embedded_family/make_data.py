@@ -27,9 +27,12 @@ HELD_OUT = 0.03
 PROMPT_TOKENS = 96
 
 
-def is_held_out(key: str) -> bool:
-    """Split by a hash of the document's key, so that no document is on both sides."""
-    return int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) / 2**32 < HELD_OUT
+def side_of(key: str, reserve: float) -> str:
+    """held, reserve or train, by a hash of the document's key, so that no document is on two sides."""
+    place = int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) / 2**32
+    if place < HELD_OUT:
+        return "held"
+    return "reserve" if place < HELD_OUT + reserve else "train"
 
 
 def streams(groups: dict[str, list[str]], tok: Tokenizer) -> dict[str, np.ndarray]:
@@ -71,6 +74,7 @@ def main() -> None:
     args = argparse.ArgumentParser(description=__doc__)
     for name in ("--site", "--debian", "--out", "--tokenizer"):
         args.add_argument(name, type=Path, required=True)
+    args.add_argument("--reserve", type=float, default=0.0, help="share kept from the target for drafters' prompts")
     opts = args.parse_args()
     rng, started = random.Random(SEED), time.time()
 
@@ -80,33 +84,34 @@ def main() -> None:
     rng.shuffle(chats)
     print(f"{len(documents)} documents, {len(chats)} conversations, {time.time() - started:.0f}s", flush=True)
 
-    groups: dict[bool, dict[str, list[str]]] = {side: defaultdict(list) for side in (False, True)}
+    groups: dict[str, dict[str, list[str]]] = {side: defaultdict(list) for side in ("train", "held", "reserve")}
     for document in documents:
-        groups[is_held_out(document.key)][document.kind].append("<bos>" + document.text)
+        groups[side_of(document.key, opts.reserve)][document.kind].append("<bos>" + document.text)
     # A made-up turn seen in training is no held-out turn, even under another key.
-    seen = {render(chat.turns) for chat in chats if not is_held_out(chat.key)}
-    held_chats = [c for c in chats if is_held_out(c.key) and render(c.turns) not in seen]
+    seen = {render(chat.turns) for chat in chats if side_of(chat.key, opts.reserve) != "held"}
+    held_chats = [c for c in chats if side_of(c.key, 0) == "held" and render(c.turns) not in seen]
     for chat in chats:
-        if not is_held_out(chat.key):
-            groups[False]["chat"].append(render(chat.turns))
-    groups[True]["chat"] = [render(chat.turns) for chat in held_chats]
+        side = side_of(chat.key, opts.reserve)
+        if side != "held":
+            groups[side]["chat"].append(render(chat.turns))
+    groups["held"]["chat"] = [render(chat.turns) for chat in held_chats]
 
-    sample = [text for kind in groups[False].values() for text in kind[:: 1 if len(kind) < 500 else 3]]
-    sample += groups[False]["greek"] * 2
+    sample = [text for kind in groups["train"].values() for text in kind[:: 1 if len(kind) < 500 else 3]]
+    sample += groups["train"]["greek"] * 2
     tok = bpe.train(sample)
     bpe.save(tok, opts.tokenizer)
     print(f"tokenizer trained, {time.time() - started:.0f}s", flush=True)
 
     opts.out.mkdir(parents=True, exist_ok=True)
     counts = {}
-    for side, name in ((False, "train"), (True, "held")):
-        arrays = streams(groups[side], tok)
+    for name in ("train", "held") + (("reserve",) if opts.reserve else ()):
+        arrays = streams(groups[name], tok)
         np.savez_compressed(opts.out / f"{name}.npz", **arrays)
         counts[name] = {
-            kind: {"tokens": len(ids), "documents": len(groups[side][kind]), "chars": sum(map(len, groups[side][kind]))}
+            kind: {"tokens": len(ids), "documents": len(groups[name][kind]), "chars": sum(map(len, groups[name][kind]))}
             for kind, ids in arrays.items()
         }
-    held_raw = [d for d in documents if is_held_out(d.key)]
+    held_raw = [d for d in documents if side_of(d.key, 0) == "held"]
     prompts = held_prompts(held_raw, held_chats, tok, rng)
     (opts.out / "prompts.json").write_text(json.dumps(prompts))
     (opts.out / "counts.json").write_text(json.dumps(counts, indent=1) + "\n")

@@ -45,14 +45,16 @@ def main() -> None:
     for name in ("--data", "--work", "--keep"):
         args.add_argument(name, type=Path, required=True)
     args.add_argument("--skip", nargs="*", default=[], help="stages whose results WORK already has")
+    args.add_argument("--weights", nargs=4, default=[], help="passed on to train_target")
     args.add_argument("--scale", type=float, default=1.0, help="factor on all deadlines")
     opts = args.parse_args()
     started = time.time()
     data, out = opts.work / "data", opts.work / "out"
     (out / "gemray-tiny").mkdir(parents=True, exist_ok=True)
     data.mkdir(exist_ok=True)
-    for name in ("train.npz", "held.npz", "prompts.json"):
-        shutil.copy(opts.data / name, data / name)
+    for name in ("train.npz", "held.npz", "reserve.npz", "prompts.json"):
+        if name != "reserve.npz" or (opts.data / name).exists():
+            shutil.copy(opts.data / name, data / name)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(opts.data / name, out / "gemray-tiny" / name)
     for stage, deadline, extra in STAGES:
@@ -60,6 +62,8 @@ def main() -> None:
             continue
         begun = time.time()
         sys.argv = [stage, "--data", str(data), "--out", str(out), *extra]
+        if stage == "train_target" and opts.weights:
+            sys.argv += ["--weights", *opts.weights]
         if deadline:
             sys.argv += ["--seconds", str(max(5.0, deadline * opts.scale - (begun - started)))]
         try:

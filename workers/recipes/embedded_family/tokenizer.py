@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ SPECIAL = {
     "<|think|>": 98, "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106,
 }  # fmt: skip
 NEWLINE_ID, FIRST_BYTE_ID = 107, 238
+ALPHABET = 420
 # A piece never crosses from letters to digits or signs; runs of newlines or of spaces stay together, and one space
 # leads the word after it.
 _PIECES = r"\n+|▁+(?=▁[^▁\n])|▁?\p{L}[\p{L}\p{M}]*|▁?\p{N}|▁?[^▁\n\p{L}\p{N}]+|▁+"
@@ -94,9 +96,19 @@ def train(texts: Iterable[str]) -> Tokenizer:
     """Learn merges with the library's trainer, then lay the pieces out at Gemma's ids."""
     learner = _pipeline(Tokenizer(models.BPE()))
     pieces = VOCAB - 108 - 256 + 1
-    trainer = trainers.BpeTrainer(vocab_size=pieces, limit_alphabet=420, special_tokens=[], show_progress=False)
     special = re.compile("|".join(map(re.escape, SPECIAL)))
-    learner.train_from_iterator((part for text in texts for part in special.split(text)), trainer)
+    parts = [part for text in texts for part in special.split(text)]
+    # The trainer breaks ties between equally frequent letters at random, so the letters are chosen here.
+    counts = Counter(letter for part in parts for letter in part.replace(" ", "▁"))
+    alphabet = sorted(sorted(counts), key=counts.__getitem__, reverse=True)[:ALPHABET]
+    trainer = trainers.BpeTrainer(
+        vocab_size=pieces,
+        limit_alphabet=ALPHABET,
+        initial_alphabet=alphabet,
+        special_tokens=[],
+        show_progress=False,
+    )
+    learner.train_from_iterator(parts, trainer)
     learned = json.loads(learner.to_str())["model"]
     ordered = [piece for piece, _ in sorted(learned["vocab"].items(), key=lambda item: item[1]) if piece != "\n"]
     merges = [tuple(pair) for pair in learned["merges"]]

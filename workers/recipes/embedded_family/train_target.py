@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .compiled import speed_up
-from .corpus import KINDS, Streams
+from .corpus import KINDS, WEIGHTS, Streams
 from .export import save_target
 from .muon import Optimizer
 from .schedule import rate
@@ -64,11 +64,12 @@ def main() -> None:
     args.add_argument("--batch", type=int, default=32)
     args.add_argument("--width", type=int, default=WIDTH)
     args.add_argument("--held-rows", type=int, default=1000, help="rows of each kind in the held-out loss")
+    args.add_argument("--weights", type=float, nargs=len(KINDS), default=WEIGHTS, help=f"shares of {', '.join(KINDS)}")
     opts = args.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(SEED)
     target = Target(FAMILY.target).to(device)
-    streams = Streams(opts.data / "train.npz", device, SEED)
+    streams = Streams(opts.data / "train.npz", device, SEED, opts.weights)
     optimizer = Optimizer(target, lr_matrix=0.02, lr_rest=0.004)
     # Autocast keeps fp32 master weights and runs every product in bf16.
     head = cross_entropy
