@@ -81,7 +81,7 @@ async def test_finished_request(tokenizer: ChatTokenizer, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, logger="gemray.request")
     async with watched(tokenizer, Script(group_sizes=(2, 1), delay_s=0.01)) as server:
         await server.serving.stream(stream_request(request_id="one"))
-        assert server.outcomes() == {"length": 1}
+        await _until(lambda: server.outcomes() == {"length": 1})
         assert server.value("gemray_time_to_first_token_seconds_count") == 1
         # Groups of 2, 1, 2, 1: the second token came with the first, so four have a time of their own.
         assert server.value("gemray_inter_token_latency_seconds_count") == 4
@@ -112,6 +112,7 @@ async def test_outcomes_are_those_that_clients_see(tokenizer: ChatTokenizer) -> 
         full = [stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING)) for _ in range(4)]
         await asyncio.gather(*full, return_exceptions=True)
         await _until(lambda: server.value("gemray_requests_in_flight") == 0)
+        await _until(lambda: sum(server.outcomes().values()) == 1 + 3 + 4)
         found = server.outcomes()
         assert found.pop("rejected") + found.pop("length") == 1 + 4
         assert found == {"invalid": 1, "deadline": 1, "cancelled": 1}
@@ -124,7 +125,7 @@ async def test_engine_trouble(tokenizer: ChatTokenizer, script: Script, outcome:
     async with watched(tokenizer, script) as server:
         with pytest.raises(grpc.aio.AioRpcError):
             await server.serving.stream(stream_request())
-        assert server.outcomes() == {outcome: 1}
+        await _until(lambda: server.outcomes() == {outcome: 1})
 
 
 async def test_a_stop_string_is_an_outcome_of_its_own(tokenizer: ChatTokenizer) -> None:
@@ -133,7 +134,7 @@ async def test_a_stop_string_is_an_outcome_of_its_own(tokenizer: ChatTokenizer) 
         sampling = pb.SamplingParameters(max_tokens=len(ids), temperature=0.0, ignore_eos=True, stop=["two"])
         answer = await server.serving.stub.Generate(pb.GenerateRequest(text="hello", sampling=sampling))
         assert answer.completion.finish_reason == pb.FINISH_REASON_STOP_STRING
-        assert server.outcomes() == {"stop_string": 1}
+        await _until(lambda: server.outcomes() == {"stop_string": 1})
 
 
 async def test_unauthenticated_calls_are_counted(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ async def test_unauthenticated_calls_are_counted(tokenizer: ChatTokenizer, tmp_p
     async with watched(tokenizer, Script(), auth_token_file=str(tmp_path / "tokens")) as server:
         with pytest.raises(grpc.aio.AioRpcError):
             await server.serving.stream(stream_request())
-        assert server.outcomes() == {"unauthenticated": 1}
+        await _until(lambda: server.outcomes() == {"unauthenticated": 1})
 
 
 async def test_endpoint_parses_under_load(tokenizer: ChatTokenizer) -> None:

@@ -119,7 +119,7 @@ async def _ask(running: Serving, contestant: Contestant, request: pb.GenerateStr
 def _compare(answers: list[Answer], console: Console) -> None:
     """The statistics side by side; raises AnswersDiffer."""
     table = Table(title="The same request, three drafters", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("drafter", "tokens", "rounds", "per round", "accepted", "by position, %", "seconds", "ids"):
+    for column in ("drafter", "tokens", "rounds", "per round", "accepted", "drafts 1-3, %", "seconds", "ids"):
         table.add_column(column, justify="left" if column in ("drafter", "ids") else "right", no_wrap=True)
     for answer in answers:
         table.add_row(*_row(answer, same=answer.token_ids == answers[0].token_ids))
@@ -137,14 +137,14 @@ def _row(answer: Answer, *, same: bool) -> list[str]:
     rounds = counters.rounds
     # The prompt's own step gives the first token; each round gives its accepted drafts and one more.
     per_round = f"{1 + counters.accepted / rounds:.2f}" if rounds else "1.00"
-    by_position = " ".join(f"{100 * accepted / rounds:.0f}" for accepted in counters.accepted_per_position[:4])
+    by_position = " ".join(f"{100 * accepted / rounds:.0f}" for accepted in counters.accepted_per_position[:3])
     return [
         answer.contestant.name,
         str(tokens),
         str(rounds) if rounds else "-",
         per_round,
         f"{counters.accepted}/{counters.drafted}" if rounds else "-",
-        by_position + (" .." if len(counters.accepted_per_position) > 4 else ""),
+        by_position,
         f"{answer.seconds:.2f}",
         "equal" if same else "differ",
     ]
