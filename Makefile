@@ -21,7 +21,7 @@ demo: $(INSTALLED)
 	$(BIN)/gemray demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests --ignore=tests/gpu
+	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2 --dist loadfile
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu
