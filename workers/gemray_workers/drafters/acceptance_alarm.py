@@ -13,22 +13,30 @@ _CAUSES = (
 
 
 class AcceptanceAlarm:
-    """Watches windows of `MIN_DRAFTS` drafts."""
+    """Watches windows of `MIN_DRAFTS` drafts that had a chance: those behind a wrong one say nothing."""
 
     def __init__(self) -> None:
-        self._drafted = 0
+        self._judged = 0
         self._accepted = 0
+        self._has_warned = False
 
-    def observe(self, drafted: int, accepted: int) -> str | None:
-        """Count drafts; a sentence when a whole window's acceptance is below `MIN_ACCEPTANCE`, else None."""
-        self._drafted += drafted
+    def observe(self, *, drafted: int, accepted: int) -> str | None:
+        """Count one sequence's round.
+
+        Returns a sentence when a window's acceptance is below `MIN_ACCEPTANCE` and the window before it was not,
+        else None.
+        """
+        self._judged += min(accepted + 1, drafted)
         self._accepted += accepted
-        if self._drafted < MIN_DRAFTS:
+        if self._judged < MIN_DRAFTS:
             return None
-        rate = self._accepted / self._drafted
-        text = (
-            f"{self._accepted} of the last {self._drafted} drafts were accepted ({rate:.1%}): "
+        rate, text = self._accepted / self._judged, self._sentence()
+        self._judged = self._accepted = 0
+        has_warned, self._has_warned = self._has_warned, rate < MIN_ACCEPTANCE
+        return text if self._has_warned and not has_warned else None
+
+    def _sentence(self) -> str:
+        return (
+            f"{self._accepted} of {self._judged} drafts were accepted ({self._accepted / self._judged:.1%}): "
             "output is right but speculation only costs time. Likely causes: " + "; ".join(_CAUSES)
         )
-        self._drafted = self._accepted = 0
-        return text if rate < MIN_ACCEPTANCE else None

@@ -39,14 +39,11 @@ class DraftLengthController:
 
     def end_step(self, plan: StepPlan, outcomes: SequenceOf[SequenceOutcome], times: StepTimes) -> None:
         """Learn from the step: its time if every sequence decoded alike, acceptance in any case."""
-        drafted = accepted = 0
         for rows, outcome in zip(plan.rows, outcomes, strict=True):
             if rows.num_drafts and outcome.token_ids:
-                drafted += rows.num_drafts
-                accepted += outcome.num_accepted
                 self._estimates = self._estimates.with_acceptance(rows.num_drafts, outcome.num_accepted)
+                warning = self._alarm.observe(drafted=rows.num_drafts, accepted=outcome.num_accepted)
+                if warning is not None:
+                    logger.warning("%s", warning)
         if plan.rows and all(r.num_known == 1 and r.num_drafts == self._length for r in plan.rows):
             self._estimates = self._estimates.with_step(self._load, self._length, times.draft + times.verify)
-        warning = self._alarm.observe(drafted, accepted)
-        if warning is not None:
-            logger.warning("%s", warning)
