@@ -25,6 +25,7 @@ from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.settings import ServeSettings
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName
@@ -83,6 +84,7 @@ async def serving(
 
 
 def _reader(model: str) -> RequestReader:
+    ModelConfig.from_directory(model)  # an unfit model is named before its tokenizer is looked at
     return RequestReader(ChatTokenizer.from_directory(model), GenerationDefaults.from_directory(model))
 
 

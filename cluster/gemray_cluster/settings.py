@@ -102,7 +102,9 @@ class ServeSettings:
     prefill_chunk: int | None = _engine(INTEGER, "Most prompt rows of one request in a step (default 256).")
     page_size: int | None = _engine(INTEGER, "Tokens of a KV page (default 16).")
     attention_backend: str | None = _engine(TEXT, "An explicit choice is never replaced (default: chosen).")
-    drafter: str | None = _engine(MODEL, "A local directory of an MTP assistant or a DFlash drafter (default: none).")
+    drafter: str | None = _engine(
+        MODEL, "A local directory of an MTP assistant or a DFlash drafter, or an embedded one's name (default: none)."
+    )
     method: str | None = _engine(
         one_of("auto", "none", "mtp", "dflash"), "How drafts are made (default auto: what the drafter's config says)."
     )

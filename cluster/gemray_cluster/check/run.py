@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from gemray_cluster.check.cluster import check_cluster
+from gemray_cluster.check.fit import check_fit
 from gemray_cluster.check.model_directory import check_model_directory
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import rank_bundle
-from gemray_cluster.check.result import CheckResult, fail
+from gemray_cluster.check.result import CheckResult, Status, fail
 from gemray_cluster.ray_session import RaySession
 from gemray_cluster.settings import ServeSettings
 from gemray_workers.errors import GemrayError
@@ -37,7 +38,8 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
     if settings.metrics_port is not None:
         note(check_port("metrics port", server.host, settings.metrics_port))
     # The front end reads the tokenizer; the ranks' nodes are asked for the weights below.
-    note(check_model_directory(settings.model, node=HERE, weights=False))
+    here = check_model_directory(settings.model, node=HERE, weights=False)
+    note(here)
     try:
         session = await RaySession.open(cluster)
     except GemrayError as error:
@@ -46,7 +48,10 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
     try:
         from gemray_cluster.serving import choose_device
 
-        bundle = rank_bundle(cluster, choose_device(settings))
+        device = choose_device(settings)
+        if here.status is not Status.FAIL:
+            note(*await asyncio.to_thread(check_fit, settings, device))
+        bundle = rank_bundle(cluster, device)
         found = await asyncio.to_thread(
             check_cluster,
             num_ranks=settings.num_ranks,

@@ -14,7 +14,7 @@ from gemray_cluster.cli.exit_codes import INTERRUPTED, exit_code_of
 from gemray_cluster.cli.generate import generate
 from gemray_cluster.cli.info import info
 from gemray_cluster.cli.serve import serve
-from gemray_workers.errors import GemrayError
+from gemray_workers.errors import GemrayError, InvalidField
 
 app = typer.Typer(
     name="gemray",
@@ -34,5 +34,8 @@ def main() -> None:
     except GemrayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(exit_code_of(error))
+    except UnicodeEncodeError as error:
+        print(f"error: the text is not valid UTF-8 ({error.reason})", file=sys.stderr)
+        sys.exit(exit_code_of(InvalidField("text", "bytes", "UTF-8")))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

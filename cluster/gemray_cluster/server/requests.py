@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from gemray_workers.errors import InvalidField
 from gemray_workers.messages import ModelInfo, Submit
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_TOKENIZE_BYTES = 4 << 20
+"""Of Tokenize, which needs no model whose length could bound it."""
 
 GenerationRequest = pb.GenerateRequest | pb.GenerateStreamRequest
 
@@ -63,6 +66,9 @@ class RequestReader:
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidField("input", None, "one of text, chat")
+        num_bytes = sum(len(text.encode()) for text in _texts(request))
+        if num_bytes > MAX_TOKENIZE_BYTES:
+            raise InvalidField(kind, f"{num_bytes} bytes", f"at most {MAX_TOKENIZE_BYTES}")
         text = request.text if kind == "text" else self._render(request.chat)
         return self.tokenizer.encode(text), text
 
@@ -73,13 +79,26 @@ class RequestReader:
         if kind == "token_ids":
             ids = list(check_token_ids("token_ids.ids", request.token_ids.ids, model.vocab_size))
         else:
+            self._check_length(kind, _texts(request), model)
             text = request.text if kind == "text" else self._render(request.chat)
             ids = self.tokenizer.encode(text) if text else []
         if not ids:
-            raise InvalidField(kind, "", "a prompt of at least one token")
+            raise InvalidField(kind, "empty", "a prompt of at least one token")
         if len(ids) >= model.max_model_len:
             raise PromptTooLong(kind, len(ids), model.max_model_len)
         return ids
+
+    def _check_length(self, field: str, texts: Iterable[str], model: ModelInfo) -> None:
+        """Refuse what no tokenizing could make fit: cutting megabytes into tokens takes seconds."""
+        num_bytes = sum(len(text.encode()) for text in texts)
+        most = model.max_model_len * self.tokenizer.longest_token
+        if num_bytes > most:
+            raise InvalidField(
+                field,
+                f"{num_bytes} bytes",
+                f"at most {most}: this server fits {model.max_model_len} tokens of at most "
+                f"{self.tokenizer.longest_token} bytes, prompt and output together",
+            )
 
     def _render(self, chat: pb.Chat) -> str:
         if not chat.messages:
@@ -114,3 +133,10 @@ def _read_tools(chat: pb.Chat) -> list[Any] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidField("chat.tools_json", chat.tools_json[:40], "a JSON array of objects")
     return tools
+
+
+def _texts(request: GenerationRequest | pb.TokenizeRequest) -> list[str]:
+    """The texts of a request's input, before any template."""
+    if request.WhichOneof("input") == "text":
+        return [request.text]
+    return [request.chat.tools_json, *(message.content for message in request.chat.messages)]

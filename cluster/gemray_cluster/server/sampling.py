@@ -19,7 +19,9 @@ MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 100.0
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
+"""Beyond these, logits / penalty could leave float32's range."""
 
 
 def read_sampling(
@@ -89,8 +91,9 @@ def _read_top_p(sampling: pb.SamplingParameters, defaults: GenerationDefaults) -
 
 def _read_repetition_penalty(sampling: pb.SamplingParameters) -> float:
     value = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
-    if not 0 < value <= MAX_REPETITION_PENALTY:
-        raise InvalidField("sampling.repetition_penalty", value, f"0 < value <= {MAX_REPETITION_PENALTY}")
+    if not MIN_REPETITION_PENALTY <= value <= MAX_REPETITION_PENALTY:
+        allowed = f"{MIN_REPETITION_PENALTY} <= value <= {MAX_REPETITION_PENALTY}"
+        raise InvalidField("sampling.repetition_penalty", value, allowed)
     return value
 
 

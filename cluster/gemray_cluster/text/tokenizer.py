@@ -60,7 +60,7 @@ class ChatTokenizer:
         """Load a checkpoint's tokenizer files; raises CheckpointError."""
         directory = Path(path)
         if not directory.is_dir():
-            raise CheckpointError(f"there is no directory {directory}")
+            raise CheckpointError(f"there is no directory {directory}, nor an embedded model of that name")
         if not (directory / "tokenizer.json").is_file():
             raise CheckpointError(f"{directory} holds no tokenizer.json, so text cannot be tokenized")
         try:
@@ -75,6 +75,11 @@ class ChatTokenizer:
         return len(self.token_bytes)
 
     @cached_property
+    def longest_token(self) -> int:
+        """Most bytes of text that one id stands for: what a number of tokens can hold at the utmost."""
+        return max(map(len, self.token_bytes))
+
+    @cached_property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint says how a chat is written."""
         return bool(self._tokenizer.chat_template)
@@ -84,7 +89,8 @@ class ChatTokenizer:
 
         Gemma degenerates without it (spec section 3), so it is not left to the tokenizer's post-processor.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # A batch of one: unlike `encode`, it lets other threads run while a long text is cut into tokens.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids if ids[:1] == [BOS_ID] else [BOS_ID, *ids]
 
     def render_chat(

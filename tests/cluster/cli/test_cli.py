@@ -18,8 +18,8 @@ from gemray_cluster.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from support.fake_gang import FakeGang, Script, gang_info
+from support.servable_checkpoint import write_servable_checkpoint
 from support.serving import Serving, serving
-from support.tiny_tokenizer import write_tiny_tokenizer
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 
@@ -55,6 +55,7 @@ def test_help_needs_nothing_heavy() -> None:
     [
         ([], 2, "model is not set"),
         (["--model", "/nowhere"], 2, "there is no directory /nowhere"),
+        (["--model", "gemray-tiny-assistant"], 2, "this is an MTP assistant, which drafts for a target"),
         (["--model", "/nowhere", "--port", "x"], 2, "port = 'x' (from flag --port)"),
         (["--model", "/nowhere", "--config", "/none.toml"], 2, "from flag --config"),
     ],
@@ -68,13 +69,30 @@ def test_serve_refuses_in_one_sentence(arguments: list[str], code: int, words: s
 
 
 def test_serve_on_a_taken_port(tmp_path: Path) -> None:
-    write_tiny_tokenizer(tmp_path, vocab_size=600)
-    (tmp_path / "config.json").write_text("{}")
+    write_servable_checkpoint(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = gemray("serve", "--model", str(tmp_path), "--port", str(port))
     assert result.returncode == 4
     assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n" == result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "-1", "Hi"], b"--seed"),
+        (["--seed", str(2**64), "Hi"], b"--seed"),
+        (["--top-k", str(2**31), "Hi"], b"--top-k"),
+        (["--max-tokens", "0", "Hi"], b"--max-tokens"),
+        ([b"\xff\xfe"], b"not valid UTF-8"),
+    ],
+)
+def test_values_that_no_message_can_hold(arguments: list[str | bytes], words: bytes) -> None:
+    command = [*GEMRAY, "generate", "--address", "127.0.0.1:1", *arguments]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert b"Traceback" not in result.stderr
 
 
 def test_nobody_answers() -> None:

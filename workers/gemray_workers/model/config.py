@@ -173,7 +173,10 @@ def _load_hf_config(directory: Path) -> Any:
     from transformers import CONFIG_MAPPING
 
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory; the model path must be a local Hugging Face directory")
+        raise CheckpointError(
+            f"there is no directory {directory}; the model must be a local Hugging Face directory, "
+            "or the name of an embedded model"
+        )
     if not (directory / "config.json").is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
         raise CheckpointError(f"{directory} has no config.json (it holds: {found})")
@@ -221,8 +224,9 @@ def refuse_other_variants(text: Any) -> None:
     for kind in text.layer_types:
         if kind not in _LAYER_KINDS:
             raise InvalidField("text_config.layer_types", kind, "one of " + ", ".join(_LAYER_KINDS))
-    if text.sliding_window < 1:
-        raise InvalidField("text_config.sliding_window", text.sliding_window, "an integer >= 1")
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "sliding_window"):
+        if getattr(text, name) < 1:
+            raise InvalidField(f"text_config.{name}", getattr(text, name), "an integer >= 1")
 
 
 def _layers(text: Any) -> tuple[LayerConfig, ...]:

@@ -183,6 +183,8 @@ def _check_against(own: Mapping[str, Any], target: ModelConfig) -> None:
         if field in own and own[field] != of_target:
             raise InvalidField(f"drafter {field}", own[field], f"{of_target}, the target's {name}")
     ids = own["target_layer_ids"]
+    if not isinstance(ids, list) or not all(isinstance(index, int) for index in ids):
+        raise InvalidField("drafter target_layer_ids", ids, "a list of integers")
     if list(ids) != sorted(set(ids)) or not ids or not 0 <= ids[0] <= ids[-1] < target.num_layers:
         raise InvalidField(
             "drafter target_layer_ids", ids, f"ascending layers of the target, 0 to {target.num_layers - 1}"

@@ -1,0 +1,54 @@
+"""`gemray check` refuses what the ranks would refuse, from configs and headers alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemray_cluster.check.fit import check_fit
+from gemray_cluster.check.result import Status
+from gemray_cluster.settings import ServeSettings
+from support.tiny import tiny_checkpoint
+from support.tiny_drafters import tiny_assistant, tiny_dflash
+
+TARGET = tiny_checkpoint("31B")
+
+
+def check(**settings: Any) -> tuple[Status, str]:
+    (result,) = check_fit(ServeSettings(**{"model": str(TARGET), "kv_memory": 64 << 20, **settings}), "cpu")
+    return result.status, result.sentence
+
+
+def test_what_fits_says_how_long_requests_may_be() -> None:
+    status, sentence = check(tp=2, drafter=str(tiny_dflash(TARGET)))
+    assert status is Status.OK
+    assert "on 2 ranks, drafter dflash: requests of up to 4096 tokens" in sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tp": 3}, "it must divide"),
+        ({"kv_memory": 1024}, "too small"),
+        ({"drafter": str(tiny_assistant(TARGET)), "drafter_placement": "dedicated"}, "shares the target's KV cache"),
+        ({"drafter": str(tiny_assistant(tiny_checkpoint("31B", vocab_size=300)))}, "the target's vocab_size"),
+        ({"attention_backend": "flash"}, "attention_backend = 'flash'"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: Any, words: str) -> None:
+    status, sentence = check(**settings)
+    assert status is Status.FAIL
+    assert words in sentence
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TARGET, model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    status, sentence = check(model=str(model))
+    assert status is Status.FAIL
+    assert "model.safetensors" in sentence
