@@ -49,11 +49,6 @@ class RankActor:
         return self._host.open_rendezvous(host)
 
     @ray.method(concurrency_group="control")
-    def ping(self) -> int:
-        """This process's id, even while `run` blocks."""
-        return os.getpid()
-
-    @ray.method(concurrency_group="control")
     def close(self) -> None:
         """See `RankHost.close`."""
         self._host.close()

@@ -6,7 +6,6 @@ while the model ends its turns with 106, which only generation_config.json lists
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.errors import CheckpointError, InvalidField
 
 Json = Mapping[str, Any]
@@ -160,12 +160,4 @@ def _vocabularies(directory: Path, tokenizer_config: Json) -> Iterator[tuple[str
 
 def _read(file: Path) -> Json | None:
     """A JSON object, or None if there is no such file."""
-    if not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds {type(content).__name__}, not a JSON object")
-    return content
+    return read_json_object(file) if file.is_file() else None

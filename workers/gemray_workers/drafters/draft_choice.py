@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-import torch
 from torch import Tensor
 
-from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
@@ -66,12 +64,3 @@ def _without_penalties(params: SamplingParams) -> SamplingParams:
     if params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
         return params
     return msgspec.structs.replace(params, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
-
-
-def committed_rows(num_rows: list[tuple[int, int, int]], device: torch.device) -> Tensor:
-    """Indices into T of each sequence's last committed row, from its (known, drafted, accepted) counts."""
-    indices, begin = [], 0
-    for num_known, num_drafts, num_accepted in num_rows:
-        indices.append(begin + num_known + num_accepted - 1)
-        begin += num_known + num_drafts
-    return to_device(indices, device)

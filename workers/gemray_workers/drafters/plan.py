@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dflash.config import ARCHITECTURE as DFLASH
 from gemray_workers.drafters.dflash.plan import DFlashPlan
@@ -14,7 +13,7 @@ from gemray_workers.drafters.mtp.config import MODEL_TYPES as MTP_TYPES
 from gemray_workers.drafters.mtp.plan import MTPPlan
 from gemray_workers.drafters.protocol import DrafterPlan, NoDrafter
 from gemray_workers.drafters.tokenizer_match import check_same_tokenizer
-from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.errors import InvalidField
 from gemray_workers.model.config import ModelConfig
 
 _PLANS: dict[str, Callable[[str, EngineConfig, ModelConfig], DrafterPlan]] = {"mtp": MTPPlan, "dflash": DFlashPlan}
@@ -42,7 +41,7 @@ def plan_drafter(config: EngineConfig, target: ModelConfig) -> DrafterPlan:
 
 def _method_of(directory: Path) -> str:
     """What kind of drafter a directory holds, by its config.json."""
-    raw = _read(directory / "config.json")
+    raw = read_json_object(directory / "config.json")
     if raw.get("model_type") in MTP_TYPES:
         return "mtp"
     if any(str(name).startswith("DFlash") or "peculator" in str(name) for name in raw.get("architectures") or []):
@@ -54,13 +53,3 @@ def _method_of(directory: Path) -> str:
         f"{directory} (model_type {raw.get('model_type')}, architectures {raw.get('architectures')})",
         f"an MTP assistant ({', '.join(MTP_TYPES)}) or a DFlash drafter ({DFLASH})",
     )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} does not hold a JSON object")
-    return content

@@ -36,15 +36,6 @@ class PoolPlan:
     num_bytes: int
     """Bytes of all pools, null pages included."""
 
-    def describe(self, specs: Sequence[KVGroupSpec]) -> str:
-        """One line a group, for logs and errors."""
-        lines = [
-            f"{spec.name}: {self.num_pages[spec.name]} pages of {spec.page_size} tokens, "
-            f"{self.num_pages[spec.name] * spec.page_bytes / _MIB:.1f} MiB"
-            for spec in specs
-        ]
-        return "\n".join([*lines, f"longest sequence: {self.max_model_len} tokens"])
-
 
 def fit_pools(
     specs: Sequence[KVGroupSpec],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.errors import CheckpointError, InvalidField
 
 LayerKind = Literal["sliding", "full"]
@@ -180,7 +180,7 @@ def _load_hf_config(directory: Path) -> Any:
     if not (directory / "config.json").is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
         raise CheckpointError(f"{directory} has no config.json (it holds: {found})")
-    content = _read_json_object(directory / "config.json")
+    content = read_json_object(directory / "config.json")
     model_type = content.get("model_type")
     if model_type not in _WEIGHT_PREFIXES:
         assistant = str(model_type).endswith("_assistant")
@@ -193,16 +193,6 @@ def _load_hf_config(directory: Path) -> Any:
         return CONFIG_MAPPING[model_type].from_dict(content)
     except Exception as error:  # strict config classes raise errors of several libraries
         raise CheckpointError(f"{directory / 'config.json'} is not a valid {model_type} config: {error}") from error
-
-
-def _read_json_object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
-    return content
 
 
 def refuse_other_variants(text: Any) -> None:

@@ -7,6 +7,7 @@ over the ranks, so one rank's local rows are ``[org | org padding | added | adde
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -114,11 +115,20 @@ class ShardIndices:
         return rows, in_org | in_added
 
     def global_ids(self, device: torch.device | str = "cpu") -> Tensor:
-        """The id of every local row, int64 [num_elements_padded]; padding rows hold -1."""
-        ids = torch.full((self.num_elements_padded,), -1, dtype=torch.int64, device=device)
-        ids[: self.num_org_elements] = torch.arange(self.org_vocab_start_index, self.org_vocab_end_index, device=device)
-        added = self.num_org_elements_padded
-        ids[added : added + self.num_added_elements] = torch.arange(
-            self.added_vocab_start_index, self.added_vocab_end_index, device=device
+        """The id of every local row, int64 [num_elements_padded]; padding rows hold -1. Not to be written to: every
+        step asks for it, and gets the same tensor."""
+        return _global_ids(self, torch.device(device))
+
+
+@cache
+def _global_ids(shard: ShardIndices, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # whichever step asks first, later ones may be outside of it
+        ids = torch.full((shard.num_elements_padded,), -1, dtype=torch.int64, device=device)
+        ids[: shard.num_org_elements] = torch.arange(
+            shard.org_vocab_start_index, shard.org_vocab_end_index, device=device
         )
-        return ids
+        added = shard.num_org_elements_padded
+        ids[added : added + shard.num_added_elements] = torch.arange(
+            shard.added_vocab_start_index, shard.added_vocab_end_index, device=device
+        )
+    return ids

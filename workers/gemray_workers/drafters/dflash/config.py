@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import Any
 
 import torch
 
+from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.config import DFlashCausalName
-from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.errors import InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
 from gemray_workers.model.kv_groups import local_kv_heads
@@ -79,7 +79,7 @@ class DFlashConfig:
             CheckpointError: no readable config.
             InvalidField: another kind of drafter, or one of another target; both sides' values are named.
         """
-        raw = _read(Path(path) / "config.json")
+        raw = read_json_object(Path(path) / "config.json")
         _refuse_other_formats(raw)
         own = {**raw, **raw.get("dflash_config", {})}  # some exporters nest keys that others keep on top
         _check_against(own, target)
@@ -131,16 +131,6 @@ def _is_causal(choice: DFlashCausalName, of_config: bool | None, kind: LayerKind
     if choice == "config" and of_config is not None:
         return of_config
     return {"config": kind == "sliding", "sliding": kind == "sliding", "all": True, "none": False}[choice]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} does not hold a JSON object")
-    return content
 
 
 def _refuse_other_formats(raw: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gemray_workers.drafters.draft_choice import DraftChooser, committed_rows
+from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
@@ -84,7 +84,7 @@ class MTPDrafter:
         """Keep the hidden state of each sequence's last committed row."""
         counts = [(r.num_known, r.num_drafts, n) for r, n in zip(rows, num_accepted, strict=True)]
         slot_S = to_device([r.slot for r in rows], self._state_NH.device)
-        self._state_NH[slot_S] = output.hidden_TH[committed_rows(counts, output.hidden_TH.device)]
+        self._state_NH[slot_S] = output.hidden_TH[_committed_rows(counts, output.hidden_TH.device)]
 
     def reset(self, slot: int) -> None:
         """The state is written by the first chunk of a new sequence, before it is ever read."""
@@ -102,3 +102,12 @@ class MTPDrafter:
             kv_len_S=committed_S.to(torch.int32),
             groups=groups,
         )
+
+
+def _committed_rows(num_rows: list[tuple[int, int, int]], device: torch.device) -> Tensor:
+    """Indices into T of each sequence's last committed row, from its (known, drafted, accepted) counts."""
+    indices, begin = [], 0
+    for num_known, num_drafts, num_accepted in num_rows:
+        indices.append(begin + num_known + num_accepted - 1)
+        begin += num_known + num_drafts
+    return to_device(indices, device)

@@ -1,0 +1,24 @@
+"""The JSON files of a checkpoint directory, read with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gemray_workers.errors import CheckpointError
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object that `file` holds.
+
+    Raises:
+        CheckpointError: the file cannot be read, is no JSON, or holds something else than an object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds {type(content).__name__}, not a JSON object")
+    return content
