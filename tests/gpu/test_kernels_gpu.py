@@ -76,6 +76,7 @@ def test_bfloat16_is_rounded_where_the_references_round() -> None:
     from gemray_kernels.table import REFERENCE, triton_kernels
 
     runs = kernel_runs("cuda", 1, rows=64, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)
+    del runs["choose_experts"]  # works on float32 logits whatever the dtype; its error is measured above
     for name, run in runs.items():
         found, expected = run(triton_kernels(), torch.bfloat16), run(REFERENCE, torch.bfloat16)
         assert (found != expected).double().mean() < (0.1 if name == "gated_experts" else 0.01), name

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from gemray_workers.config import EngineConfig
@@ -13,7 +16,53 @@ from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
-from support.engine_runner import Run, serve
+from support.engine_runner import Run, engine_config, serve
+from support.tiny import Shape
+
+CONFIGS = Path(__file__).resolve().parents[2] / "benchmarks" / "configs"
+LAYERS = 12
+"""Of the published shapes in tests: two periods of sliding and full layers."""
+
+
+def needs_gpus(count: int) -> None:
+    """Skip the test on a machine with fewer cards."""
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs, {torch.cuda.device_count()} are here")
+
+
+def published_config(shape: Shape, method: str, directory: Path, **changes: Any) -> EngineConfig:
+    """bfloat16 random weights of a published shape, cut to `LAYERS` layers if it shares no KV, with its drafter.
+
+    Configs of the shortened models are written under `directory`.
+    """
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "kv_memory_bytes": 4 << 30,
+        "max_step_tokens": 512,
+        "page_size": 16,
+        "random_weights": True,
+        **changes,
+    }
+    suffix = {"mtp": "-assistant", "dflash": "-DFlash"}
+    if method != "none":
+        settings["drafter_path"] = str(_shortened(f"{shape}-it{suffix[method]}", directory))
+    return engine_config(_shortened(f"{shape}-it", directory), **settings)
+
+
+def _shortened(name: str, directory: Path) -> Path:
+    config = json.loads((CONFIGS / name / "config.json").read_text())
+    if "dflash_config" in config:
+        config["num_target_layers"] = LAYERS
+        count = len(config["dflash_config"]["target_layer_ids"])
+        config["dflash_config"]["target_layer_ids"] = [1 + i * (LAYERS - 3) // (count - 1) for i in range(count)]
+    elif "backbone_hidden_size" not in config and not config["text_config"]["num_kv_shared_layers"]:
+        config["text_config"]["num_hidden_layers"] = LAYERS
+        config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:LAYERS]
+    path = directory / name
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
 
 
 def join_on_gpu(comm: Communicator, timeout_s: float = 60.0) -> TorchCommunicator:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
@@ -37,8 +38,10 @@ class PagedCache:
         dtype: torch.dtype,
         page_size: int = 4,
         tp_size: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         self._page_size = page_size
+        self._device = device or torch.device("cpu")
         pages_each = -(-max_len // page_size)
         num_pages = 1 + num_sequences * pages_each
         specs = kv_group_specs(model, tp_size=tp_size, page_size=page_size, dtype=dtype)
@@ -49,28 +52,31 @@ class PagedCache:
             self._block_tables[spec.name] = order.view(num_sequences, pages_each).to(torch.int32)
             shape = (num_pages, page_size, spec.num_kv_heads, spec.head_dim)
             for layer in spec.layers:
-                pages[layer] = (torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+                pages[layer] = (self._unwritten(shape, dtype), self._unwritten(shape, dtype))
         donors = {layer.index: layer.kv_donor for layer in model.layers if layer.kv_donor is not None}
         self.caches = KVCaches(specs, pages, donors)
+
+    def _unwritten(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype, device=self._device)
 
     def batch(self, rows: Sequence[Rows]) -> ForwardBatch:
         """The forward batch of these rows, sequences in the order given."""
         counts = torch.tensor([0] + [len(r.token_ids) for r in rows])
         positions = [torch.arange(r.start, r.start + len(r.token_ids)) for r in rows]
         return ForwardBatch(
-            token_ids_T=torch.tensor([t for r in rows for t in r.token_ids], dtype=torch.int64),
-            positions_T=torch.cat(positions),
-            query_start_S1=counts.cumsum(0).to(torch.int32),
-            kv_len_S=torch.tensor([r.start + len(r.token_ids) for r in rows], dtype=torch.int32),
+            token_ids_T=torch.tensor([t for r in rows for t in r.token_ids], dtype=torch.int64).to(self._device),
+            positions_T=torch.cat(positions).to(self._device),
+            query_start_S1=counts.cumsum(0).to(self._device, torch.int32),
+            kv_len_S=torch.tensor([r.start + len(r.token_ids) for r in rows], dtype=torch.int32).to(self._device),
             groups={
                 name: GroupMetadata(
-                    block_table_SP=table[[r.sequence for r in rows]],
+                    block_table_SP=table[[r.sequence for r in rows]].to(self._device),
                     slot_mapping_T=torch.cat(
                         [
                             table[r.sequence].long()[at // self._page_size] * self._page_size + at % self._page_size
                             for r, at in zip(rows, positions, strict=True)
                         ]
-                    ),
+                    ).to(self._device),
                 )
                 for name, table in self._block_tables.items()
             },

@@ -30,6 +30,6 @@ class HostWaits:
         """End the watch."""
         torch.cuda.set_sync_debug_mode("default")
         self.places.update(
-            f"{Path(w.filename).name}:{w.lineno}" for w in self._caught if "synchroniz" in str(w.message)
+            f"{Path(w.filename).name}:{w.lineno}" for w in self._caught if "called a synchronizing" in str(w.message)
         )
         self._catch.__exit__(None, None, None)

@@ -26,6 +26,8 @@ _VECTOR_CENTERS = (("q_norm", 0.25), ("k_norm", 0.25))
 """Norms that are not around 1: without a 1/sqrt(D) in attention these keep its scores around 1."""
 _TABLE_GAIN = 0.25
 """Below 1, or the residual stream would remember its token so well that greedy text repeats it for ever."""
+_ROUTER_SPREAD = 2.0
+"""Of a router's logits, whose input has norm 1. Less, and every choice of experts would be a near tie."""
 
 
 def random_weights(
@@ -89,10 +91,12 @@ def _blocks(name: str, shape: tuple[int, ...], rows: slice, like: Tensor) -> Ite
 
 
 def _scaled(name: str, noise: Tensor) -> Tensor:
-    """Vectors around 1 (norms, scales), matrices of variance 1 / inputs."""
+    """Vectors around 1 (norms, scales), matrices of variance 1 / inputs; a few have gains of their own."""
     if noise.dim() == 1:
         center = next((center for part, center in _VECTOR_CENTERS if part in name), 1.0)
         return noise.mul_(0.1).add_(1.0).mul_(center)
+    if name.endswith("router.proj.weight"):
+        return noise.mul_(_ROUTER_SPREAD)
     gain = _TABLE_GAIN if "embed_tokens" in name else 1.0
     return noise.mul_(gain * noise.shape[-1] ** -0.5)
 
