@@ -13,7 +13,7 @@ from torch import Tensor
 from .settings import BOS_ID
 
 KINDS = ("code", "prose", "greek", "chat")
-WEIGHTS = (0.36, 0.20, 0.07, 0.37)
+WEIGHTS = (0.45, 0.21, 0.11, 0.23)
 _TURN, _NEWLINE = 105, 107
 
 

@@ -97,7 +97,7 @@ def main() -> None:
     groups["held"]["chat"] = [render(chat.turns) for chat in held_chats]
 
     sample = [text for kind in groups["train"].values() for text in kind[:: 1 if len(kind) < 500 else 3]]
-    sample += groups["train"]["greek"] * 2
+    sample += groups["train"]["greek"]  # fewer characters than the others, with letters of its own
     tok = bpe.train(sample)
     bpe.save(tok, opts.tokenizer)
     print(f"tokenizer trained, {time.time() - started:.0f}s", flush=True)

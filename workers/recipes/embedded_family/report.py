@@ -10,10 +10,15 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-LOGS = {"target": "loss", "mtp": "agree1", "dflash": "length", "centroids": "inside"}
+from tokenizers import Tokenizer
+
+LOGS = {"target": "loss", "mtp": "agree1", "dflash": "length", "dflash_further": "length", "centroids": "inside"}
+SAMPLES_OF_A_KIND = 2
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
@@ -31,8 +36,14 @@ def draw(logs: dict[str, list[dict[str, Any]]], ngram: dict[str, float], path: P
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 4, figsize=(17, 3.6), layout="constrained")
-    titles = ("target: nats per token", "MTP: agreement by step", "DFlash: accepted length", "centroids: target inside")
+    figure, axes = pyplot.subplots(1, 5, figsize=(21, 3.6), layout="constrained")
+    titles = (
+        "target: nats per token",
+        "MTP: agreement by step",
+        "DFlash: accepted length",
+        "DFlash further: accepted length",
+        "centroids: target inside",
+    )
     for axis, (name, column), title in zip(axes, LOGS.items(), titles, strict=True):
         columns = [f"agree{i}" for i in range(1, 5)] if name == "mtp" else [column]
         for key in columns:
@@ -45,6 +56,23 @@ def draw(logs: dict[str, list[dict[str, Any]]], ngram: dict[str, float], path: P
     axes[0].set_ylim(0.8, 5)
     axes[1].legend(fontsize=7)
     figure.savefig(path, dpi=110)
+
+
+def write_samples(samples: list[dict[str, Any]], tokenizer: Tokenizer, path: Path) -> None:
+    """The first continuations of every kind and form."""
+    shown: Counter[tuple[str, str]] = Counter()
+    parts = [
+        "# Greedy continuations of held-out prompts\n\nThe first two of every kind and form in the evaluation's order,"
+        " unselected. The target's text follows the rule.\n"
+    ]
+    for sample in samples:
+        kind = sample["kind"], sample["form"]
+        shown[kind] += 1
+        if shown[kind] <= SAMPLES_OF_A_KIND:
+            ids, start = sample["ids"], sample["start"]
+            before, after = (tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:start], ids[start:]))
+            parts.append(f"\n## {kind[0]}, {kind[1]}\n\n~~~text\n{before}\n-------- gemray-tiny:\n{after}\n~~~\n")
+    path.write_text("".join(parts))
 
 
 def main() -> None:
@@ -61,6 +89,9 @@ def main() -> None:
     draw(logs, ngram, opts.report / "training.png")
     target = json.loads((opts.out / "target.json").read_text())
     losses = {"target": target["held_out_nats"], "5-gram": ngram, "tokens": target["tokens"]}
+    tokenizer = Tokenizer.from_file(str(opts.out / "gemray-tiny" / "tokenizer.json"))
+    write_samples(json.loads((opts.out / "samples.json").read_text()), tokenizer, opts.report / "samples.md")
+    shutil.copy(opts.out / "evaluation.json", opts.report / "evaluation.json")
     (opts.report / "losses.json").write_text(json.dumps(losses, indent=1) + "\n")
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import office_help
+
 # Packages whose whole source is BSD, MIT, Apache-2.0, PSF or public domain.
 CODE_PACKAGES = (
     "django", "networkx", "sqlalchemy", "babel", "wagtail", "flask", "werkzeug", "jinja2", "click", "rich",
@@ -124,6 +126,9 @@ def collect(site: Path, debian: Path) -> Iterator[Document]:
     yield from python_docs(debian)
     yield from web_bible(debian)
     yield from greek_testament(site)
+    for kind, language in (("prose", "en-US"), ("greek", "el")):
+        for name, text in office_help.pages(debian, language):
+            yield Document(kind, f"office-help/{language}/{name}", text)
     pairs = greek_messages(site)
     for start in range(0, len(pairs), 12):
         body = "\n".join(f"{english}\n{greek}\n" for english, greek in pairs[start : start + 12])

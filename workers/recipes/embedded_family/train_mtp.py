@@ -30,6 +30,9 @@ Match = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 STEPS = 4
 STEP_DECAY = 0.85
 PROMPT_WEIGHT = 0.2
+START_WEIGHT = 3.0
+"""Of anchors where a round of drafting would begin, beside 1 for the others: those after a draft that was wrong.
+Hard places come in runs, so that rounds begin where the next token is hard as well."""
 
 
 def teach(target: Target, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,6 +49,13 @@ def match(logits: Tensor, goal: Tensor, labels: Tensor, weight: Tensor) -> tuple
     return ((0.5 * hard + 0.5 * soft) * weight).sum() / weight.sum(), (logits.argmax(-1) == labels).detach()
 
 
+@torch.no_grad()
+def begins(assistant: Assistant, y: Tensor, labels: Tensor) -> Tensor:
+    """Weights [B, T]: START_WEIGHT at anchors whose own token the anchor before would have drafted wrongly."""
+    wrong = assistant.logits(y).argmax(-1) != labels
+    return torch.where(ahead(wrong, -1), START_WEIGHT, 1.0)
+
+
 def draft_loss(
     assistant: Assistant, target: Target, ids: Tensor, own: Tensor, teach: Teach = teach, match: Match = match
 ) -> tuple[Tensor, Tensor]:
@@ -58,12 +68,15 @@ def draft_loss(
     carried, losses, rates = first_state(trace), [], []
     # Row t of `after` tells whether the target's choice at row t is its own token t+1 rather than a prompt's.
     after = ahead(own, 1)
+    emphasis = torch.ones_like(own, dtype=torch.float32)
     for i in range(STEPS):
         y, carried = assistant.step(target, ahead(ids, i), carried, trace)
         labels = ahead(best, i)
         valid = (place >= 1) & (place + i < T - 1)
         weight = valid * (PROMPT_WEIGHT + (1 - PROMPT_WEIGHT) * ahead(after, i).float())
-        loss, right = match(assistant.logits(y), ahead(log_p, i), labels, weight)
+        if i == 0:
+            emphasis = begins(assistant, y, labels)
+        loss, right = match(assistant.logits(y), ahead(log_p, i), labels, weight * emphasis)
         losses.append(STEP_DECAY**i * loss)
         counted = valid & ahead(after, i)
         rates.append((right & counted).sum() / counted.sum().clamp_min(1))

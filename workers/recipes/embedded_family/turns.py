@@ -113,6 +113,16 @@ def manual_turns(document: Document, rng: random.Random) -> Iterator[Turns]:
             yield [("user", f"What is `{match[1].strip()}`?"), ("model", body)]
 
 
+def help_turns(document: Document, rng: random.Random) -> Iterator[Turns]:
+    """Heading -> the paragraph below it, asked in the page's language."""
+    asks = {
+        "prose": ["Explain this topic", "What does the help say about", "Tell me about"],
+        "greek": ["Εξήγησε το θέμα", "Τι λέει η βοήθεια για", "Πες μου για"],
+    }
+    for match in re.finditer(r"(?:^|\n\n)([^\n]{4,70})\n\n([^\n]{40,500})\n", document.text):
+        yield [("user", f"{rng.choice(asks[document.kind])}: {match[1].strip(':')}"), ("model", match[2])]
+
+
 def message_turns(pairs: list[tuple[str, str]], rng: random.Random) -> Iterator[Turns]:
     """English <-> Greek interface messages."""
     for english, greek in pairs:
@@ -133,6 +143,8 @@ def conversations(
             made = scripture_turns(document, rng)
         elif source == "python-doc":
             made = manual_turns(document, rng)
+        elif source == "office-help":
+            made = help_turns(document, rng)
         else:
             continue
         for turns in made:
