@@ -12,6 +12,7 @@ import ray
 from prometheus_client import CollectorRegistry
 
 from gemray_cluster.check.at_start import look_before_start
+from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.gang import no_listener
 from gemray_cluster.launcher import ProgressListener
@@ -71,8 +72,7 @@ async def serving(
         await look_before_start(
             num_ranks=settings.num_ranks,
             bundle=rank_bundle(cluster_config, engine_config.device),
-            model=settings.model,
-            drafter=settings.drafter,
+            checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
         )
         gang = await RayGang.start(cluster_config, engine_config, progress=progress)
         stack.push_async_callback(gang.stop)

@@ -53,6 +53,13 @@ def parse_size(value: str) -> int:
 AUTO = "auto"
 
 
+def _switch(value: str) -> bool:
+    states = {"true": True, "false": False}
+    if value.lower() not in states:
+        raise ValueError("neither on nor off")
+    return states[value.lower()]
+
+
 def _integer_or_auto(value: str) -> int | str:
     return AUTO if value == AUTO else int(value)
 
@@ -77,6 +84,7 @@ def _model(value: str) -> str:
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 PATH = Kind(_text, "a path", "PATH")
 MODEL = Kind(_model, "a path, or one of " + ", ".join(EMBEDDED_NAMES), "PATH|NAME")
+SWITCH = Kind(_switch, "true or false", "")
 INTEGER = Kind(int, "an integer", "INTEGER")
 INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")
 NUMBER = Kind(float, "a number", "NUMBER")

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ from gemray_cluster.setting_types import (
     PATH,
     SECONDS,
     SIZE,
+    SWITCH,
     TEXT,
     Kind,
     one_of,
@@ -48,6 +50,9 @@ ENGINE_NAMES: Mapping[str, str] = {
 """Fields of EngineConfig whose settings have shorter names."""
 
 DEFAULT_KV_MEMORY: Mapping[str, int] = {"cpu": 1 << 30, "cuda": 16 << 30}
+SIMILAR = 0.75
+"""Of names, in `difflib`'s measure: one may be a misspelling of the other."""
+
 DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "float32", "cuda": "bfloat16"}
 
 
@@ -91,6 +96,9 @@ class ServeSettings:
         MODEL, "A local Hugging Face directory of a Gemma 4 model, or gemray-tiny, which ships with gemray.", MISSING
     )
     tp: int = _engine(INTEGER, "Ranks that the model is sharded over.", 1)
+    random_weights: bool = _engine(
+        SWITCH, "Weights from a seed instead of the checkpoint's: config and tokenizer are enough.", False
+    )
     device: str = _engine(one_of("auto", "cpu", "cuda"), "auto takes GPUs if the cluster has any.", "auto")
     dtype: str = _engine(
         one_of("auto", "bfloat16", "float32", "float64"), "auto is bfloat16 on GPUs, float32 on CPUs.", "auto"
@@ -241,6 +249,21 @@ def _from_environment(environment: Mapping[str, str]) -> Texts:
     names = {CONFIG, *(setting.name for setting in settings_of(ServeSettings))}
     variables = {name: PREFIX + name.upper() for name in names}
     return {name: (environment[key], f"environment {key}") for name, key in variables.items() if key in environment}
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables that begin like a setting's and are none: each with the setting's that it may have been meant to be.
+
+    They are no errors: Kubernetes and users' own scripts set such variables too.
+    """
+    known = [name.upper() for name in (CONFIG, *(setting.name for setting in settings_of(ServeSettings)))]
+    found = {}
+    for variable in sorted(name for name in environment if name.startswith(PREFIX)):
+        name = variable.removeprefix(PREFIX)
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=SIMILAR)
+            found[variable] = PREFIX + near[0] if near else None
+    return found
 
 
 def _from_file(path: str, origin: str) -> Texts:

@@ -12,6 +12,7 @@ import pytest
 
 from gemray_cluster.check import at_start
 from gemray_cluster.check.at_start import look_before_start
+from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.result import CheckResult, Status
 from gemray_workers.errors import CapacityError
 from support.servable_checkpoint import write_servable_checkpoint
@@ -88,7 +89,7 @@ async def test_a_start_needs_one_fit_node(
         return [room, *models, *memory]
 
     monkeypatch.setattr(at_start, "check_cluster", found)
-    start = look_before_start(num_ranks=2, bundle={"CPU": 1.0}, model="/models/target", drafter=None)
+    start = look_before_start(num_ranks=2, bundle={"CPU": 1.0}, checkpoints=Checkpoints("/models/target", drafter=None))
     if stops:
         with pytest.raises(CapacityError, match=r"no node is fit.*10\.0\.0\.1.*10\.0\.0\.2"):
             await start

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from gemray_cluster.config import ClusterConfig
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.setting_types import parse_size
-from gemray_cluster.settings import ENGINE_NAMES, InvalidSetting, MissingSetting, ServeSettings, settings_of
+from gemray_cluster.settings import (
+    ENGINE_NAMES,
+    InvalidSetting,
+    MissingSetting,
+    ServeSettings,
+    settings_of,
+    unknown_variables,
+)
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import InvalidField
 
@@ -139,3 +146,41 @@ def test_no_text_breaks_the_size_parser(text: str) -> None:
 
 def test_errors_are_the_kind_that_commands_turn_into_a_sentence() -> None:
     assert issubclass(InvalidSetting, InvalidField)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file", "expected"),
+    [
+        ({}, {}, "", False),
+        ({"random_weights": "true"}, {}, "", True),
+        ({}, {"GEMRAY_RANDOM_WEIGHTS": "true"}, "", True),
+        ({}, {"GEMRAY_RANDOM_WEIGHTS": "False"}, "random_weights = true", False),
+        ({}, {}, "random_weights = true", True),
+    ],
+)
+def test_a_switch(
+    tmp_path: Path, flags: dict[str, str], environment: dict[str, str], file: str, expected: bool
+) -> None:
+    config = {"config": write(tmp_path / "gemray.toml", file)}
+    settings = ServeSettings.load({**MODEL, **config, **flags}, environment)
+    assert settings.engine_config("cpu").random_weights is expected
+
+
+def test_a_switch_is_true_or_false() -> None:
+    with pytest.raises(InvalidSetting, match=r"random_weights = 'yes' \(from .*\) is not allowed: true or false"):
+        ServeSettings.load(MODEL, {"GEMRAY_RANDOM_WEIGHTS": "yes"})
+
+
+def test_variables_that_are_no_settings_and_what_they_may_have_meant() -> None:
+    environment = {
+        "GEMRAY_KV_MEMROY": "2GiB",
+        "GEMRAY_SERVICE_HOST": "10.0.0.1",
+        "GEMRAY_QQ": "",
+        "GEMRAY_TP": "2",
+        "HOME": "/",
+    }
+    assert unknown_variables(environment) == {
+        "GEMRAY_KV_MEMROY": "GEMRAY_KV_MEMORY",
+        "GEMRAY_QQ": None,
+        "GEMRAY_SERVICE_HOST": None,
+    }

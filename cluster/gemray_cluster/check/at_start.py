@@ -7,6 +7,7 @@ import logging
 
 from gemray_cluster.check import resources
 from gemray_cluster.check.cluster import check_cluster
+from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.node import NODE_CHECKS
 from gemray_cluster.check.result import Status
 from gemray_cluster.placement import Resources
@@ -15,13 +16,13 @@ from gemray_workers.errors import CapacityError
 logger = logging.getLogger(__name__)
 
 
-async def look_before_start(*, num_ranks: int, bundle: Resources, model: str, drafter: str | None) -> None:
+async def look_before_start(*, num_ranks: int, bundle: Resources, checkpoints: Checkpoints) -> None:
     """Log what is not as it should be, each in a sentence.
 
     Room is left to placement, which waits for nodes that are still to come and says what it waits for. One unfit node
     among others is no error: which nodes get ranks is not decided yet. Raises CapacityError when no node is fit.
     """
-    results = await asyncio.to_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, model=model, drafter=drafter)
+    results = await asyncio.to_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, checkpoints=checkpoints)
     for result in results:
         if result.name == resources.NAME:
             continue

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.node import NO_ANSWER, check_this_node
 from gemray_cluster.check.resources import check_room, ranks_that_fit
 from gemray_cluster.check.result import CheckResult, fail, ok
@@ -20,7 +21,7 @@ NODE_DEADLINE_S = 60.0
 """How long the nodes may take to answer: on a new one Ray starts a worker process first."""
 
 
-def check_cluster(*, num_ranks: int, bundle: Resources, model: str, drafter: str | None) -> list[CheckResult]:
+def check_cluster(*, num_ranks: int, bundle: Resources, checkpoints: Checkpoints) -> list[CheckResult]:
     """All checks of the cluster that this process is connected to: room for the gang, then each node that has slots.
 
     A node without a slot (the head, often) needs no model and no shared memory.
@@ -29,11 +30,11 @@ def check_cluster(*, num_ranks: int, bundle: Resources, model: str, drafter: str
     return [
         ok("ray", f"{len(nodes)} live node(s): {', '.join(node.address for node in nodes)}."),
         check_room(nodes, num_ranks=num_ranks, bundle=bundle),
-        *_check_nodes(num_ranks, bundle, model, drafter),
+        *_check_nodes(num_ranks, bundle, checkpoints),
     ]
 
 
-def _check_nodes(num_ranks: int, bundle: Resources, model: str, drafter: str | None) -> list[CheckResult]:
+def _check_nodes(num_ranks: int, bundle: Resources, checkpoints: Checkpoints) -> list[CheckResult]:
     """Ask the nodes, all at once, to look at themselves; one that does not answer in time has failed."""
     look: Any = ray.remote(num_cpus=0, max_retries=0)(check_this_node)  # type: ignore[arg-type]
     answers = []
@@ -42,7 +43,7 @@ def _check_nodes(num_ranks: int, bundle: Resources, model: str, drafter: str | N
         if node["Alive"] and local_ranks:
             there = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
             address = node["NodeManagerAddress"]
-            answer = look.options(scheduling_strategy=there).remote(address, model, drafter, local_ranks=local_ranks)
+            answer = look.options(scheduling_strategy=there).remote(address, checkpoints, local_ranks=local_ranks)
             answers.append((address, answer))
     if answers:
         ray.wait([answer for _, answer in answers], num_returns=len(answers), timeout=NODE_DEADLINE_S)

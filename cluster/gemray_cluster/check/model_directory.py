@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemray_cluster.check.result import CheckResult, fail, ok
@@ -10,6 +11,16 @@ from gemray_cluster.check.result import CheckResult, fail, ok
 NAME = "model"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What every node with a rank must have, at the same paths."""
+
+    model: str
+    drafter: str | None
+    weights: bool = True
+    """False if weights are made up rather than read."""
 
 
 def check_model_directory(path: str, *, node: str, weights: bool = True, tokenizer: bool = True) -> CheckResult:

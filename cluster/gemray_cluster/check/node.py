@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from gemray_cluster.check import interface, model_directory, shared_memory
+from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
 from gemray_cluster.check.result import CheckResult
 
 NO_ANSWER = "node"
@@ -13,20 +14,20 @@ NODE_CHECKS = frozenset({model_directory.NAME, shared_memory.NAME, interface.NAM
 """Names of the checks that are made on each node."""
 
 
-def check_this_node(node_ip: str, model: str, drafter: str | None, *, local_ranks: int) -> list[CheckResult]:
+def check_this_node(node_ip: str, checkpoints: Checkpoints, *, local_ranks: int) -> list[CheckResult]:
     """The checks of one node, made by a process on it.
 
     Args:
         node_ip: address by which Ray knows the node.
-        model: model directory, the same path on every node.
-        drafter: the drafter's, if there is one.
+        checkpoints: what it needs to hold.
         local_ranks: ranks that may run here.
     """
     results = [
-        model_directory.check_model_directory(model, node=node_ip),
+        check_model_directory(checkpoints.model, node=node_ip, weights=checkpoints.weights),
         shared_memory.check_shared_memory(node_ip, shared_memory.local_size(), local_ranks=local_ranks),
         interface.check_interface(node_ip, os.environ, existing=interface.local_interfaces()),
     ]
-    if drafter is not None:
-        results.insert(1, model_directory.check_model_directory(drafter, node=node_ip, tokenizer=False))
+    if checkpoints.drafter is not None:
+        drafter = check_model_directory(checkpoints.drafter, node=node_ip, weights=checkpoints.weights, tokenizer=False)
+        results.insert(1, drafter)
     return [replace(result, node=node_ip) for result in results]

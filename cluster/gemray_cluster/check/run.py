@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gemray_cluster.check.cluster import check_cluster
 from gemray_cluster.check.fit import check_fit
-from gemray_cluster.check.model_directory import check_model_directory
+from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.check.result import CheckResult, Status, fail
@@ -56,8 +56,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
             check_cluster,
             num_ranks=settings.num_ranks,
             bundle=bundle,
-            model=settings.model,
-            drafter=settings.drafter,
+            checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
         )
         note(*found)
     finally:

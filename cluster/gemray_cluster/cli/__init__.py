@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -16,6 +18,14 @@ from gemray_cluster.cli.info import info
 from gemray_cluster.cli.serve import serve
 from gemray_workers.errors import GemrayError, InvalidField
 
+
+def show_version(wanted: bool) -> None:
+    """Print the installed version, if that was asked for, and exit."""
+    if wanted:
+        print(f"gemray {version('gemray')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="gemray",
     help="Serve Gemma 4 on a Ray cluster.",
@@ -23,6 +33,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print gemray's version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
 for command in (serve, check, generate, chat, info, bench, demo):
     app.command()(command)
 

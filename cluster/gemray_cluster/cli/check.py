@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import typer
 
 from gemray_cluster.cli.exit_codes import FAILED
-from gemray_cluster.cli.options import with_settings
+from gemray_cluster.cli.options import load_settings, with_settings
 from gemray_cluster.cli.ray_environment import prepare_ray_environment
-from gemray_cluster.settings import ServeSettings
 
 
 @with_settings
@@ -19,7 +16,7 @@ def check(flags: dict[str, str | None]) -> None:
     Ports, the model here and on each node, Ray, room for the ranks by node, /dev/shm, the network interface. Nothing
     is loaded. Ends with 1 when something would keep the server from starting.
     """
-    settings = ServeSettings.load(flags, os.environ)
+    settings = load_settings(flags)
     prepare_ray_environment()
 
     import asyncio

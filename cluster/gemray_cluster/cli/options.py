@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
-from gemray_cluster.settings import CONFIG, ServeSettings, settings_of
+from gemray_cluster.setting_types import SWITCH
+from gemray_cluster.settings import CONFIG, ServeSettings, settings_of, unknown_variables
 
 INT32_MAX = 2**31 - 1
 """The protocol's integers; larger ones would not fit a message."""
@@ -37,8 +40,8 @@ DEFAULT_SERVER = "127.0.0.1:50051"
 def with_settings(command: Callable[[dict[str, str | None]], None]) -> Callable[..., None]:
     """Give a command one flag a setting of `ServeSettings`, and hand it the texts as typed."""
 
-    def run(**flags: str | None) -> None:
-        command(flags)
+    def run(**flags: str | bool | None) -> None:
+        command({name: str(value).lower() if isinstance(value, bool) else value for name, value in flags.items()})
 
     parameters = list(_flags())
     run.__name__ = command.__name__
@@ -48,20 +51,26 @@ def with_settings(command: Callable[[dict[str, str | None]], None]) -> Callable[
     return run
 
 
+def load_settings(flags: dict[str, str | None]) -> ServeSettings:
+    """Settings from flags, variables and the file; a variable that may be a misspelt setting is told on stderr."""
+    for name, meant in unknown_variables(os.environ).items():
+        hint = "" if meant is None else f"; did you mean {meant}?"
+        print(f"warning: {name} is no setting of gemray and does nothing{hint}", file=sys.stderr)
+    return ServeSettings.load(flags, os.environ)
+
+
 def _flags() -> Iterable[inspect.Parameter]:
     for setting in settings_of(ServeSettings):
-        kind = setting.metadata["kind"]
-        option = typer.Option(
-            "--" + setting.name.replace("_", "-"),
-            metavar=kind.metavar,
-            help=setting.metadata["help"],
-            rich_help_panel=setting.metadata["panel"],
-        )
-        yield _parameter(setting.name, option)
-    yield _parameter(CONFIG, typer.Option("--config", metavar="FILE", help="TOML file with any of these settings."))
+        kind, flag = setting.metadata["kind"], "--" + setting.name.replace("_", "-")
+        texts = {"help": setting.metadata["help"], "rich_help_panel": setting.metadata["panel"]}
+        if kind is SWITCH:
+            yield _parameter(setting.name, typer.Option(flag, **texts), bool)
+        else:
+            yield _parameter(setting.name, typer.Option(flag, metavar=kind.metavar, **texts), str)
+    config = typer.Option("--config", metavar="FILE", help="TOML file with any of these settings.")
+    yield _parameter(CONFIG, config, str)
 
 
-def _parameter(name: str, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
+def _parameter(name: str, option: Any, kind: type[str | bool]) -> inspect.Parameter:
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

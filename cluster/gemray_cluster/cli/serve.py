@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-from gemray_cluster.cli.options import with_settings
+from gemray_cluster.cli.options import load_settings, with_settings
 from gemray_cluster.cli.ray_environment import prepare_ray_environment
-from gemray_cluster.settings import ServeSettings
 
 
 @with_settings
@@ -16,7 +13,7 @@ def serve(flags: dict[str, str | None]) -> None:
     Each flag is also a variable (--kv-memory: GEMRAY_KV_MEMORY) and a key of --config's file (kv_memory); flags win
     over variables, variables over the file. SIGTERM and Ctrl-C let live requests finish; a second one does not.
     """
-    settings = ServeSettings.load(flags, os.environ)
+    settings = load_settings(flags)
     prepare_ray_environment()
 
     from gemray_cluster.cli.serve_loop import run

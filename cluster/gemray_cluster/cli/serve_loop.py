@@ -54,7 +54,8 @@ async def _run(settings: ServeSettings) -> None:
                     serving(settings, listening=_say_listening, progress=progress)
                 )
             ready.set()
-            _say(f"ready: serving {settings.model} on {running.server.address}")
+            weights = " with random weights" if settings.random_weights else ""
+            _say(f"ready: serving {settings.model}{weights} on {running.server.address}")
             await _until_told_or_failed(running, told_to_end)
             _say(f"draining {running.server.admission.active} requests")
     except asyncio.CancelledError:

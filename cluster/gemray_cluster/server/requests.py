@@ -17,6 +17,8 @@ from gemray_workers.errors import InvalidField
 from gemray_workers.messages import ModelInfo, Submit
 
 MAX_REQUEST_ID_CHARS = 128
+ROLES = ("system", "developer", "user", "assistant", "model", "tool")
+"""Of a message; templates write what they do not know as it stands, a misspelt role too."""
 MAX_TOKENIZE_BYTES = 4 << 20
 """Of Tokenize, which needs no model whose length could bound it."""
 
@@ -104,8 +106,8 @@ class RequestReader:
         if not chat.messages:
             raise InvalidField("chat.messages", [], "at least one message")
         for index, message in enumerate(chat.messages):
-            if not message.role:
-                raise InvalidField(f"chat.messages[{index}].role", "", "a role that the chat template knows")
+            if message.role not in ROLES:
+                raise InvalidField(f"chat.messages[{index}].role", message.role, "one of " + ", ".join(ROLES))
         return self.tokenizer.render_chat(
             [{"role": message.role, "content": message.content} for message in chat.messages],
             tools=_read_tools(chat),

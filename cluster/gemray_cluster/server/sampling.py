@@ -113,7 +113,9 @@ def _optional_count(sampling: pb.SamplingParameters, name: str) -> int | None:
 def _read_num_draft_tokens(speculation: pb.SpeculationParameters, model: ModelInfo) -> int | None:
     if not speculation.HasField("num_draft_tokens"):
         return None
-    return integer("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, model.max_draft_tokens)
+    # More is no error: drafts change the speed alone, and a client need not know what this server has.
+    asked = integer("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, None)
+    return min(asked, model.max_draft_tokens)
 
 
 def _read_stop_strings(sampling: pb.SamplingParameters) -> tuple[str, ...]:

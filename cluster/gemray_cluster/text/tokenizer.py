@@ -67,7 +67,10 @@ class ChatTokenizer:
             tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         except Exception as error:  # whatever a malformed file makes the library raise
             raise CheckpointError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
-        return cls(tokenizer, source=str(directory))
+        loaded = cls(tokenizer, source=str(directory))
+        if loaded.has_chat_template:
+            _check_chat_template(loaded, str(directory))
+        return loaded
 
     @property
     def vocab_size(self) -> int:
@@ -133,6 +136,14 @@ class ChatTokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of one id; none for special tokens and for rows of the model beyond the tokenizer."""
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
+
+
+def _check_chat_template(tokenizer: ChatTokenizer, source: str) -> None:
+    """At start, rather than at the first chat."""
+    try:
+        tokenizer.render_chat([{"role": "user", "content": "Hi"}], tools=None, enable_thinking=None)
+    except InvalidField as error:
+        raise CheckpointError(f"the chat template in {source} cannot write a chat of one message: {error}") from error
 
 
 def _check_special_tokens(backend: Tokenizer, source: str) -> None:

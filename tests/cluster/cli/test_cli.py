@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -48,6 +49,20 @@ def test_help_needs_nothing_heavy() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+
+
+def test_version() -> None:
+    result = gemray("--version")
+    assert result.returncode == 0
+    assert re.fullmatch(r"gemray \d+\.\d+\S*\n", result.stdout)
+
+
+def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMRAY_KV_MEMROY", "2GiB")
+    result = gemray("serve", "--model", "/nowhere")
+    assert "warning: GEMRAY_KV_MEMROY is no setting of gemray and does nothing; did you mean GEMRAY_KV_MEMORY?\n" in (
+        result.stderr
+    )
 
 
 @pytest.mark.parametrize(

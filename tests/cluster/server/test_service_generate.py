@@ -147,6 +147,13 @@ async def test_unset_fields_come_from_the_checkpoint(served: Serving, tokenizer:
     assert params.logprobs is params.prompt_logprobs is params.num_draft_tokens is None
 
 
+async def test_more_drafts_than_the_server_makes_are_cut_to_those(served: Serving) -> None:
+    served.gang.gang_info = gang_info(max_draft_tokens=4)
+    speculation = pb.SpeculationParameters(num_draft_tokens=99)
+    await served.stub.Generate(pb.GenerateRequest(text="Hi", speculation=speculation))
+    assert served.gang.submitted[0].params.num_draft_tokens == 4
+
+
 async def test_zero_is_a_value_and_not_a_default(served: Serving) -> None:
     sampling = pb.SamplingParameters(temperature=0, top_k=0, seed=0, logprobs=0, prompt_logprobs=0, max_tokens=1)
     speculation = pb.SpeculationParameters(num_draft_tokens=0)

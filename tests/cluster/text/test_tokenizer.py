@@ -113,3 +113,10 @@ def test_unknown_decoder_is_refused(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="ByteLevel"):
         ChatTokenizer.from_directory(tmp_path)
+
+
+def test_a_broken_chat_template_is_found_at_once(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content | no_such_filter }}")
+    with pytest.raises(CheckpointError, match=r"cannot write a chat of one message.*no_such_filter"):
+        ChatTokenizer.from_directory(tmp_path)
