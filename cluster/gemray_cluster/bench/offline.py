@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import torch
 
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
@@ -48,10 +49,9 @@ class OfflineRank:
         """Run every batch; rank 0 yields a row for each, the others nothing."""
         for batch in self._setup.batch:
             row = self._measure(batch)
+            busy_ms = self._profile(batch, profiles) if self._setup.profile else None
             if row is not None:
-                yield row
-            if self._setup.profile:
-                self._profile(batch, profiles)
+                yield msgspec.structs.replace(row, busy_ms=busy_ms)
 
     def close(self) -> None:
         """Leave the gang and give the device's memory back."""
@@ -69,11 +69,12 @@ class OfflineRank:
         prefill_s = [run.prefill_seconds for run in (*prefills, decode) if run is not None]
         return self._row(batch, prefill_s, decode.steps)
 
-    def _profile(self, batch: int, directory: Path | None) -> None:
+    def _profile(self, batch: int, directory: Path | None) -> float | None:
         profile = CycleProfile(self._device, first=self._setup.warm_up_steps, cycles=PROFILED_CYCLES)
         self._run(batch, steps=PROFILED_CYCLES + 1, on_step=profile.on_step)
         if directory is not None and self._rank == 0:
             profile.write(directory / f"profile-{self._setup.name}-batch{batch}.txt")
+        return profile.busy_ms
 
     def _run(
         self, batch: int, *, max_tokens: int = 1 << 20, steps: int = 0, on_step: OnStep | None = None

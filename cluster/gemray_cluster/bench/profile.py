@@ -53,15 +53,21 @@ class CycleProfile:
         parts.append(averages.table(sort_by="self_cpu_time_total", row_limit=ROWS, max_name_column_width=60))
         path.write_text("\n\n".join(parts), encoding="utf-8")
 
+    @property
+    def busy_ms(self) -> float | None:
+        """Of a cycle, that the device computes; None on CPU."""
+        if not self._on_cuda:
+            return None
+        return covered(sorted(_device_spans(self._events()))) / 1000 / (self._last - self._first)
+
     def summary(self) -> str:
         """Per cycle: wall time, device busy and idle, launches, and where the host waited."""
         cycles = self._last - self._first
         lines = [f"{cycles} cycles, {1000 * self._seconds / cycles:.3f} ms each (while being profiled)"]
-        if self._on_cuda:
-            spans = sorted(_device_spans(self._events()))
-            busy_us, launches = covered(spans), len(spans)
-            idle = 1000 * self._seconds - busy_us / 1000
-            lines.append(f"device busy {busy_us / 1000 / cycles:.3f} ms, idle {idle / cycles:.3f} ms a cycle")
+        if self.busy_ms is not None:
+            idle_ms = 1000 * self._seconds / cycles - self.busy_ms
+            launches = sum(1 for _ in _device_spans(self._events()))
+            lines.append(f"device busy {self.busy_ms:.3f} ms, idle {idle_ms:.3f} ms a cycle")
             lines.append(f"{launches / cycles:.0f} device operations a cycle")
         places = self._waits.places
         lines.append(f"places where the host waits for the device in one cycle: {sum(places.values())}")

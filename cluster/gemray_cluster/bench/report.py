@@ -66,6 +66,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Of the step: scheduling, committing, publishing."""
     tokens_per_s: float
     """Of the whole batch, over the measured steps."""
+    busy_ms: float | None = None
+    """Of a cycle, that rank 0's device computes, by a profile of a few; None where none was made, or on CPU. It
+    hardly depends on the host, whose launches decide how long a step takes without a graph."""
     floor: Floor
     weight_bytes: int
     """Of rank 0, without a drafter's."""

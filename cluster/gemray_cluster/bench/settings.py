@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,13 @@ class Setup:
         )
 
 
-def read_suite(path: Path, changes: Mapping[str, Any]) -> list[Setup]:
+def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ()) -> list[Setup]:
     """Setups of a TOML file: ``[[setup]]`` tables over an optional ``[defaults]``; relative paths start at the file.
 
     Args:
         path: the file.
         changes: values that win over the file's.
+        only: names of the setups wanted; all if empty.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -125,4 +126,7 @@ def read_suite(path: Path, changes: Mapping[str, Any]) -> list[Setup]:
         setups.append(Setup.of(values, str(path)))
     if not setups:
         raise InvalidField("suite", str(path), "a file with [[setup]] tables")
-    return setups
+    names = [setup.name for setup in setups]
+    if unknown := [name for name in only if name not in names]:
+        raise InvalidField("only", unknown[0], "one of " + ", ".join(names))
+    return [setup for setup in setups if not only or setup.name in only]

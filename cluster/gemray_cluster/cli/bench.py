@@ -14,6 +14,9 @@ from gemray_workers.errors import InvalidField
 def bench(
     *,
     suite: Annotated[str | None, typer.Option(metavar="FILE", help="TOML file of setups; flags win over it.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Of the suite's setups; may be repeated (default: all).")
+    ] = None,
     model: Annotated[str | None, typer.Option(metavar="PATH", help="A local Hugging Face directory.")] = None,
     drafter: Annotated[str | None, typer.Option(metavar="PATH", help="A drafter's directory.")] = None,
     method: Annotated[str | None, typer.Option(metavar="METHOD", help="auto, none, mtp or dflash.")] = None,
@@ -81,7 +84,9 @@ def bench(
     }
     flags = {name: value for name, value in given.items() if value is not None}
     if address is None:
-        report = run_offline(_setups(suite, flags), Path(output), None if peers is None else Path(peers), console)
+        report = run_offline(
+            _setups(suite, only or [], flags), Path(output), None if peers is None else Path(peers), console
+        )
         raise typer.Exit(1 if report.failures else 0)
     if beyond := flags.keys() - {"batch", "prompt_len", "steps"}:
         raise InvalidField("address", address, f"unset with --{', --'.join(sorted(beyond)).replace('_', '-')}")
@@ -91,7 +96,7 @@ def bench(
     run_online(server, _integers("batch", batch or "1,8"), prompt_len or 512, steps or 128, Path(output), console)
 
 
-def _setups(suite: str | None, flags: dict[str, Any]) -> Any:
+def _setups(suite: str | None, only: list[str], flags: dict[str, Any]) -> Any:
     from pathlib import Path
 
     import torch
@@ -99,7 +104,9 @@ def _setups(suite: str | None, flags: dict[str, Any]) -> Any:
     from gemray_cluster.bench.settings import Setup, read_suite
 
     if suite is not None:
-        return read_suite(Path(suite), flags)
+        return read_suite(Path(suite), flags, only)
+    if only:
+        raise InvalidField("only", only[0], "unset without --suite")
     name = Path(flags.get("model", "")).name
     found = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = "bfloat16" if flags.get("device", found) == "cuda" else "float32"

@@ -14,7 +14,7 @@ from gemray_cluster.bench.floor import floor_of
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
 from gemray_cluster.bench.profile import covered
-from gemray_cluster.bench.settings import Setup
+from gemray_cluster.bench.settings import Setup, read_suite
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import EngineStats, SequenceDelta, SpeculationCounters, StepOutput, Stop, Submit
 from gemray_workers.sampling.verify import verify
@@ -191,6 +191,15 @@ def test_unknown_settings_of_a_suite_are_refused() -> None:
         Setup.of({"name": "x"}, "a test")
 
 
+def test_setups_of_a_suite_by_name() -> None:
+    suite = CONFIGS.parent / "suites" / "h100-x1.toml"
+    named = read_suite(suite, {}, ["E4B-mtp", "31B-none"])
+    assert [setup.name for setup in named] == ["31B-none", "E4B-mtp"], "in the suite's order"
+    assert len(read_suite(suite, {})) > 5
+    with pytest.raises(InvalidField, match="only = '31B' is not allowed: one of 31B-none, 31B-mtp"):
+        read_suite(suite, {}, ["31B"])
+
+
 def test_waits_are_listed_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     modes = list[str]()
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
@@ -198,7 +207,8 @@ def test_waits_are_listed_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     waits.start()
     for _ in range(2):
         warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-    warnings.warn("something else", stacklevel=1)
+    prototype = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+    warnings.warn(prototype, stacklevel=1)
     waits.stop()
     assert modes == ["warn", "default"]
     ((place, count),) = waits.places.items()
