@@ -368,7 +368,7 @@ class Gang:
         for rank, error in errors_by_cause(tasks):
             logger.error("while ending the gang (%d): %s", rank, in_words(error))
         for task in late:
-            logger.error("while ending the gang: no answer within %g s", self._config.stop_deadline_s)
+            logger.error("while ending the gang: the cluster gave no answer within %g s", self._config.stop_deadline_s)
             task.cancel()
 
 

@@ -12,6 +12,7 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.config import PlacementStrategy
 from gemray_workers.errors import CapacityError
 
@@ -67,7 +68,7 @@ async def reserve(
 
 async def release(group: PlacementGroup) -> None:
     """Give the reserved resources back; actors that still use them are killed by Ray."""
-    await asyncio.to_thread(remove_placement_group, group)
+    await in_own_thread(remove_placement_group, group)
 
 
 def list_nodes() -> list[NodeResources]:

@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.config import ClusterConfig
 from gemray_cluster.gang import Gang, no_listener
 from gemray_cluster.launcher import (
@@ -165,7 +166,7 @@ class RayRank:
 
     async def kill(self) -> None:
         """See `Rank`."""
-        await asyncio.to_thread(ray.kill, self.actor)
+        await in_own_thread(ray.kill, self.actor)
 
 
 async def _result(ref: ray.ObjectRef[T]) -> T:

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.config import ClusterConfig
 from gemray_workers.errors import GemrayError
 
@@ -19,9 +20,8 @@ AUTH_MODE = "RAY_AUTH_MODE"
 NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Of a Ray started here: gangs keep nothing in the object store, and its default takes 30% of the memory."""
-
-
 _RETRY_S = 0.5
+_CLOSE_DEADLINE_S = 10.0
 
 
 class ClusterUnreachable(GemrayError):
@@ -61,9 +61,14 @@ class RaySession:
 
     async def close(self) -> None:
         """Disconnect, and end a Ray that was started here. Idempotent."""
-        if self._owned:
-            self._owned = False
-            await asyncio.to_thread(ray.shutdown)
+        if not self._owned:
+            return
+        self._owned = False
+        try:
+            async with asyncio.timeout(_CLOSE_DEADLINE_S):
+                await in_own_thread(ray.shutdown)
+        except TimeoutError:
+            logger.error("Ray did not let go of us within %g s: its processes have ended or hang", _CLOSE_DEADLINE_S)
 
 
 async def _reach(address: str, deadline_s: float) -> None:

@@ -97,6 +97,13 @@ async def test_serve_answers_and_drains(tmp_path: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
+async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) -> None:
+    """As systemd and `timeout` send it: to every process at once. Ray's own calls then wait for ever."""
+    async with served(write_servable_checkpoint(tmp_path / "model")) as (process, _):
+        os.killpg(process.pid, signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
 async def test_demo() -> None:
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "demo", "--max-tokens", "8", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
