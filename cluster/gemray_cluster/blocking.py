@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,21 +18,16 @@ async def in_own_thread(call: Callable[..., T], *arguments: Any) -> T:
     `asyncio.run`, and the interpreter after it, at the very end; this one can be left behind by a timeout. Not for
     starting Ray: its processes end with the thread that started them.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], outcome: object) -> None:
-        if not future.done():
-            set_outcome(outcome)
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # who stops waiting does not stop the call
 
     def run() -> None:
         try:
-            outcome: object = call(*arguments)
-            set_outcome: Callable[[Any], None] = future.set_result
+            result = call(*arguments)
         except BaseException as error:
-            outcome, set_outcome = error, future.set_exception
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-            loop.call_soon_threadsafe(settle, set_outcome, outcome)
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
 
     threading.Thread(target=run, name=getattr(call, "__name__", "blocking call"), daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(outcome)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.self_test import self_test
-from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from support.gang import RunOnGang
+from support.gpu import join_on_gpu, needs_gpus
 
 pytestmark = pytest.mark.gpu
 
@@ -24,20 +23,8 @@ COUNTS = [0, 1, 5, 1000, 4099, 1 << 20]
 @pytest.fixture(params=[1, 2, 4])
 def size(request: pytest.FixtureRequest) -> int:
     """Ranks of the gang, as many as there are GPUs for."""
-    if request.param > torch.cuda.device_count():
-        pytest.skip(f"needs {request.param} GPUs, {torch.cuda.device_count()} are here")
+    needs_gpus(request.param)
     return int(request.param)
-
-
-def join_on_gpu(comm: Communicator, timeout_s: float = 60.0) -> TorchCommunicator:
-    torch.cuda.set_device(comm.rank)
-    rendezvous = None
-    if comm.rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            rendezvous = f"tcp://127.0.0.1:{probe.getsockname()[1]}".encode()
-    address = comm.broadcast_bytes(rendezvous).decode()
-    return join_gang(comm.rank, comm.size, address, device="cuda", timeout_s=timeout_s)
 
 
 def input_of(rank: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -113,7 +100,6 @@ def abort_a_hang(comm: Communicator) -> float:
 
 
 def test_abort_frees_a_gpu_that_waits_for_its_peer(run_on_gang: RunOnGang) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
+    needs_gpus(2)
     waited = run_on_gang(2, abort_a_hang, timeout_s=40.0)[0]
     assert 0.5 < waited < 20.0

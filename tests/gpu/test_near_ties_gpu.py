@@ -28,6 +28,7 @@ from support.tiny import Shape
 
 pytestmark = pytest.mark.gpu
 
+CUDA = torch.device("cuda")
 NEAR_TIE = {"31B": 0.05, "E4B": 0.05, "26B-A4B": 0.5}
 """Most nats between two tokens where runs part; a token that is not among the 20 largest is further. Logits here spread
 by about 0.25 and are rounded at 1%; with routed experts the nearly tied choice may be one of experts, after which
@@ -80,9 +81,6 @@ def test_ids_part_at_near_ties_alone(
     assert all(parting.gap < NEAR_TIE[shape] for parting in partings(first, other)), line
 
 
-CUDA = torch.device("cuda")
-
-
 class Routed:
     """The published 26B-A4B shape, whose router's logits are kept."""
 
@@ -111,31 +109,26 @@ class Routed:
 
     def together(self, token_ids_ST: Tensor) -> tuple[Tensor, Tensor]:
         """Router logits [L, S, T, E] and the head's [S, T, V] of sequences computed in one pass."""
-        paged = self._pages(*token_ids_ST.shape)
-        rows = [Rows(s, ids, 0) for s, ids in enumerate(token_ids_ST.tolist())]
-        routed_LRE, logits_RV = self._step(paged, rows)
-        return routed_LRE.unflatten(1, token_ids_ST.shape), logits_RV.unflatten(0, token_ids_ST.shape)
+        return self._run(token_ids_ST, [[Rows(s, ids, 0) for s, ids in enumerate(token_ids_ST.tolist())]])
 
     def one_by_one(self, token_ids_ST: Tensor) -> tuple[Tensor, Tensor]:
         """The same, one token of one sequence a pass."""
-        paged = self._pages(*token_ids_ST.shape)
-        steps = [
-            self._step(paged, [Rows(s, [token], position)])
-            for s, ids in enumerate(token_ids_ST.tolist())
-            for position, token in enumerate(ids)
-        ]
-        routed_LRE, logits_RV = torch.cat([step[0] for step in steps], dim=1), torch.cat([step[1] for step in steps])
-        return routed_LRE.unflatten(1, token_ids_ST.shape), logits_RV.unflatten(0, token_ids_ST.shape)
+        sequences = enumerate(token_ids_ST.tolist())
+        return self._run(token_ids_ST, [[Rows(s, [id_], at)] for s, ids in sequences for at, id_ in enumerate(ids)])
 
-    def _pages(self, num_sequences: int, length: int) -> PagedCache:
-        return PagedCache(
+    def _run(self, token_ids_ST: Tensor, passes: list[list[Rows]]) -> tuple[Tensor, Tensor]:
+        num_sequences, length = token_ids_ST.shape
+        paged = PagedCache(
             self.config, num_sequences=num_sequences, max_len=length, dtype=torch.bfloat16, page_size=16, device=CUDA
         )
-
-    def _step(self, paged: PagedCache, rows: list[Rows]) -> tuple[Tensor, Tensor]:
-        self._logits.clear()
-        hidden_RH = self._model.forward(paged.batch(rows), paged.caches).hidden_TH
-        return torch.stack(self._logits), self._model.logits(hidden_RH).float()
+        routed, logits = [], []
+        for rows in passes:
+            self._logits.clear()
+            hidden_RH = self._model.forward(paged.batch(rows), paged.caches).hidden_TH
+            logits.append(self._model.logits(hidden_RH).float())
+            routed.append(torch.stack(self._logits))
+        shape = token_ids_ST.shape
+        return torch.cat(routed, dim=1).unflatten(1, shape), torch.cat(logits).unflatten(0, shape)
 
 
 def test_experts_change_first_where_the_router_was_nearly_tied(

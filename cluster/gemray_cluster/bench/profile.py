@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,10 @@ class CycleProfile:
         parts.append(averages.table(sort_by="self_cpu_time_total", row_limit=ROWS, max_name_column_width=60))
         path.write_text("\n\n".join(parts), encoding="utf-8")
 
-    @property
+    @cached_property
     def busy_ms(self) -> float | None:
         """Of a cycle, that the device computes; None on CPU."""
-        if not self._on_cuda:
-            return None
-        return covered(sorted(_device_spans(self._events()))) / 1000 / (self._last - self._first)
+        return covered(self._spans) / 1000 / (self._last - self._first) if self._on_cuda else None
 
     def summary(self) -> str:
         """Per cycle: wall time, device busy and idle, launches, and where the host waited."""
@@ -66,17 +65,18 @@ class CycleProfile:
         lines = [f"{cycles} cycles, {1000 * self._seconds / cycles:.3f} ms each (while being profiled)"]
         if self.busy_ms is not None:
             idle_ms = 1000 * self._seconds / cycles - self.busy_ms
-            launches = sum(1 for _ in _device_spans(self._events()))
             lines.append(f"device busy {self.busy_ms:.3f} ms, idle {idle_ms:.3f} ms a cycle")
-            lines.append(f"{launches / cycles:.0f} device operations a cycle")
+            lines.append(f"{len(self._spans) / cycles:.0f} device operations a cycle")
         places = self._waits.places
         lines.append(f"places where the host waits for the device in one cycle: {sum(places.values())}")
         lines += [f"  {count} x {place}" for place, count in places.most_common()]
         return "\n".join(lines)
 
-    def _events(self) -> Iterable[Any]:
+    @cached_property
+    def _spans(self) -> list[tuple[float, float]]:
+        """When the device computed, in order, once the profile has ended."""
         profiler: Any = self._profile
-        return profiler.events() or ()
+        return sorted(_device_spans(profiler.events() or ()))
 
     def _synchronize(self) -> None:
         if self._on_cuda:

@@ -50,9 +50,9 @@ def match(logits: Tensor, goal: Tensor, labels: Tensor, weight: Tensor) -> tuple
 
 
 @torch.no_grad()
-def begins(assistant: Assistant, y: Tensor, labels: Tensor) -> Tensor:
+def begins(logits: Tensor, labels: Tensor) -> Tensor:
     """Weights [B, T]: START_WEIGHT at anchors whose own token the anchor before would have drafted wrongly."""
-    wrong = assistant.logits(y).argmax(-1) != labels
+    wrong = logits.argmax(-1) != labels
     return torch.where(ahead(wrong, -1), START_WEIGHT, 1.0)
 
 
@@ -68,15 +68,14 @@ def draft_loss(
     carried, losses, rates = first_state(trace), [], []
     # Row t of `after` tells whether the target's choice at row t is its own token t+1 rather than a prompt's.
     after = ahead(own, 1)
-    emphasis = torch.ones_like(own, dtype=torch.float32)
     for i in range(STEPS):
         y, carried = assistant.step(target, ahead(ids, i), carried, trace)
-        labels = ahead(best, i)
+        logits, labels = assistant.logits(y), ahead(best, i)
+        if i == 0:
+            emphasis = begins(logits, labels)
         valid = (place >= 1) & (place + i < T - 1)
         weight = valid * (PROMPT_WEIGHT + (1 - PROMPT_WEIGHT) * ahead(after, i).float())
-        if i == 0:
-            emphasis = begins(assistant, y, labels)
-        loss, right = match(assistant.logits(y), ahead(log_p, i), labels, weight * emphasis)
+        loss, right = match(logits, ahead(log_p, i), labels, weight * emphasis)
         losses.append(STEP_DECAY**i * loss)
         counted = valid & ahead(after, i)
         rates.append((right & counted).sum() / counted.sum().clamp_min(1))
