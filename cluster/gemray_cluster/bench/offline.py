@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
-from gemray_cluster.bench.bandwidth import read_bandwidth
+from gemray_cluster.bench.bandwidth import BandwidthProbe
 from gemray_cluster.bench.floor import floor_of
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox, OnStep, Step
 from gemray_cluster.bench.profile import CycleProfile
@@ -29,7 +29,7 @@ PROFILED_CYCLES = 3
 class OfflineRank:
     """A rank of a gang that serves nobody."""
 
-    def __init__(self, setup: Setup, rank: int, rendezvous: str) -> None:
+    def __init__(self, setup: Setup, rank: int, rendezvous: str, probe: BandwidthProbe) -> None:
         """Load; all ranks of the setup at the same time."""
         self._setup = setup
         self._rank = rank
@@ -39,7 +39,7 @@ class OfflineRank:
             torch.cuda.set_device(device)
             torch.cuda.reset_peak_memory_stats(device)
         self._device = device
-        self._bandwidth = read_bandwidth(device) if rank == 0 else 0.0
+        self._bandwidth = probe.read(device) if rank == 0 else 0.0
         started = time.monotonic()
         self._worker = GangWorker(self._config, rank, rendezvous)
         self._model, self._info = self._worker.load()
@@ -49,7 +49,7 @@ class OfflineRank:
         """Run every batch; rank 0 yields a row for each, the others nothing."""
         for batch in self._setup.batch:
             row = self._measure(batch)
-            busy_ms = self._profile(batch, profiles) if self._setup.profile else None
+            busy_ms = self._busy_ms(batch, profiles) if self._setup.profile else None
             if row is not None:
                 yield msgspec.structs.replace(row, busy_ms=busy_ms)
 
@@ -69,10 +69,13 @@ class OfflineRank:
         prefill_s = [run.prefill_seconds for run in (*prefills, decode) if run is not None]
         return self._row(batch, prefill_s, decode.steps)
 
-    def _profile(self, batch: int, directory: Path | None) -> float | None:
+    def _busy_ms(self, batch: int, directory: Path | None) -> float | None:
+        """From a profile of a few cycles on rank 0, written to `directory`; the other ranks only take part."""
         profile = CycleProfile(self._device, first=self._setup.warm_up_steps, cycles=PROFILED_CYCLES)
         self._run(batch, steps=PROFILED_CYCLES + 1, on_step=profile.on_step)
-        if directory is not None and self._rank == 0:
+        if self._rank != 0:
+            return None
+        if directory is not None:
             profile.write(directory / f"profile-{self._setup.name}-batch{batch}.txt")
         return profile.busy_ms
 

@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemray_cluster.bench.report import Row
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.errors import GemrayError
+
+if TYPE_CHECKING:
+    from gemray_cluster.bench.bandwidth import BandwidthProbe
 
 GRACE_S = 5.0
 """How long the other ranks may take once one has failed: they may have more to say."""
@@ -112,21 +116,26 @@ def _serve(rank: int, connection: Connection, profiles: Path | None) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     import torch
 
+    from gemray_cluster.bench.bandwidth import BandwidthProbe
+
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    probe = BandwidthProbe()
     while True:
         try:
             setup, rendezvous = connection.recv()
         except EOFError:
             return
-        _answer(setup, rank, rendezvous, connection, profiles)
+        _answer(setup, rank, rendezvous, connection, profiles, probe)
 
 
-def _answer(setup: Setup, rank: int, rendezvous: str, connection: Connection, profiles: Path | None) -> None:
+def _answer(
+    setup: Setup, rank: int, rendezvous: str, connection: Connection, profiles: Path | None, probe: BandwidthProbe
+) -> None:
     from gemray_cluster.bench.offline import OfflineRank
 
     with contextlib.suppress(BrokenPipeError):
         try:
-            engine = OfflineRank(setup, rank, rendezvous)
+            engine = OfflineRank(setup, rank, rendezvous, probe)
             for row in engine.rows(profiles):
                 connection.send(("row", row))
             engine.close()

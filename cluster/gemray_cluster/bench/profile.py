@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from gemray_cluster.bench.host_waits import HostWaits
 
 ROWS = 25
+NCCL_KERNEL = "ncclDevKernel"
+NCCL_NAME = "nccl:"
 
 
 class CycleProfile:
@@ -56,37 +57,55 @@ class CycleProfile:
 
     @cached_property
     def busy_ms(self) -> float | None:
-        """Of a cycle, that the device computes; None on CPU."""
-        return covered(self._spans) / 1000 / (self._last - self._first) if self._on_cuda else None
+        """Of a cycle, that the device computes; None on CPU.
+
+        Without collectives: most of an NCCL kernel's time is a wait for the other ranks, which is the hosts'.
+        """
+        return self._a_cycle(covered(self._spans(collectives=False))) if self._on_cuda else None
 
     def summary(self) -> str:
         """Per cycle: wall time, device busy and idle, launches, and where the host waited."""
         cycles = self._last - self._first
         lines = [f"{cycles} cycles, {1000 * self._seconds / cycles:.3f} ms each (while being profiled)"]
         if self.busy_ms is not None:
-            idle_ms = 1000 * self._seconds / cycles - self.busy_ms
+            computing, collectives = self._spans(collectives=False), self._spans(collectives=True)
+            idle_ms = 1000 * self._seconds / cycles - self._a_cycle(covered(sorted(computing + collectives)))
             lines.append(f"device busy {self.busy_ms:.3f} ms, idle {idle_ms:.3f} ms a cycle")
-            lines.append(f"{len(self._spans) / cycles:.0f} device operations a cycle")
+            lines.append(f"{len(computing) / cycles:.0f} device operations a cycle")
+            if collectives:
+                lines.append(
+                    f"{len(collectives) / cycles:.0f} collectives a cycle, {self._a_cycle(covered(collectives)):.3f} ms"
+                    " with their waits for other ranks"
+                )
         places = self._waits.places
         lines.append(f"places where the host waits for the device in one cycle: {sum(places.values())}")
         lines += [f"  {count} x {place}" for place, count in places.most_common()]
         return "\n".join(lines)
 
+    def _spans(self, *, collectives: bool) -> list[tuple[float, float]]:
+        """When the device computed, or was in a collective, in order, once the profile has ended."""
+        return sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in self._device_events
+            if event.name.startswith(NCCL_KERNEL) == collectives
+        )
+
     @cached_property
-    def _spans(self) -> list[tuple[float, float]]:
-        """When the device computed, in order, once the profile has ended."""
+    def _device_events(self) -> list[Any]:
+        """Kernels and copies. The profiler also lays torch's own name of a collective over its kernel."""
         profiler: Any = self._profile
-        return sorted(_device_spans(profiler.events() or ()))
+        return [
+            event
+            for event in profiler.events() or ()
+            if event.device_type.name == "CUDA" and not event.name.startswith(NCCL_NAME)
+        ]
+
+    def _a_cycle(self, microseconds: float) -> float:
+        return microseconds / 1000 / (self._last - self._first)
 
     def _synchronize(self) -> None:
         if self._on_cuda:
             torch.cuda.synchronize()
-
-
-def _device_spans(events: Iterable[Any]) -> Iterable[tuple[float, float]]:
-    for event in events:
-        if event.device_type.name == "CUDA":
-            yield event.time_range.start, event.time_range.end
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

@@ -33,7 +33,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     experts_touched: float | None
     """Of each layer, expected where rows choose independently; None without experts."""
     bandwidth: float
-    """Bytes a second, measured by reading 2 GiB on the same device in the same run."""
+    """Bytes a second: the fastest that the process has read 2 GiB of the same device so far."""
     ms: float
 
 
@@ -67,8 +67,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     """Of the whole batch, over the measured steps."""
     busy_ms: float | None = None
-    """Of a cycle, that rank 0's device computes, by a profile of a few; None where none was made, or on CPU. It
-    hardly depends on the host, whose launches decide how long a step takes without a graph."""
+    """Of a cycle, that rank 0's device computes, collectives left out, by a profile of a few; None where none was made,
+    or on CPU. It hardly depends on the host, whose launches decide how long a step takes without a graph."""
     floor: Floor
     weight_bytes: int
     """Of rank 0, without a drafter's."""

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemray_cluster.bench import bandwidth
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
-from gemray_cluster.bench.bandwidth import read_bandwidth
+from gemray_cluster.bench.bandwidth import BandwidthProbe, read_bandwidth
 from gemray_cluster.bench.floor import floor_of
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
@@ -182,6 +183,14 @@ def test_a_small_assistant_reads_few_rows_of_its_table() -> None:
 
 def test_bandwidth_is_that_of_a_memory() -> None:
     assert 1e8 < read_bandwidth(torch.device("cpu")) < 1e13
+
+
+def test_a_floor_is_of_the_device_at_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {torch.device("cuda", 0): iter([3.0, 2.0, 4.0]), torch.device("cuda", 1): iter([1.0])}
+    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda device: next(seen[device]))
+    probe = BandwidthProbe()
+    first, second = seen
+    assert [probe.read(device) for device in (first, first, second, first)] == [3.0, 3.0, 1.0, 4.0]
 
 
 def test_unknown_settings_of_a_suite_are_refused() -> None:
