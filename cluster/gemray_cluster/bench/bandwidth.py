@@ -17,8 +17,8 @@ SUMS_IN_A_ROW = 4
 class BandwidthProbe:
     """The fastest that a process has seen each of its devices read.
 
-    Setup after setup in one process, the same sum has measured 3.11 and 2.61 TB/s of one H100, for a reason not found. A
-    floor is of the device at its best.
+    Setup after setup in one process, the same sum has measured 3.11 and 2.61 TB/s of one H100, for a reason not found.
+    A floor is of the device at its best.
     """
 
     def __init__(self) -> None:
