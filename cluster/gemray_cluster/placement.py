@@ -22,6 +22,7 @@ Resources = Mapping[str, float]
 
 _POLL_S = 1.0
 """How often a wait for resources looks whether it was cancelled."""
+_RELEASE_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ async def reserve(
     Raises CapacityError, saying both, at the deadline.
     """
     until = time.monotonic() + deadline_s
-    group = await asyncio.to_thread(_create, num_ranks, bundle, strategy, name)
+    group = await in_own_thread(_create, num_ranks, bundle, strategy, name)
     try:
         told = False
-        while not await asyncio.to_thread(group.wait, min(_POLL_S, max(0.0, until - time.monotonic()))):
-            shortage = describe_shortage(num_ranks, bundle, await asyncio.to_thread(list_nodes))
+        while not await in_own_thread(group.wait, min(_POLL_S, max(0.0, until - time.monotonic()))):
+            shortage = describe_shortage(num_ranks, bundle, await in_own_thread(list_nodes))
             if time.monotonic() >= until:
                 raise CapacityError(f"no room for the gang within {deadline_s:g} s (strategy {strategy}): {shortage}")
             if not told:
@@ -61,7 +62,7 @@ async def reserve(
                 waiting(shortage)
                 told = True
     except BaseException:
-        await asyncio.shield(release(group))
+        await asyncio.shield(_release_if_it_can_be(group))
         raise
     return group
 
@@ -69,6 +70,14 @@ async def reserve(
 async def release(group: PlacementGroup) -> None:
     """Give the reserved resources back; actors that still use them are killed by Ray."""
     await in_own_thread(remove_placement_group, group)
+
+
+async def _release_if_it_can_be(group: PlacementGroup) -> None:
+    try:
+        async with asyncio.timeout(_RELEASE_DEADLINE_S):
+            await release(group)
+    except TimeoutError:
+        logger.error("the cluster took no reservation back within %g s", _RELEASE_DEADLINE_S)
 
 
 def list_nodes() -> list[NodeResources]:

@@ -111,11 +111,11 @@ class RayLauncher:
             waiting=lambda shortage: progress(StartProgress("placement", 0, num_ranks, shortage)),
         )
         progress(StartProgress("placement", num_ranks, num_ranks))
-        return await asyncio.to_thread(lambda: [self._start_actor(rank, bundle) for rank in range(num_ranks)])
+        return await in_own_thread(lambda: [self._start_actor(rank, bundle) for rank in range(num_ranks)])
 
     async def here(self) -> tuple[str, str]:
         """The driver's node."""
-        return await asyncio.to_thread(lambda: (ray.get_runtime_context().get_node_id(), node_ip()))
+        return await in_own_thread(lambda: (ray.get_runtime_context().get_node_id(), node_ip()))
 
     async def release(self) -> None:
         """Remove the placement group. Idempotent."""

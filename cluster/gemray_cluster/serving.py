@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
@@ -50,10 +51,13 @@ async def serving(
     """Listen first, so that a taken port or a wrong directory shows at once; then start the gang; drain on leaving.
 
     `listening` is told when the port is open, where health says NOT_SERVING until the gang is ready.
-    Raises GemrayError: InvalidField, CheckpointError, AddressUnavailable, and what `RayGang.start` raises.
+    Raises GemrayError: InvalidField, CheckpointError, CapacityError, AddressUnavailable, what `RayGang.start` raises.
     """
     server_config, cluster_config = settings.server_config(), settings.cluster_config()
     reader = await asyncio.to_thread(_reader, settings.model)
+    asked_device = _asked_device(settings)
+    if asked_device is not None:  # else it takes the cluster to tell
+        await asyncio.to_thread(_refuse_unfit, settings, asked_device)
     slot = GangSlot()
     registry = CollectorRegistry()
     interceptor = TraceInterceptor(RequestMetrics(registry))
@@ -68,7 +72,10 @@ async def serving(
         listening(server)
         session = await RaySession.open(cluster_config)
         stack.push_async_callback(session.close)
-        engine_config = settings.engine_config(choose_device(settings))
+        device = choose_device(settings)
+        if asked_device is None:
+            await asyncio.to_thread(_refuse_unfit, settings, device)
+        engine_config = settings.engine_config(device)
         await look_before_start(
             num_ranks=settings.num_ranks,
             bundle=rank_bundle(cluster_config, engine_config.device),
@@ -88,9 +95,23 @@ def _reader(model: str) -> RequestReader:
     return RequestReader(ChatTokenizer.from_directory(model), GenerationDefaults.from_directory(model))
 
 
+def _refuse_unfit(settings: ServeSettings, device: DeviceName) -> None:
+    """What the ranks would refuse is refused here, in the settings' names, if the drafter can be read from here."""
+    if settings.drafter is None or Path(settings.drafter).is_dir():
+        settings.blueprint(device)
+
+
 def choose_device(settings: ServeSettings) -> DeviceName:
     """What `auto` means: GPUs if the cluster that we have joined has any."""
+    asked = _asked_device(settings)
+    if asked is not None:
+        return asked
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return "cuda" if resources.get("GPU", 0) >= 1 else "cpu"
+
+
+def _asked_device(settings: ServeSettings) -> DeviceName | None:
+    """None: `auto`."""
     if settings.device == "auto":
-        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        return "cuda" if resources.get("GPU", 0) >= 1 else "cpu"
+        return None
     return "cuda" if settings.device == "cuda" else "cpu"

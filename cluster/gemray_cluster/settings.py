@@ -33,6 +33,7 @@ from gemray_workers.errors import InvalidField
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName, EngineConfig
+    from gemray_workers.engine.blueprint import Blueprint
 
 T = TypeVar("T")
 
@@ -203,6 +204,8 @@ class ServeSettings:
         from gemray_workers.config import EngineConfig
 
         with self._naming_origins(ENGINE_NAMES):
+            if self.drafter is None and self.draft_tokens not in (AUTO, 0):
+                raise InvalidField("draft_tokens", self.draft_tokens, "0 or auto, as there is no drafter")
             return self._build(
                 EngineConfig,
                 model_path=self.model,
@@ -214,6 +217,14 @@ class ServeSettings:
                 max_draft_tokens=None if isinstance(self.draft_tokens, str) else self.draft_tokens,
                 adapt_draft_tokens=self.draft_tokens == AUTO,
             )
+
+    def blueprint(self, device: DeviceName) -> Blueprint:
+        """What the gang will be on `device`; raises InvalidSetting, CheckpointError, CapacityError."""
+        from gemray_workers.engine.blueprint import Blueprint
+
+        config = self.engine_config(device)
+        with self._naming_origins(ENGINE_NAMES):
+            return Blueprint.of(config)
 
     def _build(self, config: Callable[..., T], **fixed: Any) -> T:
         """A component's settings: those of the same name that are set, and `fixed`."""

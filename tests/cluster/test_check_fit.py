@@ -35,6 +35,12 @@ def test_what_fits_says_how_long_requests_may_be() -> None:
         ({"kv_memory": 1024}, "too small"),
         ({"drafter": str(tiny_assistant(TARGET)), "drafter_placement": "dedicated"}, "shares the target's KV cache"),
         ({"drafter": str(tiny_assistant(tiny_checkpoint("31B", vocab_size=300)))}, "the target's vocab_size"),
+        (
+            {"drafter": str(tiny_dflash(TARGET)), "draft_tokens": 20},
+            "draft_tokens = 20 (from the default) is not allowed",
+        ),
+        ({"draft_tokens": 4}, "0 or auto, as there is no drafter"),
+        ({"max_model_len": 1 << 20}, "max_model_len = 1048576 (from the default) is not allowed: 2 to 4096"),
         ({"attention_backend": "flash"}, "attention_backend = 'flash'"),
     ],
 )

@@ -52,6 +52,8 @@ class Setup:
                 raise InvalidField(name, getattr(self, name), "an integer >= 1")
         if not self.batch or min(self.batch) < 1:
             raise InvalidField("batch", self.batch, "integers >= 1")
+        if self.draft_tokens and self.drafter is None:
+            raise InvalidField("draft_tokens", self.draft_tokens, "unset or 0, as there is no drafter")
         if self.acceptance_length is None:
             return
         if not self.random_weights:

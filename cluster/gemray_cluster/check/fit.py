@@ -18,10 +18,9 @@ NAME = "fit"
 def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     """Draw the gang's blueprint, and read the headers of the weights that lie on this machine."""
     from gemray_workers.checkpoint.index import read_index
-    from gemray_workers.engine.blueprint import Blueprint
 
     try:
-        blueprint = Blueprint.of(settings.engine_config(device))
+        blueprint = settings.blueprint(device)
         for directory in (settings.model, settings.drafter):
             if directory is not None and any(Path(directory).glob("*.safetensors*")):
                 read_index(directory)

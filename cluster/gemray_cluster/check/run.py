@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.check.cluster import check_cluster
 from gemray_cluster.check.fit import check_fit
 from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
@@ -52,11 +53,9 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         if here.status is not Status.FAIL:
             note(*await asyncio.to_thread(check_fit, settings, device))
         bundle = rank_bundle(cluster, device)
-        found = await asyncio.to_thread(
-            check_cluster,
-            num_ranks=settings.num_ranks,
-            bundle=bundle,
-            checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
+        checkpoints = Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights)
+        found = await in_own_thread(
+            lambda: check_cluster(num_ranks=settings.num_ranks, bundle=bundle, checkpoints=checkpoints)
         )
         note(*found)
     finally:

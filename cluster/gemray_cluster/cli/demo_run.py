@@ -63,10 +63,11 @@ def run(prompt: str, *, max_tokens: int, temperature: float, seed: int) -> None:
         chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=prompt)]),
         sampling=pb.SamplingParameters(max_tokens=max_tokens, temperature=temperature, seed=seed),
     )
-    asyncio.run(_run(request, Console(stderr=True)))
+    asyncio.run(_run(request, prompt, Console(stderr=True)))
 
 
-async def _run(request: pb.GenerateStreamRequest, console: Console) -> None:
+async def _run(request: pb.GenerateStreamRequest, prompt: str, console: Console) -> None:
+    console.print(f"question: {prompt}", markup=False, highlight=False)
     console.print("Starting Ray, and three servers of gemray-tiny one after the other, each on two workers ...")
     session = await RaySession.open(ClusterConfig(local_num_cpus=RANKS, local_num_gpus=0))
     try:

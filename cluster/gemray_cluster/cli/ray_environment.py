@@ -8,6 +8,8 @@ DEFAULTS = {
     # A Ray that is started here writes a token to ~/.ray/auth_token; a cluster's is read from there.
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A call after the cluster has gone must fail, not start another cluster.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     # Ray starts its processes while our server already listens; gRPC would comment on each of them.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }

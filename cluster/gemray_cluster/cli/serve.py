@@ -11,7 +11,8 @@ def serve(flags: dict[str, str | None]) -> None:
     """Serve a model over gRPC.
 
     Each flag is also a variable (--kv-memory: GEMRAY_KV_MEMORY) and a key of --config's file (kv_memory); flags win
-    over variables, variables over the file. SIGTERM and Ctrl-C let live requests finish; a second one does not.
+    over variables, variables over the file. SIGTERM and Ctrl-C let live requests finish; a second one does not,
+    and ends the command with 130, as does one that comes before the server is ready.
     """
     settings = load_settings(flags)
     prepare_ray_environment()

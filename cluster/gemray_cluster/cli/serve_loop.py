@@ -19,7 +19,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve until a signal comes; raises GemrayError, also when the gang fails."""
+    """Serve until a signal comes; raises GemrayError, also when the gang fails.
+
+    Raises KeyboardInterrupt when the signal left no time to finish: before the gang was ready, or a second one.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     asyncio.run(_run(settings))
 
@@ -60,6 +63,7 @@ async def _run(settings: ServeSettings) -> None:
             _say(f"draining {running.server.admission.active} requests")
     except asyncio.CancelledError:
         _say("ended without waiting" if ready.is_set() else "ended before the gang was ready")
+        raise KeyboardInterrupt from None
 
 
 async def _until_told_or_failed(running: Serving, told_to_end: asyncio.Event) -> None:

@@ -26,31 +26,39 @@ pytestmark = pytest.mark.slow
 
 
 @asynccontextmanager
-async def served(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
-    """A server process that is ready, and a channel to it; in a session of its own, as from a terminal."""
-    flags = ["--model", str(model), "--tp", "2", "--port", "0", "--kv-memory", "32MiB"]
+async def starting(model: Path, *, tp: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A server process on two slots, in a session of its own, as from a terminal."""
+    flags = ["--model", str(model), "--tp", str(tp), "--port", "0", "--kv-memory", "32MiB"]
     flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
     )
     try:
-        address = await asyncio.wait_for(_address_when_ready(process), START_S)
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield process, channel
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
-async def _address_when_ready(process: asyncio.subprocess.Process) -> str:
+@asynccontextmanager
+async def served(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
+    """A server that is ready, and a channel to it."""
+    async with starting(model, tp=2) as process:
+        line = await asyncio.wait_for(_line_with(process, "ready: serving"), START_S)
+        async with grpc.aio.insecure_channel(line.split()[-1]) as channel:
+            yield process, channel
+
+
+async def _line_with(process: asyncio.subprocess.Process, text: str) -> str:
+    """The first line of the server's account that has it."""
     assert process.stderr is not None
     lines = []
     async for line in process.stderr:
         lines.append(line.decode())
-        if lines[-1].startswith("ready: serving"):
-            return lines[-1].split()[-1]
-    raise AssertionError("the server ended before it was ready:\n" + "".join(lines))
+        if text in lines[-1]:
+            return lines[-1]
+    raise AssertionError(f"the server ended without saying {text!r}:\n" + "".join(lines))
 
 
 async def test_serve_answers_and_drains(tmp_path: Path) -> None:
@@ -104,6 +112,14 @@ async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) ->
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
+async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
+    async with starting(write_servable_checkpoint(tmp_path / "model"), tp=4) as process:
+        await asyncio.wait_for(_line_with(process, "for resources: wanted 4 x"), START_S)
+        os.killpg(process.pid, signal.SIGTERM)
+        await asyncio.wait_for(_line_with(process, "ended before the gang was ready"), 30)
+        assert await asyncio.wait_for(process.wait(), 30) == 130
+
+
 async def test_demo() -> None:
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "demo", "--max-tokens", "8", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -114,6 +130,7 @@ async def test_demo() -> None:
     assert len(answers) % 3 == 2, "three equal answers, a line break between them"
     assert answers == "\n".join([answers[: len(answers) // 3]] * 3)
     report = err.decode()
+    assert report.startswith("question: Write a Python function")
     assert report.count("vocabulary rows by rank 0..2048, 2048..4096") == 3
     assert [line.split()[:2] for line in report.splitlines() if line.rstrip().endswith("equal")] == [
         ["none", "8"],

@@ -14,6 +14,7 @@ from gemray_workers.attention.choice import AttentionNeeds, choose_drafter_backe
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import DrafterPlan
+from gemray_workers.errors import InvalidField
 from gemray_workers.kv.budget import PoolPlan, fit_pools
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Choice, KVGroupInfo, ModelInfo
@@ -112,6 +113,12 @@ def _fit(
     """Pages of every group. A dedicated drafter has the whole KV budget of its own device for its groups."""
     max_draft_tokens = drafter.traits.max_draft_tokens
     requested_len = config.max_model_len or model.max_position_embeddings
+    if requested_len > model.max_position_embeddings:
+        raise InvalidField(
+            "max_model_len",
+            requested_len,
+            f"2 to {model.max_position_embeddings}, the max_position_embeddings of the model's config",
+        )
 
     def fit(specs: Sequence[KVGroupSpec], length: int) -> PoolPlan:
         return fit_pools(
