@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.rank import EngineRank
 from gemray_workers.errors import CheckpointError
@@ -162,6 +163,8 @@ def test_info_tells_the_fitted_length_and_the_backend() -> None:
     assert run is not None
     assert len(run.ids["a"]) == 4
     assert [(c.what, c.chosen) for c in info.choices] == [("target attention backend", "torch")]
+    seeded = engine_config(tiny_checkpoint("31B"), random_weights=True)
+    assert [c.chosen for c in Blueprint.of(seeded).model_info().choices] == ["torch", "random"]
     groups = {group.name: group for group in rank.rank_info().kv_groups}
     assert groups["sliding"].window == 8
     total = sum(group.num_pages * group.page_bytes for group in groups.values())

@@ -73,6 +73,12 @@ def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model", "gemray-tiny-assistant"], 2, "this is an MTP assistant, which drafts for a target"),
         (["--model", "/nowhere", "--port", "x"], 2, "port = 'x' (from flag --port)"),
         (["--model", "/nowhere", "--config", "/none.toml"], 2, "from flag --config"),
+        (
+            ["--model", "gemray-tiny", "--device", "cpu", "--draft-tokens", "4"],
+            2,
+            "draft_tokens = 4 (from flag --dr",
+        ),
+        (["--model", "gemray-tiny", "--device", "cpu", "--tp", "3"], 2, "tp = 3 (from flag --tp)"),
     ],
 )
 def test_serve_refuses_in_one_sentence(arguments: list[str], code: int, words: str) -> None:

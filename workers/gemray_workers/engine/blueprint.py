@@ -34,6 +34,7 @@ class Blueprint:
     pools: PoolPlan
     """Pages of every group, the drafter's own included."""
     choices: tuple[Choice, ...]
+    """Attention backends: the target's, then the drafter's if it has one."""
 
     @classmethod
     def of(cls, config: EngineConfig) -> Blueprint:
@@ -94,7 +95,7 @@ class Blueprint:
             dtype=self.config.dtype,
             tensor_parallel_size=self.config.tensor_parallel_size,
             sliding_window=model.sliding_window,
-            choices=list(self.choices),
+            choices=[*self.choices, *_weights(self.config)],
             drafter_method=self.drafter.traits.method,
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,
@@ -142,6 +143,13 @@ def _fit(
         num_windows=min(target.num_windows, own.num_windows),
         num_bytes=target.num_bytes,
     )
+
+
+def _weights(config: EngineConfig) -> list[Choice]:
+    """Told only where they are not the checkpoint's."""
+    if not config.random_weights:
+        return []
+    return [Choice("weights", "random", "random_weights asks for weights from a seed: answers mean nothing")]
 
 
 def _choose_attention(config: EngineConfig, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan) -> list[Choice]:
