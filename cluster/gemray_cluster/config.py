@@ -41,6 +41,9 @@ class ClusterConfig:
     stop_deadline_s: float = 10.0
     """How long the ranks may take to end in order before they are killed."""
 
+    max_rebuilds: int = 3
+    """Failures of gangs within 5 minutes after which another gang is built and the live requests replayed."""
+
     def __post_init__(self) -> None:
         if self.address is not None and not self.address:
             raise InvalidField("address", self.address, "host:port of a Ray head, auto, or unset")
@@ -52,6 +55,8 @@ class ClusterConfig:
                 raise InvalidField(name, value, "an integer >= 1")
         if self.local_num_gpus is not None and self.local_num_gpus < 0:
             raise InvalidField("local_num_gpus", self.local_num_gpus, "an integer >= 0")
+        if self.max_rebuilds < 0:
+            raise InvalidField("max_rebuilds", self.max_rebuilds, "an integer >= 0")
         for name in ("local_num_cpus", "local_num_gpus"):
             if self.address is not None and getattr(self, name) is not None:
                 raise InvalidField(name, getattr(self, name), f"unset: the cluster at {self.address} has its own")

@@ -43,6 +43,11 @@ class WatchedGang(Protocol):
         """Age of the newest message from rank 0."""
         ...
 
+    @property
+    def num_rebuilds(self) -> int:
+        """Times that it serves again after it had failed."""
+        ...
+
 
 class RequestMetrics:
     """Counters and histograms of requests."""
@@ -91,7 +96,7 @@ class EngineCollector(Collector):
     """Turns a gang's newest statistics into series at each scrape."""
 
     def __init__(self, gang: Callable[[], WatchedGang | None]) -> None:
-        """`gang` gives the gang of the moment: a rebuilt gang is another object."""
+        """`gang` gives the gang of the moment."""
         self._gang = gang
 
     def describe(self) -> Iterable[Metric]:
@@ -112,6 +117,9 @@ class EngineCollector(Collector):
             "gemray_heartbeat_age_seconds",
             "Since the newest message from rank 0.",
             value=gang.seconds_since_heartbeat,
+        )
+        yield CounterMetricFamily(
+            "gemray_gang_rebuilds", "Times that the gang serves again after it had failed.", value=gang.num_rebuilds
         )
         if gang.stats is not None:
             yield from _engine_series(gang.stats)

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.config import ClusterConfig
-from gemray_cluster.gang import Gang, no_listener
+from gemray_cluster.gang import Gang
 from gemray_cluster.launcher import (
     ProgressListener,
     Rank,
@@ -26,7 +26,7 @@ from gemray_cluster.launcher import (
 )
 from gemray_cluster.placement import release, reserve
 from gemray_cluster.rank_host import GANG_WORKER
-from gemray_cluster.ray_session import NOSET_DEVICES, RaySession
+from gemray_cluster.ray_session import NOSET_DEVICES
 from gemray_cluster.ray_worker import ACTOR_OPTIONS, RankActor, node_ip
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
@@ -50,39 +50,6 @@ class RayGang(Gang):
             worker_class: ``module:class`` with the interface of `GangWorker`.
         """
         super().__init__(RayLauncher(config, engine, worker_class), config, engine)
-        self._session: RaySession | None = None
-
-    @classmethod
-    async def start(
-        cls,
-        config: ClusterConfig,
-        engine: EngineConfig,
-        *,
-        progress: ProgressListener = no_listener,
-        worker_class: str = GANG_WORKER,
-    ) -> RayGang:
-        """Join or start Ray and launch a gang that serves; its `stop` leaves Ray again if this joined it.
-
-        To rebuild gangs on one connection, open a `RaySession`, then make and `launch` each gang.
-        Raises ClusterUnreachable, and what `Gang.launch` raises.
-        """
-        progress(StartProgress("ray", 0, 1))
-        session = await RaySession.open(config)
-        progress(StartProgress("ray", 1, 1))
-        gang = cls(config, engine, worker_class=worker_class)
-        try:
-            await gang.launch(progress)
-        except BaseException:
-            await asyncio.shield(session.close())
-            raise
-        gang._session = session
-        return gang
-
-    async def stop(self) -> None:
-        """End the gang and release what it holds. Idempotent."""
-        await super().stop()
-        if self._session is not None:
-            await self._session.close()
 
 
 class RayLauncher:

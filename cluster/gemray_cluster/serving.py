@@ -1,4 +1,4 @@
-"""A gang behind a gRPC server, from nothing to ready and back."""
+"""A kept gang behind a gRPC server, from nothing to ready and back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.gang import no_listener
-from gemray_cluster.launcher import ProgressListener
+from gemray_cluster.gang_keeper import GangKeeper
+from gemray_cluster.launcher import ProgressListener, StartProgress
 from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.ray_gang import RayGang
 from gemray_cluster.ray_session import RaySession
 from gemray_cluster.request_trace import TracedGang, TraceInterceptor
-from gemray_cluster.server.gang_slot import GangSlot
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.settings import ServeSettings
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Serving:
-    """A server whose gang is ready."""
+    """A server whose gang is ready, and is rebuilt when it fails."""
 
     server: GenerationServer
-    gang: RayGang
+    gang: GangKeeper
 
 
 @asynccontextmanager
@@ -51,18 +51,19 @@ async def serving(
     """Listen first, so that a taken port or a wrong directory shows at once; then start the gang; drain on leaving.
 
     `listening` is told when the port is open, where health says NOT_SERVING until the gang is ready.
-    Raises GemrayError: InvalidField, CheckpointError, CapacityError, AddressUnavailable, what `RayGang.start` raises.
+    Raises GemrayError: InvalidField, CheckpointError, CapacityError, AddressUnavailable, ClusterUnreachable, and
+    GangUnavailable.
     """
     server_config, cluster_config = settings.server_config(), settings.cluster_config()
     reader = await asyncio.to_thread(_reader, settings.model)
     asked_device = _asked_device(settings)
     if asked_device is not None:  # else it takes the cluster to tell
         await asyncio.to_thread(_refuse_unfit, settings, asked_device)
-    slot = GangSlot()
+    keeper = GangKeeper(max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
     interceptor = TraceInterceptor(RequestMetrics(registry))
-    registry.register(EngineCollector(lambda: slot))
-    server = GenerationServer(server_config, TracedGang(slot), reader, interceptors=[interceptor])
+    registry.register(EngineCollector(lambda: keeper))
+    server = GenerationServer(server_config, TracedGang(keeper), reader, interceptors=[interceptor])
     async with AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.close)
@@ -72,6 +73,7 @@ async def serving(
         listening(server)
         session = await RaySession.open(cluster_config)
         stack.push_async_callback(session.close)
+        progress(StartProgress("ray", 1, 1))
         device = choose_device(settings)
         if asked_device is None:
             await asyncio.to_thread(_refuse_unfit, settings, device)
@@ -81,12 +83,11 @@ async def serving(
             bundle=rank_bundle(cluster_config, engine_config.device),
             checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
         )
-        gang = await RayGang.start(cluster_config, engine_config, progress=progress)
-        stack.push_async_callback(gang.stop)
-        slot.fill(gang)
+        await keeper.start(lambda: RayGang(cluster_config, engine_config), progress)
+        stack.push_async_callback(keeper.stop)
         await server.report_health()
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first
-        yield Serving(server, gang)
+        yield Serving(server, keeper)
         await server.drain()
 
 

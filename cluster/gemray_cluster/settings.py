@@ -151,6 +151,9 @@ class ServeSettings:
     start_deadline_s: float | None = _cluster(SECONDS, "From placement to ready (default 900).")
     heartbeat_deadline_s: float | None = _cluster(SECONDS, "Silence after which a gang counts as hung (default 30).")
     stop_deadline_s: float | None = _cluster(SECONDS, "For the ranks to end in order (default 10).")
+    max_rebuilds: int | None = _cluster(
+        INTEGER, "Times within 5 minutes that a failed gang is rebuilt and its requests go on (default 3; 0: never)."
+    )
 
     host: str | None = _server(TEXT, "Address to listen on (default 127.0.0.1).")
     port: int | None = _server(INTEGER, "gRPC port, 0 for a free one (default 50051).")

@@ -32,6 +32,8 @@ FAKE_WORKER = "support.fake_worker:FakeWorker"
 STEP_S = 0.005
 SILENT_PROMPT = [666]
 """A request with this prompt makes rank 0 hang."""
+DEADLY_PROMPT = [667]
+"""A request with this prompt ends rank 0's process."""
 
 
 def expected_token(seed: int, position: int) -> int:
@@ -99,6 +101,8 @@ class FakeWorker:
                     case Submit():
                         if message.prompt_ids == SILENT_PROMPT:
                             time.sleep(3600)
+                        if message.prompt_ids == DEADLY_PROMPT:
+                            os._exit(9)
                         running[message.request_id] = (message, len(message.emitted_ids))
                     case Cancel(request_id):
                         if running.pop(request_id, None):

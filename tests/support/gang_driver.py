@@ -10,6 +10,7 @@ import time
 from gemray_cluster.config import ClusterConfig
 from gemray_cluster.launcher import StartProgress
 from gemray_cluster.ray_gang import RayGang
+from gemray_cluster.ray_session import RaySession
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import Submit
@@ -29,7 +30,9 @@ async def main(address: str) -> None:
             print("WAITING", file=sys.stderr, flush=True)
 
     try:
-        gang = await RayGang.start(config, engine, progress=progress, worker_class=FAKE_WORKER)
+        session = await RaySession.open(config)
+        gang = RayGang(config, engine, worker_class=FAKE_WORKER)
+        await gang.launch(progress)
     except GemrayError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))
         return
@@ -37,6 +40,7 @@ async def main(address: str) -> None:
     submit = Submit(request_id="r", prompt_ids=[1], params=params)
     ids = [token async for delta in gang.generate(submit) for token in delta.token_ids]
     await gang.stop()
+    await session.close()
     print(json.dumps({"ids": ids, "waited_for": waited_for, "state": gang.state.value}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Literal
 
 import msgspec
@@ -42,6 +43,17 @@ class SpeculationCounters(msgspec.Struct, frozen=True, kw_only=True):
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: list[int] = []
+
+    def plus(self, other: SpeculationCounters) -> SpeculationCounters:
+        """Both together."""
+        return SpeculationCounters(
+            rounds=self.rounds + other.rounds,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            accepted_per_position=[
+                sum(pair) for pair in zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+            ],
+        )
 
 
 class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):

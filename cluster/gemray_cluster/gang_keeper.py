@@ -1,0 +1,189 @@
+"""A gang that outlives its processes: one that fails is rebuilt in place, and the live requests go on in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from gemray_cluster.gang import no_listener
+from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
+from gemray_cluster.launcher import ProgressListener
+from gemray_cluster.live_request import LiveRequest
+from gemray_workers.errors import GemrayError
+from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 300.0
+"""Failures longer ago than this do not count against a gang."""
+
+
+class KeptGang(GangClient, Protocol):
+    """What the keeper needs of a gang: see `Gang`."""
+
+    async def launch(self, progress: ProgressListener = no_listener) -> None:
+        """Start, once; raises GemrayError."""
+        ...
+
+    async def wait_ended(self) -> GangState:
+        """Return when it has ended and released what it held."""
+        ...
+
+
+class GangKeeper:
+    """A `GangClient` that is STARTING until its gang serves, and again while that is rebuilt.
+
+    A request that is live when a gang fails waits, and is replayed: prompt and the tokens that it gave so far. Equal
+    requests have equal tokens, so its stream goes on as if nothing had happened. New requests are refused meanwhile.
+    """
+
+    def __init__(self, *, max_rebuilds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start nothing yet. After `max_rebuilds` failures within `PERIOD_S` the next one is final."""
+        self._max_rebuilds = max_rebuilds
+        self._clock = clock
+        self._make: Callable[[], KeptGang] | None = None
+        self._gang: KeptGang | None = None
+        self._info: GangInfo | None = None
+        self._failure: str | None = None
+        self._failed_at: list[float] = []
+        self._keeping: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._num_live = 0
+        self.num_rebuilds = 0
+        """Gangs that served after another had failed."""
+
+    @property
+    def state(self) -> GangState:
+        """As in `GangClient`; FAILED only once no gang will follow."""
+        if self._gang is None or (self._gang.state is GangState.FAILED and not self._over.is_set()):
+            return GangState.STARTING
+        return self._gang.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the newest gang that failed did, until another serves."""
+        return None if self.state is GangState.SERVING else self._failure
+
+    @property
+    def info(self) -> GangInfo:
+        """As in `GangClient`; while a gang is rebuilt, that of the one before it."""
+        if self._info is None:
+            raise GangUnavailable("the gang is starting")
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """As in `GangClient`: they begin again with each gang."""
+        return self._gang.stats if self._gang else None
+
+    @property
+    def seconds_since_heartbeat(self) -> float:
+        """As in `GangClient`; 0 while there is no gang to be late."""
+        return self._gang.seconds_since_heartbeat if self._gang and self.state is not GangState.STARTING else 0.0
+
+    async def start(self, make: Callable[[], KeptGang], progress: ProgressListener = no_listener) -> None:
+        """Launch the first gang that `make` gives, and keep one from then on. Raises what its `launch` raises."""
+        self._make = make
+        await self._launch(progress)
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        """As in `GangClient`; raises `GangUnavailable` when no gang follows a failed one, or none for this request."""
+        request = LiveRequest(submit)
+        gang = self._serving_gang()
+        self._num_live += 1
+        try:
+            while True:
+                try:
+                    async with aclosing(gang.generate(request.rest)) as deltas:
+                        async for delta in deltas:
+                            yield request.take(delta)
+                    return
+                except GangUnavailable:
+                    if gang.state is not GangState.FAILED or not request.survives_failure():
+                        raise
+                gang = await self._gang_after(gang)
+        finally:
+            self._num_live -= 1
+
+    async def wait_ended(self) -> GangState:
+        """Return when there is no gang and none will follow: FAILED or STOPPED."""
+        await self._over.wait()
+        return self.state
+
+    async def stop(self) -> None:
+        """As in `GangClient`; a rebuild is broken off."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+        if self._gang is not None:
+            await self._gang.stop()
+
+    def _serving_gang(self) -> KeptGang:
+        if self._gang is None or self.state is not GangState.SERVING:
+            raise GangUnavailable(f"the gang is {self.state.value}" + (f": {self._failure}" if self._failure else ""))
+        return self._gang
+
+    async def _gang_after(self, failed: KeptGang) -> KeptGang:
+        """The gang that serves in place of one that failed. Raises `GangUnavailable` when none will."""
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._over.is_set() or (self._gang is not failed and self.state is GangState.SERVING)
+            )
+        if self._over.is_set():
+            raise GangUnavailable(f"the gang failed: {self._failure}")
+        return self._serving_gang()
+
+    async def _keep(self) -> None:
+        """Rebuild until told to stop, or until too many gangs have failed."""
+        try:
+            while await self._ended_as_failed():
+                if not self._may_rebuild():
+                    return
+                await self._rebuild()
+        except GemrayError as error:
+            self._failure = f"it could not be rebuilt: {error} (it had failed: {self._failure})"
+            logger.error("the gang could not be rebuilt: %s", error)
+        finally:
+            self._over.set()
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _ended_as_failed(self) -> bool:
+        assert self._gang is not None
+        ended = await self._gang.wait_ended()
+        self._failure = self._gang.failure
+        return ended is GangState.FAILED
+
+    def _may_rebuild(self) -> bool:
+        now = self._clock()
+        self._failed_at = [then for then in self._failed_at if now - then < PERIOD_S] + [now]
+        return len(self._failed_at) <= self._max_rebuilds
+
+    async def _rebuild(self) -> None:
+        """Launch another gang. One that a rank keeps from starting has failed in its turn; other errors are raised."""
+        began = self._clock()
+        logger.warning(
+            "rebuilding the gang (%d of at most %d times within %g s); %d live requests wait",
+            len(self._failed_at), self._max_rebuilds, PERIOD_S, self._num_live,
+        )  # fmt: skip
+        try:
+            await self._launch(no_listener)
+        except GangUnavailable as error:
+            logger.error("the new gang failed: %s", error)
+            return
+        self.num_rebuilds += 1
+        logger.warning("the gang serves again after %.1f s; %d requests go on", self._clock() - began, self._num_live)
+
+    async def _launch(self, progress: ProgressListener) -> None:
+        assert self._make is not None
+        self._gang = self._make()
+        await self._gang.launch(progress)
+        self._info = self._gang.info
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,212 @@
+"""A kept gang: a dead rank costs its requests a pause. Workers without a model, over plain processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang import Gang
+from gemray_cluster.gang_client import GangState, GangUnavailable
+from gemray_cluster.gang_keeper import PERIOD_S, GangKeeper
+from gemray_cluster.live_request import FRUITLESS_FAILURES, LiveRequest
+from gemray_workers.config import EngineConfig
+from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
+from gemray_workers.sampling.params import SamplingParams
+from support.fake_worker import DEADLY_PROMPT, FAKE_WORKER, expected_token
+from support.process_launcher import ProcessLauncher
+
+CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
+
+
+def submit(request_id: str, *, max_tokens: int, prompt: list[int] | None = None) -> Submit:
+    params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, max_tokens=max_tokens)
+    return Submit(request_id=request_id, prompt_ids=prompt or [1], params=params)
+
+
+def expected(count: int) -> list[int]:
+    return [expected_token(5, position) for position in range(count)]
+
+
+class Models:
+    """Gangs of two ranks, one after the other, each with the next model; the last one's for all that follow."""
+
+    def __init__(self, *models: str) -> None:
+        self._models = list(models)
+
+    def __call__(self) -> Gang:
+        model = self._models.pop(0) if len(self._models) > 1 else self._models[0]
+        engine = EngineConfig(
+            model_path=model, tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
+            collective_timeout_s=20,
+        )  # fmt: skip
+        return Gang(ProcessLauncher(engine, FAKE_WORKER), CONFIG, engine)
+
+
+class Listener:
+    """A client that reads one stream to its end."""
+
+    def __init__(self, keeper: GangKeeper, request: Submit) -> None:
+        self.ids: list[int] = []
+        self.finish: str | None = None
+        self.task = asyncio.create_task(self._listen(keeper, request))
+
+    async def _listen(self, keeper: GangKeeper, request: Submit) -> None:
+        async for delta in keeper.generate(request):
+            assert delta.request_id == request.request_id
+            self.ids += delta.token_ids
+            self.finish = delta.finish
+
+
+@pytest.fixture
+async def keeper() -> AsyncIterator[GangKeeper]:
+    kept = GangKeeper(max_rebuilds=3)
+    yield kept
+    await kept.stop()
+
+
+async def eventually(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, "did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def kill(keeper: GangKeeper, rank: int) -> None:
+    os.kill(int(keeper.info.ranks[rank].host), signal.SIGKILL)  # the fake worker says its process id there
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_rank_costs_a_pause(keeper: GangKeeper, victim: int) -> None:
+    assert keeper.state is GangState.STARTING
+    await keeper.start(Models("/fake"))
+    first = keeper.info
+    listeners = [Listener(keeper, submit(f"r{i}", max_tokens=300 + i)) for i in range(4)]
+    await eventually(lambda: all(len(listener.ids) > 3 for listener in listeners))
+    kill(keeper, victim)
+
+    await eventually(lambda: keeper.state is not GangState.SERVING)
+    states = {keeper.state}
+    while keeper.state is not GangState.SERVING:
+        states.add(keeper.state)
+        await asyncio.sleep(0.01)
+    assert states == {GangState.STARTING}, "not FAILED: a restart of the server would not help"
+    assert keeper.num_rebuilds == 1
+    assert keeper.failure is None
+    assert keeper.info != first
+
+    await asyncio.wait_for(asyncio.gather(*(listener.task for listener in listeners)), 20)
+    assert [listener.ids for listener in listeners] == [expected(300 + i) for i in range(4)]
+    assert {listener.finish for listener in listeners} == {"length"}
+
+
+async def test_new_requests_are_refused_while_it_is_rebuilt(keeper: GangKeeper) -> None:
+    await keeper.start(Models("/fake", "/pauses"))
+    kill(keeper, 1)
+    await eventually(lambda: keeper.failure is not None)
+    with pytest.raises(GangUnavailable, match=r"the gang is starting: rank 1: its process died"):
+        await Listener(keeper, submit("new", max_tokens=1)).task
+    assert keeper.info.model.vocab_size == 1000, "what is served has not changed"
+    assert keeper.seconds_since_heartbeat == 0.0
+    await eventually(lambda: keeper.state is GangState.SERVING)
+    served = Listener(keeper, submit("new", max_tokens=3))
+    await served.task
+    assert served.ids == expected(3)
+
+
+async def test_without_rebuilds_the_first_failure_is_final() -> None:
+    keeper = GangKeeper(max_rebuilds=0)
+    await keeper.start(Models("/fake"))
+    listener = Listener(keeper, submit("x", max_tokens=10**6))
+    await eventually(lambda: len(listener.ids) > 0)
+    kill(keeper, 1)
+    with pytest.raises(GangUnavailable, match=r"the gang failed: rank 1: its process died"):
+        await asyncio.wait_for(listener.task, 10)
+    assert await asyncio.wait_for(keeper.wait_ended(), 10) is GangState.FAILED
+    assert keeper.failure is not None
+    assert keeper.failure.startswith("rank 1: its process died")
+    await keeper.stop()
+    assert keeper.state is GangState.FAILED
+
+
+async def test_a_request_that_kills_every_gang_ends_and_the_others_go_on(keeper: GangKeeper) -> None:
+    await keeper.start(Models("/fake"))
+    other = Listener(keeper, submit("other", max_tokens=400))
+    await eventually(lambda: len(other.ids) > 0)
+    deadly = Listener(keeper, submit("deadly", max_tokens=5, prompt=DEADLY_PROMPT))
+    with pytest.raises(GangUnavailable):
+        await asyncio.wait_for(deadly.task, 60)
+    await asyncio.wait_for(other.task, 60)
+    assert other.ids == expected(400)
+    assert keeper.num_rebuilds == FRUITLESS_FAILURES + 1
+
+
+async def test_a_gang_that_cannot_start_again_says_both_reasons(keeper: GangKeeper) -> None:
+    await keeper.start(Models("/fake", "/missing"))
+    listener = Listener(keeper, submit("x", max_tokens=10**6))
+    await eventually(lambda: len(listener.ids) > 0)
+    kill(keeper, 0)
+    with pytest.raises(GangUnavailable, match=r"could not be rebuilt: /missing/config\.json: no such file .*rank 0"):
+        await asyncio.wait_for(listener.task, 20)
+    assert await keeper.wait_ended() is GangState.FAILED
+
+
+async def test_a_rank_that_dies_while_it_is_rebuilt_counts_as_another_failure(keeper: GangKeeper) -> None:
+    await keeper.start(Models("/fake", "/dies", "/fake"))
+    listener = Listener(keeper, submit("x", max_tokens=200))
+    await eventually(lambda: len(listener.ids) > 0)
+    kill(keeper, 0)
+    await asyncio.wait_for(listener.task, 40)
+    assert listener.ids == expected(200)
+    assert keeper.num_rebuilds == 1
+
+
+async def test_stopping_breaks_a_rebuild_off(keeper: GangKeeper) -> None:
+    await keeper.start(Models("/fake", "/slow"))
+    listener = Listener(keeper, submit("x", max_tokens=10**6))
+    await eventually(lambda: len(listener.ids) > 0)
+    kill(keeper, 0)
+    await eventually(lambda: keeper.failure is not None)
+    await asyncio.sleep(1.0)
+    await asyncio.wait_for(keeper.stop(), 10)
+    assert keeper.state is GangState.STOPPED
+    with pytest.raises(GangUnavailable):
+        await asyncio.wait_for(listener.task, 1)
+
+
+async def test_old_failures_are_forgotten() -> None:
+    now = 0.0
+    keeper = GangKeeper(max_rebuilds=1, clock=lambda: now)
+    await keeper.start(Models("/fake"))
+    for round_number in range(2):
+        kill(keeper, 1)
+        await eventually(lambda count=round_number + 1: keeper.num_rebuilds == count)  # type: ignore[misc]
+        now += PERIOD_S + 1
+    kill(keeper, 1)
+    await eventually(lambda: keeper.num_rebuilds == 3)
+    kill(keeper, 1)
+    assert await asyncio.wait_for(keeper.wait_ended(), 20) is GangState.FAILED
+    await keeper.stop()
+
+
+def test_a_live_request_is_replayed_with_what_it_got() -> None:
+    def delta(ids: list[int], rounds: int) -> SequenceDelta:
+        counters = SpeculationCounters(
+            rounds=rounds, drafted=4, accepted=3, accepted_per_position=[2] + [1] * (rounds - 1)
+        )
+        return SequenceDelta(request_id="x", token_ids=ids, speculation=counters)
+
+    live = LiveRequest(submit("x", max_tokens=9))
+    assert live.rest.emitted_ids == []
+    live.take(delta([7], 1))
+    live.take(delta([8, 9], 2))
+    assert live.survives_failure()
+    assert live.rest.emitted_ids == [7, 8, 9]
+    counters = live.take(delta([10], 3)).speculation
+    assert counters == SpeculationCounters(rounds=5, drafted=8, accepted=6, accepted_per_position=[4, 2, 1])
+    assert [live.survives_failure() for _ in range(FRUITLESS_FAILURES + 1)] == [True] * FRUITLESS_FAILURES + [False]
