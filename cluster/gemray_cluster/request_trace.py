@@ -28,7 +28,6 @@ logger = logging.getLogger("gemray.request")
 GENERATION_METHODS = frozenset({"Generate", "GenerateStream"})
 """Traced methods, of any service on the port."""
 
-STOP_STRING = "stop_string"
 _OUTCOME_OF_STATUS = {
     grpc.StatusCode.CANCELLED: "cancelled",
     grpc.StatusCode.DEADLINE_EXCEEDED: "deadline",
@@ -49,6 +48,15 @@ def identify(request_id: str) -> None:
         trace.request_id = request_id
 
 
+def completed(reason: str, num_tokens: int, speculation: SpeculationCounters | None) -> None:
+    """The call that runs here gave its client this much: a stop string may have cut what the engine gave."""
+    trace = _current.get()
+    if trace is not None:
+        trace.finish = reason
+        trace.completion_tokens = num_tokens
+        trace.speculation = speculation
+
+
 @dataclass
 class RequestTrace:
     """What is known of one call."""
@@ -64,7 +72,7 @@ class RequestTrace:
     completion_tokens: int = 0
     first_token_s: float | None = None
     finish: str | None = None
-    """The engine's finish reason; None when the front end closed the stream before the engine did."""
+    """Why the output ended, once it has."""
     speculation: SpeculationCounters | None = None
     _arrival: float = field(init=False)
     _newest: float = field(init=False)
@@ -127,8 +135,7 @@ class RequestTrace:
     def _outcome(self, status: grpc.StatusCode) -> str:
         if status is not grpc.StatusCode.OK:
             return _OUTCOME_OF_STATUS.get(status, _OUTCOME_OF_OTHER_STATUS)
-        # A call that ends well before its engine stream does was cut at a stop string.
-        return self.finish or STOP_STRING
+        return self.finish or _OUTCOME_OF_OTHER_STATUS
 
 
 def key_values(fields: dict[str, object]) -> str:

@@ -57,7 +57,7 @@ def test_a_starting_gang_has_a_state_and_no_engine(gang: FakeGang | None) -> Non
 
 
 def test_names_end_with_what_they_count() -> None:
-    units = "seconds|tokens|requests?|pages|steps|preemptions|rounds|pages_in_use|requests_in_flight|state"
+    units = "seconds|tokens|requests?|pages|steps|preemptions|rebuilds|rounds|pages_in_use|requests_in_flight|state"
     allowed = re.compile(rf"gemray(_\w+)??_({units})(_total|_created|_bucket|_count|_sum)?")
     assert [name for name in all_names() if not allowed.fullmatch(name)] == []
 

@@ -130,11 +130,14 @@ async def test_engine_trouble(tokenizer: ChatTokenizer, script: Script, outcome:
 
 async def test_a_stop_string_is_an_outcome_of_its_own(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("one two three")
-    async with watched(tokenizer, Script(token_ids=ids)) as server:
+    async with watched(tokenizer, Script(token_ids=ids, group_sizes=(len(ids),))) as server:
         sampling = pb.SamplingParameters(max_tokens=len(ids), temperature=0.0, ignore_eos=True, stop=["two"])
         answer = await server.serving.stub.Generate(pb.GenerateRequest(text="hello", sampling=sampling))
         assert answer.completion.finish_reason == pb.FINISH_REASON_STOP_STRING
         await _until(lambda: server.outcomes() == {"stop_string": 1})
+        assert answer.completion.usage.completion_tokens < len(ids)
+        counted = server.value("gemray_request_completion_tokens_sum")
+        assert counted == answer.completion.usage.completion_tokens, "what the client got, not what the engine gave"
 
 
 async def test_unauthenticated_calls_are_counted(tokenizer: ChatTokenizer, tmp_path: Path) -> None:

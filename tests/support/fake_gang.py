@@ -107,6 +107,7 @@ class FakeGang:
     state: GangState = GangState.SERVING
     failure: str | None = None
     seconds_since_heartbeat: float = 0.0
+    num_rebuilds: int = 0
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     """Requests whose stream was closed before its end."""

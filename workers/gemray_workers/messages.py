@@ -44,6 +44,14 @@ class SpeculationCounters(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = 0
     accepted_per_position: list[int] = []
 
+    def without_acceptances(self, positions: range) -> SpeculationCounters:
+        """Less one accepted draft at each of `positions`: what a client is not given counts as not accepted."""
+        return msgspec.structs.replace(
+            self,
+            accepted=self.accepted - len(positions),
+            accepted_per_position=[n - (p in positions) for p, n in enumerate(self.accepted_per_position)],
+        )
+
     def plus(self, other: SpeculationCounters) -> SpeculationCounters:
         """Both together."""
         return SpeculationCounters(

@@ -44,8 +44,11 @@ class Generation:
                 if delta.finish == "cancelled":
                     raise GangUnavailable("the server cancelled the request")
                 self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-                self.speculation = delta.speculation or self.speculation
                 piece = self._output.push(delta)
+                if delta.speculation is not None:
+                    # A delta holds the accepted drafts of its round and one token more; a stop string may cut it.
+                    dropped = range(len(piece.token_ids), len(delta.token_ids) - 1)
+                    self.speculation = delta.speculation.without_acceptances(dropped)
                 self.ending = piece.ending
                 if not piece.is_empty:
                     yield piece

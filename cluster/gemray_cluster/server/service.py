@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
-from gemray_cluster.request_trace import identify
+from gemray_cluster.request_trace import completed, identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.errors import EngineFault
@@ -94,6 +94,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     def _completion(self, generation: Generation) -> pb.Completion:
         if generation.ending is None:
             raise EngineFault("the engine ended the request without a reason")
+        completed(generation.ending.reason, generation.num_completion_tokens, generation.speculation)
         return convert.completion_of(generation, generation.ending, self._gang.info.model)
 
     def _state(self) -> pb.ServerState:

@@ -63,7 +63,7 @@ class Verifier:
             SequenceOutcome(
                 slot=r.slot,
                 token_ids=tokens.ids,
-                num_accepted=max(len(tokens.ids) - 1, 0),
+                num_accepted=tokens.num_accepted,
                 logprobs=tokens.logprobs,
                 prompt_logprobs=prompt_logprobs.get(r.slot),
                 fault=tokens.fault,
@@ -158,9 +158,11 @@ class _Tokens:
     """What one sequence's rows gave: accepted drafts, then a token of the target's own."""
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
-        # Where logits were unusable the chooser says -1, which equals no draft: it can only stand last.
+        # Where logits were unusable the chooser says -1, which equals no draft: it can only stand last. The drafts
+        # before it were accepted, so they are what a run without drafts has emitted by then.
         unusable = bool(ids) and ids[-1] < 0
-        self.ids: list[int] = [] if unusable else list(ids)
+        self.num_accepted = max(len(ids) - 1, 0)
+        self.ids: list[int] = list(ids[:-1] if unusable else ids)
         self.fault = NO_LOGITS if unusable else None
         self.logprobs: list[TokenLogprob] | None = None
 

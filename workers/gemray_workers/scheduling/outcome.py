@@ -54,8 +54,8 @@ def _keep_prompt_logprobs(sequence: Sequence, rows: ScheduledRows, outcome: Sequ
 def _check_outcome(rows: ScheduledRows, outcome: SequenceOutcome) -> None:
     """The engine answers what the plan asked."""
     assert outcome.num_accepted <= rows.num_drafts, f"slot {rows.slot}: {outcome} accepts more than {rows} drafted"
-    if outcome.fault is None:
-        expected = outcome.num_accepted + 1 if rows.samples else 0
+    if rows.samples or outcome.fault is None:
+        expected = outcome.num_accepted + (outcome.fault is None) if rows.samples else 0
         assert len(outcome.token_ids) == expected, f"slot {rows.slot}: {outcome} should have {expected} token ids"
     if outcome.logprobs is not None:
         assert len(outcome.logprobs) == len(outcome.token_ids), f"slot {rows.slot}: one logprob a token id, {outcome}"

@@ -72,7 +72,7 @@ class SequenceOutcome(msgspec.Struct, frozen=True, array_like=True):
 
     slot: int
     token_ids: list[int]
-    """1 + number of accepted drafts; empty when only a prompt chunk ran."""
+    """The accepted drafts, and one more unless there is a `fault`; empty when only a prompt chunk ran."""
     num_accepted: int = 0
     logprobs: list[TokenLogprob] | None = None
     """One per token id when the request wants them."""
