@@ -169,7 +169,7 @@ class GangKeeper:
         """Launch another gang. One that a rank keeps from starting has failed in its turn; other errors are raised."""
         began = self._clock()
         logger.warning(
-            "rebuilding the gang (%d of at most %d times within %g s); %d live requests wait",
+            "rebuilding the gang (%d of at most %d times within %g s); live requests that wait: %d",
             len(self._failed_at), self._max_rebuilds, PERIOD_S, self._num_live,
         )  # fmt: skip
         try:
@@ -178,7 +178,9 @@ class GangKeeper:
             logger.error("the new gang failed: %s", error)
             return
         self.num_rebuilds += 1
-        logger.warning("the gang serves again after %.1f s; %d requests go on", self._clock() - began, self._num_live)
+        logger.warning(
+            "the gang serves again after %.1f s; requests that go on: %d", self._clock() - began, self._num_live
+        )
 
     async def _launch(self, progress: ProgressListener) -> None:
         assert self._make is not None

@@ -156,7 +156,7 @@ def _environment_of(container: dict[str, Any], *, pod_ip: str) -> dict[str, str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_driver_from_start_to_dead_engine(pod: Pod) -> None:
+def test_driver_from_start_through_a_dead_rank(pod: Pod) -> None:
     seen = _watch_until(lambda: pod.probe("readinessProbe") == SERVING, pod)
     # During the load: alive, not ready; nothing else, and never ready before it can generate.
     assert {("startupProbe", NOT_SERVING), ("livenessProbe", SERVING)} <= seen
@@ -169,11 +169,15 @@ def test_driver_from_start_to_dead_engine(pod: Pod) -> None:
         assert len(answer.token_ids) == 4
     assert [pod.probe(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")] == [SERVING] * 3
 
-    # A dead rank: never again ready by mistake. The container ends, or its liveness fails: both restart it.
+    # A dead rank: not ready until another gang is, and alive all along, so that nothing restarts the container.
     rank = next(process for process in pod.processes() if "RankActor" in " ".join(process.cmdline()))
     rank.kill()
-    _watch_until(lambda: pod.process.poll() is not None or pod.probe("livenessProbe") != SERVING, pod, deadline_s=45)
-    assert pod.probe("readinessProbe") != SERVING
+    _watch_until(lambda: pod.probe("readinessProbe") != SERVING, pod)
+    seen = _watch_until(lambda: pod.probe("readinessProbe") == SERVING, pod)
+    assert {answer for name, answer in seen if name == "livenessProbe"} <= {SERVING}
+    with grpc.insecure_channel(f"127.0.0.1:{pod.port}") as channel:
+        again = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=10)  # type: ignore[no-untyped-call]
+        assert len(again.token_ids) == 4
 
 
 @pytest.mark.slow

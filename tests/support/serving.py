@@ -50,13 +50,13 @@ async def serving(
     tokenizer: ChatTokenizer,
     gang: FakeGang,
     *,
-    slot: GangClient | None = None,
+    keeper: GangClient | None = None,
     interceptors: Sequence[Any] = (),
     **config: Any,
 ) -> AsyncIterator[Serving]:
-    """Serve `gang` (or `slot`, when the gang comes later) on a free port."""
+    """Serve `gang` (or `keeper`, when the gang comes later) on a free port."""
     reader = RequestReader(tokenizer, DEFAULTS)
-    server = GenerationServer(ServerConfig(port=0, **config), slot or gang, reader, interceptors=interceptors)
+    server = GenerationServer(ServerConfig(port=0, **config), keeper or gang, reader, interceptors=interceptors)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.address, options=client_options()) as channel:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.engine.inbox import LocalInbox
@@ -18,6 +21,7 @@ from gemray_workers.scheduling.plan import TokenLogprob
 from support.engine_runner import Run, engine_config, request, run_engine, serve
 from support.oracle import prompt_logits, solo_model
 from support.tiny import tiny_checkpoint
+from support.tiny_drafters import tiny_assistant, tiny_dflash
 
 PROMPT = [5, 77, 31, 200, 14, 9, 9, 150, 33, 8, 120, 61, 42]
 
@@ -152,6 +156,19 @@ def test_statistics_count_rows_and_tokens() -> None:
     assert stats.generated_tokens == 14 == sum(map(len, run.ids.values()))
     assert stats.num_running == stats.num_waiting == 0
     assert all(0 <= step.stats.last_step_seconds < 60 for step in inbox.steps)
+
+
+@pytest.mark.parametrize("make_drafter", [tiny_assistant, tiny_dflash])
+def test_info_counts_the_drafters_weights(make_drafter: Callable[[Path], Path]) -> None:
+    target = tiny_checkpoint("31B")
+    drafter = make_drafter(target)
+    plain, drafting = (
+        EngineRank(engine_config(target, **settings), SoloCommunicator(), torch.device("cpu")).rank_info().weight_bytes
+        for settings in ({}, {"drafter_path": str(drafter)})
+    )
+    with safe_open(drafter / "model.safetensors", "pt") as weights:
+        elements = sum(weights.get_tensor(name).numel() for name in weights.keys())  # noqa: SIM118
+    assert drafting - plain == pytest.approx(elements * torch.float64.itemsize, rel=0.05)
 
 
 def test_info_tells_the_fitted_length_and_the_backend() -> None:

@@ -150,6 +150,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     shard_indices: dict[str, int]
     """The fields and derived counts of `ShardIndices`, by name."""
     weight_bytes: int
+    """Of the target's shard, the drafter's, or both, as the rank holds them."""
     kv_groups: list[KVGroupInfo]
 
 

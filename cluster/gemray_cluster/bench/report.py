@@ -71,7 +71,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     or on CPU. It hardly depends on the host, whose launches decide how long a step takes without a graph."""
     floor: Floor
     weight_bytes: int
-    """Of rank 0, without a drafter's."""
+    """Of rank 0, its part of a drafter's included."""
     peak_memory_bytes: int
     """Of rank 0's device; 0 on CPU."""
     load_s: float

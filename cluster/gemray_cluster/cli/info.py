@@ -80,11 +80,14 @@ def _choices(model: pb.GetModelInfoResponse) -> Table:
 
 
 def _shards(model: pb.GetModelInfoResponse) -> Table:
-    table = _table("Shards", "rank", "host", "device", "weights", "vocabulary", "padding", "added")
+    from gemray.v1 import generation_pb2 as pb
+
+    table = _table("Shards", "rank", "role", "host", "device", "weights", "vocabulary", "padding", "added")
     for rank in model.ranks:
         shard = rank.shard_indices
         table.add_row(
             str(rank.rank),
+            pb.RankRole.Name(rank.role).removeprefix("RANK_ROLE_").lower(),
             rank.host,
             rank.device,
             _size(rank.weight_bytes),
@@ -98,7 +101,9 @@ def _shards(model: pb.GetModelInfoResponse) -> Table:
 def _memory(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> Table:
     table = _table("KV memory of a rank", "group", "layers", "heads x dim", "window", "pages", "bytes", "in use")
     in_use = {pool.group: pool.pages_in_use for pool in stats.engine.pools}
-    for group in model.ranks[0].kv_groups if model.ranks else []:
+    # The same on every rank, but a dedicated drafter's are on its own alone.
+    groups = {group.name: group for rank in model.ranks for group in rank.kv_groups}
+    for group in groups.values():
         table.add_row(
             group.name,
             str(group.num_layers),

@@ -15,8 +15,7 @@ from gemray_cluster.gang_client import GangClient, GangState
 from gemray_cluster.server.admission import Admission
 
 LIVENESS = "gemray.liveness"
-"""SERVING while the gang starts, serves or drains; NOT_SERVING once it has failed: rank 0 has been silent for longer
-than its heartbeat deadline, or a rank has died."""
+"""SERVING while the gang starts, serves, drains or is rebuilt; NOT_SERVING once it has failed for good."""
 
 POLL_S = 0.1
 """How late a change of the gang's state may show."""

@@ -175,6 +175,7 @@ async def test_info(served: Serving) -> None:
     assert code == 0
     for words in ("gemma4_text", "0..1024", "1024..2048", "sliding", "256 tokens", "no GPU", "mtp, shared KV"):
         assert words in out
+    assert len(re.findall(r"\d\s*│ target\s*│ host", out)) == 2
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from psutil import Process
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 
 @asynccontextmanager
-async def starting(model: Path, *, tp: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def starting(model: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A server process on two slots, in a session of its own, as from a terminal."""
-    flags = ["--model", str(model), "--tp", str(tp), "--port", "0", "--kv-memory", "32MiB"]
+    flags = ["--model", str(model), *more, "--port", "0", "--kv-memory", "32MiB"]
     flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
@@ -44,7 +45,7 @@ async def starting(model: Path, *, tp: int) -> AsyncIterator[asyncio.subprocess.
 @asynccontextmanager
 async def served(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
     """A server that is ready, and a channel to it."""
-    async with starting(model, tp=2) as process:
+    async with starting(model, "--tp", "2") as process:
         line = await asyncio.wait_for(_line_with(process, "ready: serving"), START_S)
         async with grpc.aio.insecure_channel(line.split()[-1]) as channel:
             yield process, channel
@@ -105,6 +106,48 @@ async def test_serve_answers_and_drains(tmp_path: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
+async def test_a_killed_rank_costs_a_pause(tmp_path: Path) -> None:
+    model = write_servable_checkpoint(tmp_path / "model")
+    sampling = pb.SamplingParameters(seed=7, max_tokens=90, ignore_eos=True, logprobs=1)
+    request = pb.GenerateStreamRequest(text="import this", sampling=sampling)
+    async with served(model) as (process, channel):
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        undisturbed = [message async for message in stub.GenerateStream(request)]
+        live = stub.GenerateStream(request)
+        messages = [await live.read()]
+        _ranks_of(process)[-1].kill()
+        while (message := await asyncio.wait_for(live.read(), 60)) is not grpc.aio.EOF:
+            messages.append(message)
+        assert _joined(messages) == _joined(undisturbed)
+        assert messages[-1].final.usage.completion_tokens == 90
+        line = await asyncio.wait_for(_line_with(process, "rebuilding the gang"), 10)
+        assert line.endswith("live requests that wait: 1\n"), "the rank died in the middle"
+
+
+def _joined(messages: list[Any]) -> tuple[list[int], str, list[int]]:
+    """Ids, text, and the ids that have a log-probability."""
+    deltas = [message.delta for message in messages if message.HasField("delta")]
+    return (
+        [token for delta in deltas for token in delta.token_ids],
+        "".join(delta.text for delta in deltas),
+        [logprob.token_id for delta in deltas for logprob in delta.logprobs],
+    )
+
+
+def _ranks_of(process: asyncio.subprocess.Process) -> list[Process]:
+    return [p for p in Process(process.pid).children(recursive=True) if "RankActor" in " ".join(p.cmdline())]
+
+
+async def test_without_rebuilds_a_killed_rank_ends_the_server(tmp_path: Path) -> None:
+    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "1", "--max-rebuilds", "0") as process:
+        await asyncio.wait_for(_line_with(process, "ready: serving"), START_S)
+        (rank,) = _ranks_of(process)
+        rank.kill()
+        line = await asyncio.wait_for(_line_with(process, "error: "), 30)
+        assert line.startswith(f"error: the gang failed: rank 0: its process died (pid {rank.pid}")
+        assert await asyncio.wait_for(process.wait(), 30) == 1
+
+
 async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) -> None:
     """As systemd and `timeout` send it: to every process at once. Ray's own calls then wait for ever."""
     async with served(write_servable_checkpoint(tmp_path / "model")) as (process, _):
@@ -113,7 +156,7 @@ async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) ->
 
 
 async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
-    async with starting(write_servable_checkpoint(tmp_path / "model"), tp=4) as process:
+    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "4") as process:
         await asyncio.wait_for(_line_with(process, "for resources: wanted 4 x"), START_S)
         os.killpg(process.pid, signal.SIGTERM)
         await asyncio.wait_for(_line_with(process, "ended before the gang was ready"), 30)

@@ -10,8 +10,10 @@ import grpc
 import pytest
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.gang import no_listener
 from gemray_cluster.gang_client import GangState
-from gemray_cluster.server.gang_slot import GangSlot
+from gemray_cluster.gang_keeper import GangKeeper
+from gemray_cluster.launcher import ProgressListener
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.fake_gang import FakeGang, Script
 from support.serving import Serving, retry_delay_of, serving
@@ -146,9 +148,20 @@ async def test_gang_that_does_not_serve(tokenizer: ChatTokenizer, state: GangSta
         )
 
 
+class LaunchedGang(FakeGang):
+    """A fake that a keeper can keep."""
+
+    async def launch(self, progress: ProgressListener = no_listener) -> None:
+        self.state = GangState.SERVING
+
+    async def wait_ended(self) -> GangState:
+        await asyncio.Event().wait()
+        return self.state
+
+
 async def test_server_listens_before_the_gang_is_there(tokenizer: ChatTokenizer) -> None:
-    gang, slot = FakeGang(Script([180, 106])), GangSlot()
-    async with serving(tokenizer, gang, slot=slot) as served:
+    gang, keeper = LaunchedGang(Script([180, 106])), GangKeeper(max_rebuilds=0)
+    async with serving(tokenizer, gang, keeper=keeper) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -156,8 +169,9 @@ async def test_server_listens_before_the_gang_is_there(tokenizer: ChatTokenizer)
         assert stats.state == pb.SERVER_STATE_STARTING
         assert not stats.HasField("engine")
         assert (await served.stub.Tokenize(pb.TokenizeRequest(text="Hi"))).token_ids[0] == 2
-        slot.fill(gang)
+        await keeper.start(lambda: gang)
         assert (await served.stub.Generate(HI)).text == "H"
+        await keeper.stop()
 
 
 async def test_many_at_once(tokenizer: ChatTokenizer) -> None:

@@ -5,6 +5,7 @@ The model states its sharding as data (one `WeightTarget` a checkpoint tensor); 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,3 +31,10 @@ class WeightTarget:
     """Shape on disk."""
     copies: tuple[Copy, ...]
     """Empty when this rank keeps no part of it; the loader still checks its name and shape."""
+
+
+def bytes_held(targets: Iterable[WeightTarget]) -> int:
+    """Bytes of the memory that the targets' copies lie in, padding included; what several share counts once."""
+    tensors = [copy.destination for target in targets for copy in target.copies]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())

@@ -63,6 +63,11 @@ class DrafterParts:
 class Drafter(Protocol):
     """Proposes tokens for sequences whose next token is about to be computed."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its own weights on this rank; what it borrows of the target is the target's."""
+        ...
+
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
         """Write ``num_drafts`` tokens behind the last known token of each sequence that asks for any."""
         ...
@@ -120,6 +125,7 @@ class NoDrafter:
 
     traits = DrafterTraits(method="none", kv="none", max_draft_tokens=0)
     needs = None
+    weight_bytes = 0
     kv_specs: tuple[KVGroupSpec, ...] = ()
     kv_layers: tuple[LayerConfig, ...] = ()
 

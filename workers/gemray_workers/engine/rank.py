@@ -124,7 +124,7 @@ class EngineRank:
             host=socket.gethostname(),
             device=device_name(self._device),
             shard_indices=self._model.shard.record(),
-            weight_bytes=self._model.weight_bytes,
+            weight_bytes=self._model.weight_bytes + self._drafter.weight_bytes,
             kv_groups=blueprint.group_infos(blueprint.target_specs if self._drafter_pools is None else blueprint.specs),
         )
 

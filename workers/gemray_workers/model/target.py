@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.paged_attention import paged_attention
-from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.checkpoint.target import WeightTarget, bytes_held
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
@@ -129,6 +129,4 @@ class TargetModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of this rank's weights, vocabulary padding included."""
-        tensors = [copy.destination for target in self.weight_targets() for copy in target.copies]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        return sum(storages.values())
+        return bytes_held(self.weight_targets())

@@ -91,7 +91,7 @@ class DrafterRank:
             host=socket.gethostname(),
             device=device_name(self._device),
             shard_indices=self._shard.record(),
-            weight_bytes=self._embedding.table_VH.nbytes,
+            weight_bytes=self._embedding.table_VH.nbytes + self._drafter.weight_bytes,
             kv_groups=self._blueprint.group_infos(self._blueprint.drafter.kv_specs),
         )
 

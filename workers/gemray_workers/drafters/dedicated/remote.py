@@ -15,6 +15,9 @@ from gemray_workers.scheduling.plan import ScheduledRows
 class RemoteDrafter:
     """Stands for the drafter on every target rank. The drafter follows the same step plans by itself."""
 
+    weight_bytes = 0
+    """They are on the drafter's rank."""
+
     def __init__(self, link: PointToPoint, *, rank: int, drafter_rank: int) -> None:
         """`rank` is this target rank's number; rank 0 speaks for the target."""
         self._link = link

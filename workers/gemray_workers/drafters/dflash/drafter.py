@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gemray_workers.checkpoint.target import bytes_held
 from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.engine.host_copy import to_device
@@ -45,6 +46,11 @@ class DFlashDrafter:
         self._caches = caches
         self._groups = tuple(dict.fromkeys(caches.group_of(layer.index) for layer in config.layers))
         self._chooser = chooser
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's shard."""
+        return bytes_held(self._model.weight_targets())
 
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
         """Denoise a block a sequence: its newest token, then one mask for each draft wanted."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gemray_workers.checkpoint.target import bytes_held
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.engine.host_copy import to_device
@@ -53,6 +54,11 @@ class MTPDrafter:
         self._position_delta = position_delta
         self._chooser = chooser
         self._state_NH = embedding.table_VH.new_zeros(num_slots, assistant.config.backbone_hidden_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the assistant's shard."""
+        return bytes_held(self._assistant.weight_targets())
 
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
         """Draft one token after the other; sequences that want fewer drafts leave the batch earlier."""
