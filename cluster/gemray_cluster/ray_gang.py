@@ -139,8 +139,11 @@ class RayRank:
 async def _result(ref: ray.ObjectRef[T]) -> T:
     """A call's result. Raises what the actor's method raised, or RankDied when its process is gone."""
     try:
-        # Shielded: Ray sets the future's result from a thread of its own, whether or not anybody still waits.
-        return await asyncio.shield(asyncio.wrap_future(ref.future()))
+        # Shielded: Ray sets the future's result from a thread of its own, whether or not anybody still waits. If nobody
+        # does, an error (we have killed the actor) is no news.
+        answer = asyncio.wrap_future(ref.future())
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(answer)
     except RayTaskError as error:
         cause = error.cause
         raise (cause if isinstance(cause, Exception) else error) from error

@@ -25,9 +25,6 @@ from gemray_cluster.request_trace import TracedGang, TraceInterceptor
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.settings import ServeSettings
-from gemray_cluster.text.tokenizer import ChatTokenizer
-from gemray_workers.checkpoint.generation import GenerationDefaults
-from gemray_workers.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName
@@ -55,7 +52,7 @@ async def serving(
     GangUnavailable.
     """
     server_config, cluster_config = settings.server_config(), settings.cluster_config()
-    reader = await asyncio.to_thread(_reader, settings.model)
+    reader = await asyncio.to_thread(RequestReader.from_directory, settings.model)
     asked_device = _asked_device(settings)
     if asked_device is not None:  # else it takes the cluster to tell
         await asyncio.to_thread(_refuse_unfit, settings, asked_device)
@@ -89,11 +86,6 @@ async def serving(
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first
         yield Serving(server, keeper)
         await server.drain()
-
-
-def _reader(model: str) -> RequestReader:
-    ModelConfig.from_directory(model)  # an unfit model is named before its tokenizer is looked at
-    return RequestReader(ChatTokenizer.from_directory(model), GenerationDefaults.from_directory(model))
 
 
 def _refuse_unfit(settings: ServeSettings, device: DeviceName) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gemray_cluster.check.fit import check_fit
+from gemray_cluster.check.fit import check_fit, check_front_end
 from gemray_cluster.check.result import Status
 from gemray_cluster.settings import ServeSettings
+from support.servable_checkpoint import write_servable_checkpoint
 from support.tiny import tiny_checkpoint
 from support.tiny_drafters import tiny_assistant, tiny_dflash
 
@@ -48,6 +50,46 @@ def test_settings_that_do_not_fit(settings: Any, words: str) -> None:
     status, sentence = check(**settings)
     assert status is Status.FAIL
     assert words in sentence
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TARGET, model)
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"]["intermediate_size"] *= 2
+    (model / "config.json").write_text(json.dumps(config))
+    status, sentence = check(model=str(model))
+    assert status is Status.FAIL
+    assert "mlp.down_proj.weight has shape" in sentence
+    assert sentence.count("\n") < 20
+    assert check(model=str(model), random_weights=True)[0] is Status.OK
+
+
+def test_weights_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TARGET, model)
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").mkdir()
+    status, sentence = check(model=str(model))
+    assert status is Status.FAIL
+    assert "model.safetensors" in sentence
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("tokenizer.json", "{}", "tokenizer"),
+        ("generation_config.json", '{"temperature": "warm"}', "temperature = 'warm'"),
+        ("chat_template.jinja", "{% for x in %}", "template"),
+    ],
+)
+def test_what_the_server_itself_reads_is_read(tmp_path: Path, file: str, text: str, words: str) -> None:
+    model = write_servable_checkpoint(tmp_path / "model")
+    assert check_front_end(str(model)).status is Status.OK
+    (model / file).write_text(text)
+    result = check_front_end(str(model))
+    assert result.status is Status.FAIL
+    assert words in result.sentence
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:

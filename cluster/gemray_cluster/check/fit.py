@@ -11,19 +11,22 @@ from gemray_workers.errors import GemrayError
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName
+    from gemray_workers.engine.blueprint import Blueprint
 
 NAME = "fit"
 
 
 def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
-    """Draw the gang's blueprint, and read the headers of the weights that lie on this machine."""
+    """Draw the gang's blueprint, and compare it with the headers of the weights that lie on this machine."""
     from gemray_workers.checkpoint.index import read_index
 
     try:
         blueprint = settings.blueprint(device)
-        for directory in (settings.model, settings.drafter):
-            if directory is not None and any(Path(directory).glob("*.safetensors*")):
-                read_index(directory)
+        if not settings.random_weights:
+            if _has_weights(settings.model):
+                _check_target_weights(blueprint)
+            if settings.drafter is not None and _has_weights(settings.drafter):
+                read_index(settings.drafter)
     except GemrayError as error:
         return [fail(NAME, f"{error}.")]
     model = blueprint.model_info()
@@ -35,3 +38,36 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
             f"requests of up to {model.max_model_len} tokens fit the KV memory.",
         )
     ]
+
+
+def check_front_end(model: str) -> CheckResult:
+    """Read what the server itself needs of the model: its configs, tokenizer and chat template."""
+    from gemray_cluster.server.requests import RequestReader
+
+    try:
+        RequestReader.from_directory(model)
+    except GemrayError as error:
+        return fail("tokenizer", f"{error}.")
+    return ok("tokenizer", f"tokenizer, chat template and generation defaults of {model} can be used.")
+
+
+def _has_weights(directory: str) -> bool:
+    return any(Path(directory).glob("*.safetensors*"))
+
+
+def _check_target_weights(blueprint: Blueprint) -> None:
+    """Names, shapes and dtypes on disk against a model without memory; raises CheckpointError."""
+    import torch
+
+    from gemray_workers.checkpoint.loader import check_weights
+    from gemray_workers.model.target import TargetModel
+    from gemray_workers.parallel.communicator import SoloCommunicator
+
+    config = blueprint.config
+    model = TargetModel(blueprint.model, SoloCommunicator(), dtype=config.torch_dtype, device=torch.device("meta"))
+    check_weights(
+        config.model_path,
+        model.weight_targets(),
+        prefix=blueprint.model.weight_prefix,
+        is_ignored=model.ignored_name,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.check.cluster import check_cluster
-from gemray_cluster.check.fit import check_fit
+from gemray_cluster.check.fit import check_fit, check_front_end
 from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import rank_bundle
@@ -41,6 +41,9 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
     # The front end reads the tokenizer; the ranks' nodes are asked for the weights below.
     here = check_model_directory(settings.model, node=HERE, weights=False)
     note(here)
+    if here.status is not Status.FAIL:
+        here = await asyncio.to_thread(check_front_end, settings.model)
+        note(here)
     try:
         session = await RaySession.open(cluster)
     except GemrayError as error:

@@ -15,6 +15,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import ModelInfo, Submit
+from gemray_workers.model.config import ModelConfig
 
 MAX_REQUEST_ID_CHARS = 128
 ROLES = ("system", "developer", "user", "assistant", "model", "tool")
@@ -53,6 +54,12 @@ class RequestReader:
 
     tokenizer: ChatTokenizer
     defaults: GenerationDefaults
+
+    @classmethod
+    def from_directory(cls, model: str) -> RequestReader:
+        """Of a checkpoint's directory; raises CheckpointError and InvalidField."""
+        ModelConfig.from_directory(model)  # an unfit model is named before its tokenizer is looked at
+        return cls(ChatTokenizer.from_directory(model), GenerationDefaults.from_directory(model))
 
     def read(self, request: GenerationRequest, request_id: str, model: ModelInfo) -> AcceptedRequest:
         """Validate and tokenize; raises InvalidField. Slow for long texts: run it in a thread."""

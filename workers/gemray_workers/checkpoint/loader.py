@@ -28,6 +28,9 @@ ProgressFn = Callable[[int, int], None]
 BLOCK_BYTES = 64 << 20
 """Most bytes on disk that one copy moves, so that no large tensor is held a second time on its way."""
 
+MOST_PROBLEMS = 12
+"""That one message lists."""
+
 _STORED_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -99,6 +102,21 @@ def load_weights(
     return LoadReport(len(loads), done, time.monotonic() - started, tuple(sorted(ignored)))
 
 
+def check_weights(
+    directory: str | os.PathLike[str],
+    targets: Iterable[WeightTarget],
+    *,
+    prefix: str,
+    is_ignored: Callable[[str], bool],
+) -> None:
+    """What `load_weights` would find wrong before it copies, from the files' headers; destinations may be on meta.
+
+    Raises:
+        CheckpointError: as `load_weights` does.
+    """
+    _matched(read_index(directory), list(targets), prefix, is_ignored)
+
+
 def _matched(
     index: CheckpointIndex, targets: Sequence[WeightTarget], prefix: str, is_ignored: Callable[[str], bool]
 ) -> tuple[list[_Load], set[str]]:
@@ -117,6 +135,8 @@ def _matched(
     if len(by_name) < len(targets):
         names = [prefix + target.name for target in targets]
         problems.append(f"tensors targeted twice: {listed({name for name in names if names.count(name) > 1})}")
+    if len(problems) > MOST_PROBLEMS:
+        problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS} more"]
     if problems:
         raise CheckpointError(f"{index.directory} does not fit the model:\n  " + "\n  ".join(problems))
     return loads, ignored

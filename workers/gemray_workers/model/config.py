@@ -305,6 +305,6 @@ def _embedding_rows(directory: Path, name: str) -> int | None:
             with safe_open(file, framework="pt") as tensors:
                 if name in tensors.keys():  # noqa: SIM118 - not a mapping
                     return int(tensors.get_slice(name).get_shape()[0])
-        except SafetensorError:
-            continue  # a truncated file is the loader's to report, with its name
+        except (SafetensorError, OSError):
+            continue  # a truncated or unreadable file is the loader's to report, with its name
     return None
