@@ -15,6 +15,8 @@ from gemray_cluster.client_errors import RequestFailed, RequestRefused, ServerUn
 from gemray_cluster.server.channel_options import client_options
 from gemray_workers.errors import GemrayError, InvalidField
 
+MAX_PORT = 65535
+
 _ERRORS: Mapping[grpc.StatusCode, type[GemrayError]] = {
     grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: ServerUnreachable,
@@ -38,6 +40,11 @@ class ServerAddress:
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     """The client's own certificate and key (mTLS)."""
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:  # gRPC would take it modulo 65536
+            raise InvalidField("address", self.address, f"HOST:PORT, with a port of 1 to {MAX_PORT}")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -27,6 +27,21 @@ class InvalidField(GemrayError, ValueError):
         return type(self), (self.field, self.value, self.allowed)
 
 
+class Summary(str):
+    """A value in words, where the value itself is too long or says nothing: an error shows it without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The words as they stand."""
+        return str(self)
+
+    @classmethod
+    def of_text(cls, text: str, most: int = 40) -> Summary:
+        """A text, quoted; of a long one the beginning and the length."""
+        return cls(repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)")
+
+
 class CheckpointError(GemrayError):
     """A checkpoint directory cannot be loaded; the message names files and tensors."""
 

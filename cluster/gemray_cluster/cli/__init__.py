@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -12,7 +13,7 @@ from gemray_cluster.cli.bench import bench
 from gemray_cluster.cli.chat import chat
 from gemray_cluster.cli.check import check
 from gemray_cluster.cli.demo import demo
-from gemray_cluster.cli.exit_codes import INTERRUPTED, exit_code_of
+from gemray_cluster.cli.exit_codes import FAILED, INTERRUPTED, exit_code_of
 from gemray_cluster.cli.generate import generate
 from gemray_cluster.cli.info import info
 from gemray_cluster.cli.serve import serve
@@ -58,5 +59,10 @@ def main() -> None:
     except UnicodeEncodeError as error:
         print(f"error: the text is not valid UTF-8 ({error.reason})", file=sys.stderr)
         sys.exit(exit_code_of(InvalidField("text", "bytes", "UTF-8")))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -13,7 +13,7 @@ from gemray_cluster.server.fields import check_token_ids
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
-from gemray_workers.errors import InvalidField
+from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo, Submit
 from gemray_workers.model.config import ModelConfig
 
@@ -77,7 +77,7 @@ class RequestReader:
             raise InvalidField("input", None, "one of text, chat")
         num_bytes = sum(len(text.encode()) for text in _texts(request))
         if num_bytes > MAX_TOKENIZE_BYTES:
-            raise InvalidField(kind, f"{num_bytes} bytes", f"at most {MAX_TOKENIZE_BYTES}")
+            raise InvalidField(kind, Summary(f"{num_bytes} bytes"), f"at most {MAX_TOKENIZE_BYTES}")
         text = request.text if kind == "text" else self._render(request.chat)
         return self.tokenizer.encode(text), text
 
@@ -92,7 +92,7 @@ class RequestReader:
             text = request.text if kind == "text" else self._render(request.chat)
             ids = self.tokenizer.encode(text) if text else []
         if not ids:
-            raise InvalidField(kind, "empty", "a prompt of at least one token")
+            raise InvalidField(kind, Summary("empty"), "a prompt of at least one token")
         if len(ids) >= model.max_model_len:
             raise PromptTooLong(kind, len(ids), model.max_model_len)
         return ids
@@ -104,7 +104,7 @@ class RequestReader:
         if num_bytes > most:
             raise InvalidField(
                 field,
-                f"{num_bytes} bytes",
+                Summary(f"{num_bytes} bytes"),
                 f"at most {most}: this server fits {model.max_model_len} tokens of at most "
                 f"{self.tokenizer.longest_token} bytes, prompt and output together",
             )
@@ -128,7 +128,9 @@ def read_request_id(request: GenerationRequest) -> str:
         return uuid.uuid4().hex
     request_id = request.request_id
     if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS or not all("!" <= char <= "~" for char in request_id):
-        raise InvalidField("request_id", request_id[:40], f"1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters")
+        raise InvalidField(
+            "request_id", Summary.of_text(request_id), f"1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters"
+        )
     return request_id
 
 
@@ -138,9 +140,9 @@ def _read_tools(chat: pb.Chat) -> list[Any] | None:
     try:
         tools = json.loads(chat.tools_json)
     except ValueError as error:
-        raise InvalidField("chat.tools_json", chat.tools_json[:40], f"a JSON array ({error})") from error
+        raise InvalidField("chat.tools_json", Summary.of_text(chat.tools_json), f"a JSON array ({error})") from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise InvalidField("chat.tools_json", chat.tools_json[:40], "a JSON array of objects")
+        raise InvalidField("chat.tools_json", Summary.of_text(chat.tools_json), "a JSON array of objects")
     return tools
 
 

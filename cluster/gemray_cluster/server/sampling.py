@@ -7,7 +7,7 @@ import secrets
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.fields import check_token_ids, integer, number
 from gemray_workers.checkpoint.generation import GenerationDefaults
-from gemray_workers.errors import InvalidField
+from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo
 from gemray_workers.sampling.params import SamplingParams
 
@@ -120,10 +120,12 @@ def _read_num_draft_tokens(speculation: pb.SpeculationParameters, model: ModelIn
 
 def _read_stop_strings(sampling: pb.SamplingParameters) -> tuple[str, ...]:
     if len(sampling.stop) > MAX_STOP_STRINGS:
-        raise InvalidField("sampling.stop", f"{len(sampling.stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
+        raise InvalidField(
+            "sampling.stop", Summary(f"{len(sampling.stop)} strings"), f"at most {MAX_STOP_STRINGS} strings"
+        )
     for index, stop in enumerate(sampling.stop):
         if not 0 < len(stop) <= MAX_STOP_CHARS:
-            raise InvalidField(f"sampling.stop[{index}]", stop[:40], f"1 to {MAX_STOP_CHARS} characters")
+            raise InvalidField(f"sampling.stop[{index}]", Summary.of_text(stop), f"1 to {MAX_STOP_CHARS} characters")
     return tuple(sampling.stop)
 
 

@@ -193,3 +193,21 @@ def test_exit_codes() -> None:
     assert exit_code_of(InvalidSetting("port", 1, "x", "y")) == 2
     assert exit_code_of(CapacityError("x")) == 3
     assert exit_code_of(RequestFailed("x")) == 1
+
+
+@pytest.mark.parametrize("address", ["", "here", "127.0.0.1:99999", "127.0.0.1:0", ":1"])
+def test_an_address_that_is_none(address: str) -> None:
+    result = gemray("info", "--address", address)
+    assert result.returncode == 2
+    assert result.stderr == f"error: address = {address!r} is not allowed: HOST:PORT, with a port of 1 to 65535\n"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_full_disk_is_told_in_a_sentence(served: Serving) -> None:
+    with open("/dev/full", "w") as full:
+        process = await asyncio.create_subprocess_exec(
+            *GEMRAY, "info", "--address", served.server.address, stdout=full, stderr=asyncio.subprocess.PIPE
+        )
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert err.decode() == "error: the output cannot be written: No space left on device\n"
