@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
+from gemray_cluster.diagnosis import in_words
 from gemray_cluster.gang import no_listener
 from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
 from gemray_cluster.launcher import ProgressListener
 from gemray_cluster.live_request import LiveRequest
-from gemray_workers.errors import GemrayError
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
 
 logger = logging.getLogger(__name__)
@@ -146,9 +146,9 @@ class GangKeeper:
                 if not self._may_rebuild():
                     return
                 await self._rebuild()
-        except GemrayError as error:
-            self._failure = f"it could not be rebuilt: {error} (it had failed: {self._failure})"
-            logger.error("the gang could not be rebuilt: %s", error)
+        except Exception as error:  # Ray's errors have no common base
+            self._failure = f"it could not be rebuilt: {in_words(error)} (it had failed: {self._failure})"
+            logger.error("the gang could not be rebuilt: %s", in_words(error))
         finally:
             self._over.set()
             async with self._changed:
