@@ -32,7 +32,7 @@ def simulated(
     for _ in range(steps):
         k = choose_draft_length(estimates, load, most)
         chosen.append(k)
-        estimates = estimates.with_step(load, k, verify + draft * k)
+        estimates = estimates.with_decision(load, k).with_step(load, k, verify + draft * k)
         accepted = 0
         for _ in range(k):  # an error-diffusing stand-in for chance: the rate comes out exactly
             owed += rate
@@ -83,6 +83,8 @@ def test_loads_are_classes() -> None:
     assert Load.of(5, 1000) == Load.of(8, 600)
     assert Load.of(8, 600) != Load.of(9, 600)
     assert Load.of(1, 1000) != Load.of(1, 100_000)
+    assert Load.of(1, 1000, 200) == Load.of(1, 1000, 100)
+    assert len({Load.of(1, 1000, rows).other_rows for rows in (0, 1, 10, 50, 200)}) == 5
 
 
 def test_tries_other_lengths_again_from_time_to_time() -> None:
@@ -98,7 +100,8 @@ def test_tries_other_lengths_again_from_time_to_time() -> None:
 def test_the_answer_is_always_a_length(history: list[tuple[int, int, float]], most: int) -> None:
     estimates = Estimates()
     for drafted, accepted, seconds in history:
-        estimates = estimates.with_step(SMALL, drafted, seconds).with_acceptance(drafted, min(drafted, accepted))
+        estimates = estimates.with_decision(SMALL, drafted).with_step(SMALL, drafted, seconds)
+        estimates = estimates.with_acceptance(drafted, min(drafted, accepted))
     assert 0 <= choose_draft_length(estimates, SMALL, most) <= most
     assert all(0 <= rate <= 1 for rate in estimates.rates)
     assert 1 <= estimates.expected_tokens(most) <= most + 1
@@ -114,7 +117,7 @@ def running(num_draft_tokens: int | None = None) -> Sequence:
     params = SamplingParams(
         temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=9, num_draft_tokens=num_draft_tokens
     )
-    return Sequence(request_id="a", params=params, tokens=[1, 2, 3], prompt_len=2, arrival=0)
+    return Sequence(request_id="a", params=params, tokens=[1, 2, 3], prompt_len=2, arrival=0, num_computed=2, slot=0)
 
 
 def test_a_request_that_states_a_number_is_not_second_guessed() -> None:
