@@ -1,15 +1,10 @@
-"""The adaptive draft length: a pure function of measurements, the controller around it, and the alarm."""
+"""The adaptive draft length: a pure function of measurements, and the controller around it."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemray_workers.drafters import acceptance_alarm
-from gemray_workers.drafters.acceptance_alarm import AcceptanceAlarm
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.engine.step_clock import StepTimes
@@ -136,41 +131,6 @@ def test_a_fixed_length_stays() -> None:
         controller.begin_step([running()])
         assert controller(running()) == 4
         decode_step(controller, 4, 0, seconds=10.0)
-
-
-def alarms(rounds: list[tuple[int, int]]) -> list[str]:
-    alarm = AcceptanceAlarm()
-    warnings = [alarm.observe(drafted=drafted, accepted=accepted) for drafted, accepted in rounds]
-    return [warning for warning in warnings if warning is not None]
-
-
-def test_the_alarm_names_likely_causes_once() -> None:
-    assert alarms([(4, 0)] * 999) == []
-    (warning,) = alarms([(4, 0)] * 5000)
-    assert "0 of 1000 drafts" in warning
-    assert "block table" in warning
-
-
-def test_the_alarm_sounds_again_after_better_times() -> None:
-    assert len(alarms([(4, 0)] * 1000 + [(4, 3)] * 250 + [(4, 0)] * 1000)) == 2
-
-
-def test_long_blocks_are_judged_by_the_drafts_that_had_a_chance() -> None:
-    """15 drafts of which the first is right half of the time: 3% of all drafts, but nothing is wrong."""
-    assert alarms([(15, 1), (15, 0)] * 5000) == []
-
-
-def test_a_live_engine_warns_about_a_drafter_that_never_guesses(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptance_alarm, "MIN_DRAFTS", 100)
-    target = tiny_checkpoint("31B")
-    config = engine_config(target, drafter_path=str(tiny_assistant(target)), max_draft_tokens=7)
-    with caplog.at_level(logging.WARNING):
-        run = run_engine(SoloCommunicator(), config, [request(f"r{i}", [5 + i, 6, 7], 60) for i in range(4)])
-    assert run is not None
-    assert sum(r.last.speculation.rounds for r in run.results.values() if r.last.speculation) > 200
-    assert caplog.text.count("Likely causes") == 1
 
 
 def test_a_live_engine_stops_drafting_what_does_not_pay() -> None:

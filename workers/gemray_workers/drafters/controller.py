@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence as SequenceOf
 
 from gemray_workers.drafters.acceptance_alarm import AcceptanceAlarm
-from gemray_workers.drafters.draft_length import Estimates, Load, choose_draft_length
+from gemray_workers.drafters.draft_length import PATIENCE, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.engine.step_clock import StepTimes
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
@@ -25,6 +25,7 @@ class DraftLengthController:
         self._alarm = AcceptanceAlarm()
         self._load = Load.of(0, 0)
         self._length = most
+        self._steps_without = 0  # since drafts were last decided on
         self._chosen_for: frozenset[int] = frozenset()  # slots whose number of drafts is ours to choose
         self._num_other_rows = 0  # of the last step: the scheduler has not yet decided the next one's
 
@@ -52,9 +53,7 @@ class DraftLengthController:
         """Learn from the step: the alarm from every round, the choice from those that it was made for."""
         for rows, outcome in zip(plan.rows, outcomes, strict=True):
             if rows.num_drafts and outcome.token_ids:
-                warning = self._alarm.observe(drafted=rows.num_drafts, accepted=outcome.num_accepted)
-                if warning is not None:
-                    logger.warning("%s", warning)
+                _warn(self._alarm.observe(drafted=rows.num_drafts, accepted=outcome.num_accepted))
                 if self._is_chosen(rows):
                     self._estimates = self._estimates.with_acceptance(rows.num_drafts, outcome.num_accepted)
         chosen = [rows for rows in plan.rows if self._is_chosen(rows)]
@@ -62,6 +61,7 @@ class DraftLengthController:
             others = (rows for rows in plan.rows if not self._is_chosen(rows))
             self._num_other_rows = sum(rows.num_known + rows.num_drafts for rows in others)
             self._learn_time(chosen, times.draft + times.verify)
+            self._notice_giving_up()
 
     def _learn_time(self, chosen: SequenceOf[ScheduledRows], seconds: float) -> None:
         """The time goes to what the step had: limits may have cut drafts, and others' rows are known only now."""
@@ -70,6 +70,17 @@ class DraftLengthController:
         decided = self._estimates.with_decision(self._load, self._length)
         self._estimates = decided.with_step(had, length, seconds)
 
+    def _notice_giving_up(self) -> None:
+        """More steps without drafts than it takes to measure plain decoding are a verdict."""
+        self._steps_without = 0 if self._length else self._steps_without + 1
+        if self._steps_without > TRIES * PATIENCE:
+            _warn(self._alarm.given_up())
+
     def _is_chosen(self, rows: ScheduledRows) -> bool:
         """Whether the rows are of a sequence that the decision was for (a slot may since have a new one)."""
         return rows.slot in self._chosen_for and rows.start > 0
+
+
+def _warn(warning: str | None) -> None:
+    if warning is not None:
+        logger.warning("%s", warning)
