@@ -10,9 +10,13 @@ import pytest
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import PATIENCE, RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
+from support.engine_runner import engine_config, request, run_engine
+from support.tiny import tiny_checkpoint
+from support.tiny_drafters import tiny_assistant
 
 MOST = 4
 VERIFY_S = 10e-3
@@ -194,3 +198,21 @@ def test_what_cannot_pay_is_not_measured_anew_under_each_load() -> None:
     for _ in range(100):
         estimates = estimates.with_acceptance(MOST, 0)
     assert [choose_draft_length(estimates, Load.of(n, 10**n), MOST) for n in range(1, 6)] == [0] * 5
+
+
+@pytest.mark.parametrize("stated", [0, 1])
+def test_a_live_engine_stops_drafting_beside_a_request_with_a_number(stated: int) -> None:
+    """The random drafter is nearly always wrong; ids do not change."""
+    target = tiny_checkpoint("31B")
+    submits = [request("a", [5, 6, 7], 120), request("b", [8, 9], 120, num_draft_tokens=stated)]
+    plain = run_engine(SoloCommunicator(), engine_config(target), submits)
+    config = engine_config(
+        target, drafter_path=str(tiny_assistant(target)), max_draft_tokens=4, adapt_draft_tokens=True
+    )
+    adapted = run_engine(SoloCommunicator(), config, submits)
+    assert plain is not None
+    assert adapted is not None
+    assert adapted.ids == plain.ids
+    counters = adapted.results["a"].last.speculation
+    assert counters is not None
+    assert 0 < counters.rounds < 80
