@@ -120,7 +120,7 @@ class ServeSettings:
     draft_tokens: int | str = _engine(
         INTEGER_OR_AUTO,
         "Drafts of a request in a step, 0 for none; auto (the default): as many as measured acceptance and step times "
-        "make worth while.",
+        "make worth while, at most 4 with MTP or a whole block with DFlash.",
         AUTO,
     )
     drafter_placement: str | None = _engine(

@@ -112,6 +112,7 @@ class FakeGang:
     cancelled: list[str] = field(default_factory=list)
     """Requests whose stream was closed before its end."""
     num_active: int = 0
+    speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
 
     @property
     def info(self) -> GangInfo:
@@ -133,7 +134,7 @@ class FakeGang:
             prompt_tokens=11,
             generated_tokens=13,
             last_step_seconds=0.25,
-            speculation=SpeculationCounters(),
+            speculation=self.speculation,
         )
 
     async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:

@@ -1,15 +1,10 @@
-"""The adaptive draft length: a pure function of measurements, the controller around it, and the alarm."""
+"""The adaptive draft length: a pure function of measurements, and the controller around it."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemray_workers.drafters import acceptance_alarm
-from gemray_workers.drafters.acceptance_alarm import AcceptanceAlarm
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.engine.step_clock import StepTimes
@@ -32,7 +27,7 @@ def simulated(
     for _ in range(steps):
         k = choose_draft_length(estimates, load, most)
         chosen.append(k)
-        estimates = estimates.with_step(load, k, verify + draft * k)
+        estimates = estimates.with_decision(load, k).with_step(load, k, verify + draft * k)
         accepted = 0
         for _ in range(k):  # an error-diffusing stand-in for chance: the rate comes out exactly
             owed += rate
@@ -83,6 +78,8 @@ def test_loads_are_classes() -> None:
     assert Load.of(5, 1000) == Load.of(8, 600)
     assert Load.of(8, 600) != Load.of(9, 600)
     assert Load.of(1, 1000) != Load.of(1, 100_000)
+    assert Load.of(1, 1000, 200) == Load.of(1, 1000, 100)
+    assert len({Load.of(1, 1000, rows).other_rows for rows in (0, 1, 10, 50, 200)}) == 5
 
 
 def test_tries_other_lengths_again_from_time_to_time() -> None:
@@ -98,7 +95,8 @@ def test_tries_other_lengths_again_from_time_to_time() -> None:
 def test_the_answer_is_always_a_length(history: list[tuple[int, int, float]], most: int) -> None:
     estimates = Estimates()
     for drafted, accepted, seconds in history:
-        estimates = estimates.with_step(SMALL, drafted, seconds).with_acceptance(drafted, min(drafted, accepted))
+        estimates = estimates.with_decision(SMALL, drafted).with_step(SMALL, drafted, seconds)
+        estimates = estimates.with_acceptance(drafted, min(drafted, accepted))
     assert 0 <= choose_draft_length(estimates, SMALL, most) <= most
     assert all(0 <= rate <= 1 for rate in estimates.rates)
     assert 1 <= estimates.expected_tokens(most) <= most + 1
@@ -114,7 +112,7 @@ def running(num_draft_tokens: int | None = None) -> Sequence:
     params = SamplingParams(
         temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=9, num_draft_tokens=num_draft_tokens
     )
-    return Sequence(request_id="a", params=params, tokens=[1, 2, 3], prompt_len=2, arrival=0)
+    return Sequence(request_id="a", params=params, tokens=[1, 2, 3], prompt_len=2, arrival=0, num_computed=2, slot=0)
 
 
 def test_a_request_that_states_a_number_is_not_second_guessed() -> None:
@@ -133,41 +131,6 @@ def test_a_fixed_length_stays() -> None:
         controller.begin_step([running()])
         assert controller(running()) == 4
         decode_step(controller, 4, 0, seconds=10.0)
-
-
-def alarms(rounds: list[tuple[int, int]]) -> list[str]:
-    alarm = AcceptanceAlarm()
-    warnings = [alarm.observe(drafted=drafted, accepted=accepted) for drafted, accepted in rounds]
-    return [warning for warning in warnings if warning is not None]
-
-
-def test_the_alarm_names_likely_causes_once() -> None:
-    assert alarms([(4, 0)] * 999) == []
-    (warning,) = alarms([(4, 0)] * 5000)
-    assert "0 of 1000 drafts" in warning
-    assert "block table" in warning
-
-
-def test_the_alarm_sounds_again_after_better_times() -> None:
-    assert len(alarms([(4, 0)] * 1000 + [(4, 3)] * 250 + [(4, 0)] * 1000)) == 2
-
-
-def test_long_blocks_are_judged_by_the_drafts_that_had_a_chance() -> None:
-    """15 drafts of which the first is right half of the time: 3% of all drafts, but nothing is wrong."""
-    assert alarms([(15, 1), (15, 0)] * 5000) == []
-
-
-def test_a_live_engine_warns_about_a_drafter_that_never_guesses(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptance_alarm, "MIN_DRAFTS", 100)
-    target = tiny_checkpoint("31B")
-    config = engine_config(target, drafter_path=str(tiny_assistant(target)), max_draft_tokens=7)
-    with caplog.at_level(logging.WARNING):
-        run = run_engine(SoloCommunicator(), config, [request(f"r{i}", [5 + i, 6, 7], 60) for i in range(4)])
-    assert run is not None
-    assert sum(r.last.speculation.rounds for r in run.results.values() if r.last.speculation) > 200
-    assert caplog.text.count("Likely causes") == 1
 
 
 def test_a_live_engine_stops_drafting_what_does_not_pay() -> None:

@@ -60,9 +60,11 @@ class EngineConfig:
     method: MethodName = "auto"
     """``auto`` is what the drafter's config says, or none without a drafter."""
     max_draft_tokens: int | None = None
-    """Most drafts of a sequence in a step; None is the drafter's usual number."""
+    """Most drafts of a sequence in a step; None is the drafter's usual number: 4 for MTP, as published, and the whole
+    block for DFlash."""
     adapt_draft_tokens: bool = False
-    """Draft as many tokens as measured acceptance and step times make worth while, at most `max_draft_tokens`."""
+    """Draft as many tokens as measured acceptance and step times make worth while, at most `max_draft_tokens`, so
+    with None at most the drafter's usual number."""
     drafter_placement: PlacementName = "colocated"
     """``dedicated`` gives a DFlash drafter a worker, and device, of its own."""
     drafter_attention_backend: str | None = None

@@ -30,7 +30,7 @@ def info(
         model = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10)
         stats = stub.GetServerStats(pb.GetServerStatsRequest(), timeout=10)
     console = Console()
-    for table in (_model(model), _choices(model), _shards(model), _memory(model, stats), _load(stats)):
+    for table in (_model(model), _choices(model), _shards(model), _memory(model, stats), _load(model, stats)):
         console.print(table)
 
 
@@ -116,7 +116,7 @@ def _memory(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) ->
     return table
 
 
-def _load(stats: pb.GetServerStatsResponse) -> Table:
+def _load(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> Table:
     from gemray.v1 import generation_pb2 as pb
 
     table = _table("Load")
@@ -131,9 +131,19 @@ def _load(stats: pb.GetServerStatsResponse) -> Table:
         "tokens": f"{engine.prompt_tokens} prompt, {engine.generated_tokens} generated",
         "last step": f"{engine.last_step_seconds * 1e3:.1f} ms",
     }
+    if model.HasField("drafter"):
+        rows["speculation"] = _speculation(engine.speculation)
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _speculation(counters: pb.Speculation) -> str:
+    """Acceptance length: mean tokens of a round, the target's own included."""
+    counts = f"{counters.rounds} rounds, {counters.drafted} drafted, {counters.accepted} accepted"
+    if not counters.rounds:
+        return counts
+    return f"{counts}, acceptance length {1 + counters.accepted / counters.rounds:.2f}"
 
 
 def _size(num_bytes: int) -> str:

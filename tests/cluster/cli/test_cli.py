@@ -18,6 +18,7 @@ from gemray_cluster.client_errors import RequestFailed
 from gemray_cluster.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
+from gemray_workers.messages import SpeculationCounters
 from support.fake_gang import FakeGang, Script, gang_info
 from support.servable_checkpoint import write_servable_checkpoint
 from support.serving import Serving, serving
@@ -176,6 +177,30 @@ async def test_info(served: Serving) -> None:
     for words in ("gemma4_text", "0..1024", "1024..2048", "sliding", "256 tokens", "no GPU", "mtp, shared KV"):
         assert words in out
     assert len(re.findall(r"\d\s*│ target\s*│ host", out)) == 2
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info_tells_what_a_drafter_gives(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.gang.gang_info = gang_info(max_draft_tokens=4)
+    _, out, _ = await run("info", "--address", served.server.address)
+    assert "0 rounds, 0 drafted, 0 accepted" in _unwrapped(out)
+    assert "acceptance length" not in _unwrapped(out)
+    monkeypatch.setattr(served.gang, "speculation", SpeculationCounters(rounds=20, drafted=80, accepted=50))
+    _, out, _ = await run("info", "--address", served.server.address)
+    assert "speculation 20 rounds, 80 drafted, 50 accepted, acceptance length 3.50" in _unwrapped(out)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info_has_no_speculation_without_a_drafter(served: Serving) -> None:
+    served.gang.gang_info = gang_info()
+    code, out, _ = await run("info", "--address", served.server.address)
+    assert code == 0
+    assert "speculation" not in out
+
+
+def _unwrapped(table: str) -> str:
+    """A table's text without its lines, however narrow it was drawn."""
+    return " ".join(table.replace("│", " ").split())
 
 
 @pytest.mark.asyncio(loop_scope="module")

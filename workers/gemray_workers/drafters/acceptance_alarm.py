@@ -1,9 +1,19 @@
-"""A warning for drafters that hardly ever guess right: nearly always a fault of set-up, not of the drafter."""
+"""A warning for drafters that hardly ever guess right: nearly always a fault of set-up, not of the drafter.
+
+All drafts that were made are counted, as the statistics count them. Judged are only those that had a chance: a draft
+behind a wrong one says nothing, so of a block of 15 whose first is wrong one is judged. The share accepted of the
+judged is never below that of all, so a drafter that is told to be wrong is so by either count, while a good one whose
+later positions are seldom reached is not.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 MIN_DRAFTS = 1000
 MIN_ACCEPTANCE = 0.05
+MIN_ROUNDS_GIVEN_UP = 16
+"""Rounds that tell a drafter that was given up: one that is right three times in ten has a hit in 299 of 300 cases."""
 _CAUSES = (
     "the drafter was made for another target or another fine-tune of it",
     "the target is quantised and the drafter was trained on the original",
@@ -12,31 +22,63 @@ _CAUSES = (
 )
 
 
+@dataclass
+class _Count:
+    """Of some rounds."""
+
+    rounds: int = 0
+    drafted: int = 0
+    judged: int = 0
+    accepted: int = 0
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.rounds += 1
+        self.drafted += drafted
+        self.judged += min(accepted + 1, drafted)
+        self.accepted += accepted
+
+    @property
+    def is_bad(self) -> bool:
+        return self.accepted < MIN_ACCEPTANCE * self.judged
+
+    def sentence(self, effect: str) -> str:
+        return (
+            f"{self.accepted} of {self.drafted} drafts were accepted ({self.accepted / self.drafted:.1%}) in "
+            f"{self.rounds} rounds: {effect}. Likely causes: " + "; ".join(_CAUSES)
+        )
+
+
 class AcceptanceAlarm:
-    """Watches windows of `MIN_DRAFTS` drafts that had a chance: those behind a wrong one say nothing."""
+    """Watches windows of `MIN_DRAFTS` drafts, and the first few of a drafter that is given up before."""
 
     def __init__(self) -> None:
-        self._judged = 0
-        self._accepted = 0
+        self._window = _Count()
+        self._total = _Count()
         self._has_warned = False
 
     def observe(self, *, drafted: int, accepted: int) -> str | None:
         """Count one sequence's round.
 
-        Returns a sentence when a window's acceptance is below `MIN_ACCEPTANCE` and the window before it was not,
-        else None.
+        Returns a sentence when a window's acceptance is below `MIN_ACCEPTANCE` and no warning was given since the
+        last window in which it was not, else None.
         """
-        self._judged += min(accepted + 1, drafted)
-        self._accepted += accepted
-        if self._judged < MIN_DRAFTS:
+        self._window.add(drafted, accepted)
+        self._total.add(drafted, accepted)
+        if self._window.drafted < MIN_DRAFTS:
             return None
-        rate, text = self._accepted / self._judged, self._sentence()
-        self._judged = self._accepted = 0
-        has_warned, self._has_warned = self._has_warned, rate < MIN_ACCEPTANCE
-        return text if self._has_warned and not has_warned else None
+        window, self._window = self._window, _Count()
+        has_warned, self._has_warned = self._has_warned, window.is_bad
+        if has_warned or not window.is_bad:
+            return None
+        return window.sentence("output is right but speculation only costs time")
 
-    def _sentence(self) -> str:
-        return (
-            f"{self._accepted} of {self._judged} drafts were accepted ({self._accepted / self._judged:.1%}): "
-            "output is right but speculation only costs time. Likely causes: " + "; ".join(_CAUSES)
-        )
+    def given_up(self) -> str | None:
+        """The drafter is out of use, but for a try now and then; may be told in every step.
+
+        Returns a sentence, once, if acceptance since the start is below `MIN_ACCEPTANCE` in enough rounds. A drafter
+        that was good before is not at fault when a text is hard to guess.
+        """
+        if self._has_warned or self._total.rounds < MIN_ROUNDS_GIVEN_UP or not self._total.is_bad:
+            return None
+        self._has_warned = True
+        return self._total.sentence("output is right, and drafting was stopped as it only costs time")

@@ -4,6 +4,10 @@ A round with k drafts yields ``1 + a_1 + a_1 a_2 + ... + a_1...a_k`` tokens on a
 the i-th draft is accepted when all before it were, and takes t(k) seconds, which depends on how many sequences are in
 the batch and how long they are. The best k has the most tokens a second; 0 stops drafting. The answer changes speed,
 never ids, so it may be tried out freely: a length whose time is unknown here is tried before it is judged.
+
+Steps are seldom alike: prompts are prefilled beside the decoding sequences, requests state numbers of their own, and
+limits cut what was asked for. So a time belongs to what the step really had, a decision to what was known before it,
+and a length that was asked for in vain a few times is no longer waited for.
 """
 
 from __future__ import annotations
@@ -15,23 +19,48 @@ MEMORY = 0.05
 """Weight of a new measurement against all older ones."""
 TRIES = 3
 """Steps at a length before its time is believed."""
+PATIENCE = 4
+"""Times that a length is asked for without a step of that length before it is no longer waited for."""
 RETRY_EVERY = 256
 """Steps after which a length other than the best is tried again: load and text change."""
 INITIAL_RATE = 0.8
 """Acceptance assumed of a position that was never drafted."""
+LEAST_GAIN = 0.05
+"""Tokens that drafts must add to a round for their time to be worth measuring."""
+ASSUMED_COST = 0.05
+"""Share of a plain step that a draft is taken to cost as long as no load has shown it."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a step's time depends on, in classes wide enough to be met again: powers of two, and of four."""
+    """What a step's time depends on beside the draft length, in classes wide enough to be met again."""
 
     batch: int
+    """Of the number of sequences whose draft length is chosen: powers of two."""
     context: int
+    """Of their mean length: powers of four."""
+    other_rows: int = 0
+    """Of the rows that are there whatever is chosen (prompt chunks, requests with a number of their own): powers of
+    four, none a class for itself."""
 
     @classmethod
-    def of(cls, num_sequences: int, mean_context: float) -> Load:
+    def of(cls, num_sequences: int, mean_context: float, num_other_rows: int = 0) -> Load:
         """The class of a batch."""
-        return cls(max(0, num_sequences - 1).bit_length(), int(mean_context).bit_length() // 2)
+        return cls(
+            max(0, num_sequences - 1).bit_length(),
+            int(mean_context).bit_length() // 2,
+            (num_other_rows.bit_length() + 1) // 2,
+        )
+
+    def beside(self, num_other_rows: int) -> Load:
+        """The same sequences beside so many rows of others."""
+        return replace(self, other_rows=Load.of(0, 0, num_other_rows).other_rows)
+
+    def distance(self, other: Load) -> int:
+        """Classes apart."""
+        return (
+            abs(self.batch - other.batch) + abs(self.context - other.context) + abs(self.other_rows - other.other_rows)
+        )
 
 
 @dataclass(frozen=True)
@@ -55,17 +84,24 @@ class Estimates:
     """Acceptance of each position, given that all before it were accepted."""
     times: Mapping[tuple[Load, int], StepTime] = field(default_factory=dict)
     """By load and draft length."""
-    steps: Mapping[Load, int] = field(default_factory=dict)
+    in_vain: Mapping[tuple[Load, int], int] = field(default_factory=dict)
+    """How often a length was decided on under a load since a step there last had it."""
+    decisions: Mapping[Load, int] = field(default_factory=dict)
 
-    def with_step(self, load: Load, draft_length: int, seconds: float) -> Estimates:
-        """After a step in which every sequence decoded with this draft length."""
+    def with_decision(self, load: Load, draft_length: int) -> Estimates:
+        """After a step for which `draft_length` was decided on under `load`, whatever the step then had."""
         key = (load, draft_length)
-        time = self.times.get(key, StepTime(seconds, 0)).updated(seconds)
         return replace(
             self,
-            times={**self.times, key: time},
-            steps={**self.steps, load: self.steps.get(load, 0) + 1},
+            in_vain={**self.in_vain, key: self.in_vain.get(key, 0) + 1},
+            decisions={**self.decisions, load: self.decisions.get(load, 0) + 1},
         )
+
+    def with_step(self, load: Load, draft_length: int, seconds: float) -> Estimates:
+        """After a step under `load` in which sequences decoded with this draft length."""
+        key = (load, draft_length)
+        time = self.times.get(key, StepTime(seconds, 0)).updated(seconds)
+        return replace(self, times={**self.times, key: time}, in_vain={**self.in_vain, key: 0})
 
     def with_acceptance(self, num_drafted: int, num_accepted: int) -> Estimates:
         """After a round of one sequence: the first drafts were accepted, the next one, if any, was not."""
@@ -87,23 +123,24 @@ def choose_draft_length(estimates: Estimates, load: Load, most: int) -> int:
     """Drafts for each sequence of the next step, 0 to `most`.
 
     A few lengths are measured under each load; the time of one between two measured ones is interpolated, until it
-    is chosen and so measured itself.
+    is chosen and so measured itself. Lengths that steps never reach (limits cut them) are not judged.
 
     Args:
         estimates: what was measured.
-        load: of the next step.
+        load: of the next step, as far as it is known before.
         most: the drafter's limit.
     """
-    for length in _anchors(most):
-        time = estimates.times.get((load, length))
-        if time is None or time.count < TRIES:
-            return length
+    if estimates.expected_tokens(most) - 1 >= LEAST_GAIN:
+        for length in _anchors(most):
+            if _is_worth_trying(estimates, load, length):
+                return length
     measured = _measured(estimates, load, most)
-    best = max(range(most + 1), key=lambda length: estimates.expected_tokens(length) / _seconds(measured, length))
-    step = estimates.steps.get(load, 0)
-    if step % RETRY_EVERY == RETRY_EVERY - 1:
+    lengths = range(measured[-1][0] + 1)
+    best = max(lengths, key=lambda length: estimates.expected_tokens(length) / _seconds(measured, length))
+    decision = estimates.decisions.get(load, 0)
+    if decision % RETRY_EVERY == RETRY_EVERY - 1:
         others = [length for length in _anchors(most) if length != best]
-        return others[step // RETRY_EVERY % len(others)] if others else best
+        return others[decision // RETRY_EVERY % len(others)] if others else best
     return best
 
 
@@ -112,16 +149,28 @@ def _anchors(most: int) -> tuple[int, ...]:
     return tuple(sorted({0, (most + 1) // 2, most}, reverse=True))
 
 
+def _is_worth_trying(estimates: Estimates, load: Load, length: int) -> bool:
+    time = estimates.times.get((load, length))
+    is_known = time is not None and time.count >= TRIES
+    return not is_known and estimates.in_vain.get((load, length), 0) < PATIENCE
+
+
 def _measured(estimates: Estimates, load: Load, most: int) -> list[tuple[int, float]]:
-    return sorted(
-        (length, time.seconds)
-        for (measured_load, length), time in estimates.times.items()
-        if measured_load == load and length <= most and time.count >= TRIES
-    )
+    """Lengths, 0 and at least one more, and their seconds: of this load, else of the nearest that has both."""
+    by_load: dict[Load, list[tuple[int, float]]] = {}
+    for (measured_load, length), time in estimates.times.items():
+        if length <= most and time.count >= TRIES:
+            by_load.setdefault(measured_load, []).append((length, time.seconds))
+    complete = {
+        key: sorted(times) for key, times in by_load.items() if min(times)[0] == 0 and (len(times) > 1 or not most)
+    }
+    if not complete:
+        return sorted({(0, 1.0), (most, 1.0 + ASSUMED_COST * most)})
+    return complete[min(complete, key=load.distance)]
 
 
 def _seconds(measured: Sequence[tuple[int, float]], length: int) -> float:
-    """Step time at `length`, on the line between its measured neighbours (0 and the longest are among them)."""
+    """Step time at `length`, on the line between its measured neighbours (0 and the longest judged are among them)."""
     below = max(point for point in measured if point[0] <= length)
     above = min(point for point in measured if point[0] >= length)
     if below[0] == above[0]:

@@ -18,7 +18,8 @@ from gemray_workers.model.config import LayerConfig, ModelConfig
 from gemray_workers.model.kv_groups import check_tensor_parallel
 
 DEFAULT_DRAFT_TOKENS = 4
-"""What the published sizes accept well (spec 4.6)."""
+"""What the published sizes accept well (spec 4.6); also the most that an adaptive length tries: every draft more is a
+row more for each slot in the smallest step."""
 MOST_DRAFT_TOKENS = 16
 """Steps are sequential and acceptance decays with each: more never pays."""
 
