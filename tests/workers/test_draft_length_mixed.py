@@ -201,8 +201,17 @@ def test_what_cannot_pay_is_not_measured_anew_under_each_load() -> None:
 
 
 @pytest.mark.parametrize("stated", [0, 1])
-def test_a_live_engine_stops_drafting_beside_a_request_with_a_number(stated: int) -> None:
-    """The random drafter is nearly always wrong; ids do not change."""
+def test_a_live_engine_stops_drafting_beside_a_request_with_a_number(
+    stated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The random drafter is nearly always wrong; ids do not change. Steps take made-up times, the same in every run."""
+    learn = DraftLengthController.end_step
+
+    def end_step(self: DraftLengthController, plan: StepPlan, outcomes: list[SequenceOutcome], _: StepTimes) -> None:
+        drafts = max((rows.num_drafts for rows in plan.rows), default=0)
+        learn(self, plan, outcomes, StepTimes(drafts * DRAFT_S, VERIFY_S))
+
+    monkeypatch.setattr(DraftLengthController, "end_step", end_step)
     target = tiny_checkpoint("31B")
     submits = [request("a", [5, 6, 7], 120), request("b", [8, 9], 120, num_draft_tokens=stated)]
     plain = run_engine(SoloCommunicator(), engine_config(target), submits)
