@@ -208,7 +208,7 @@ def test_a_live_engine_stops_drafting_beside_a_request_with_a_number(
     learn = DraftLengthController.end_step
 
     def end_step(self: DraftLengthController, plan: StepPlan, outcomes: list[SequenceOutcome], _: StepTimes) -> None:
-        drafts = max((rows.num_drafts for rows in plan.rows), default=0)
+        drafts = sum(rows.num_drafts for rows in plan.rows)
         learn(self, plan, outcomes, StepTimes(drafts * DRAFT_S, VERIFY_S))
 
     monkeypatch.setattr(DraftLengthController, "end_step", end_step)
