@@ -19,18 +19,6 @@ from gemray_workers.model.kv_groups import local_kv_heads
 
 ARCHITECTURE = "DFlashDraftModel"
 
-# Other block drafters look like this one from afar: what gives them away, and why they are refused.
-_OTHER_FORMATS: tuple[tuple[str, str], ...] = (
-    ("conv_kernel_size", "this is a DFlash2 drafter (convolution and selector heads), which gemray does not compute"),
-    (
-        "selector_hidden_size",
-        "this is a DFlash2 drafter (convolution and selector heads), which gemray does not compute",
-    ),
-    ("markov_rank", "this is a DSpark drafter (Markov and confidence heads), which gemray does not compute"),
-    ("confidence_head", "this is a DSpark drafter (Markov and confidence heads), which gemray does not compute"),
-    ("draft_vocab_size", "this speculator has a vocabulary and an lm_head of its own; gemray uses the target's"),
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig:
@@ -67,7 +55,7 @@ class DFlashConfig:
         input_scale: float | None = None,
         causal: DFlashCausalName = "config",
     ) -> DFlashConfig:
-        """Read a drafter's config.json.
+        """Read the config.json of a drafter of this format (see `served_format`).
 
         Args:
             path: the drafter's directory.
@@ -77,10 +65,10 @@ class DFlashConfig:
 
         Raises:
             CheckpointError: no readable config.
-            InvalidField: another kind of drafter, or one of another target; both sides' values are named.
+            InvalidField: another variant, or one of another target; both sides' values are named.
         """
         raw = read_json_object(Path(path) / "config.json")
-        _refuse_other_formats(raw)
+        _refuse_other_variants(raw)
         own = {**raw, **raw.get("dflash_config", {})}  # some exporters nest keys that others keep on top
         _check_against(own, target)
         kinds = _layer_kinds(own)
@@ -133,14 +121,8 @@ def _is_causal(choice: DFlashCausalName, of_config: bool | None, kind: LayerKind
     return {"config": kind == "sliding", "sliding": kind == "sliding", "all": True, "none": False}[choice]
 
 
-def _refuse_other_formats(raw: Mapping[str, Any]) -> None:
+def _refuse_other_variants(raw: Mapping[str, Any]) -> None:
     keys = {**raw, **raw.get("dflash_config", {})}
-    for key, reason in _OTHER_FORMATS:
-        if keys.get(key):
-            raise InvalidField(f"drafter {key}", keys[key], f"absent: {reason}")
-    architectures = raw.get("architectures") or []
-    if ARCHITECTURE not in architectures:
-        raise InvalidField("drafter architectures", architectures, f"{ARCHITECTURE}, or an MTP assistant")
     for key in (
         "hidden_size",
         "intermediate_size",
