@@ -88,7 +88,7 @@ class DFlashReference:
             x_BH = (
                 x_BH + (torch.nn.functional.silu(gate_BI) * up_BI) @ self._weights[f"{prefix}.mlp.down_proj.weight"].T
             )
-        scores_BV = self._norm("norm", x_BH)[1:] @ self._table_VH.T
+        scores_BV = self._norm("norm", x_BH)[1:] @ self._table_VH.T * config.get("output_multiplier", 1.0)
         cap = config["final_logit_softcapping"]
         return cap * torch.tanh(scores_BV / cap)
 

@@ -178,3 +178,17 @@ def tiny_dflash(target: Path, *, block_size: int = 8, seed: int = 0, prefix: str
         "vocab_size": model.vocab_size,
     }
     return _write("tiny-dflash-", config, {prefix + name: tensor for name, tensor in tensors.items()})
+
+
+def edited_drafter(source: Path, destination: Path, **changes: Any) -> Path:
+    """A copy of a drafter with other values in its config; keys of text_config go there, None removes."""
+    shutil.copytree(source, destination)
+    config = json.loads((destination / "config.json").read_text())
+    for key, value in changes.items():
+        holders = [config, config.get("text_config", {}), config.get("dflash_config", {})]
+        holder = next((h for h in holders if key in h), config)
+        holder.pop(key, None)
+        if value is not None:
+            holder[key] = value
+    (destination / "config.json").write_text(json.dumps(config))
+    return destination

@@ -20,8 +20,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gemray_workers.config import DFlashCausalName
 from gemray_workers.messages import Submit
 from support.dflash_reference import DFlashReference
 from support.engine_runner import Run
@@ -64,12 +66,13 @@ def features_of(shape: Shape, request_id: str) -> Tensor:
     return captured
 
 
-def reference_of(shape: Shape, **settings: Any) -> DFlashReference:
+def reference_of(shape: Shape, drafter_path: Path | None = None, **settings: Any) -> DFlashReference:
     directory = tiny_checkpoint(shape)
+    drafter_path = drafter_path or tiny_dflash(directory, block_size=BLOCK)
     table_VH = solo_model(directory).embedding.table_VH
     ids = solo_model(directory).shard.global_ids()
     rows = ids.argsort(stable=True)[(ids < 0).sum() :]
-    return DFlashReference(tiny_dflash(directory, block_size=BLOCK), table_VH[rows], **settings)
+    return DFlashReference(drafter_path, table_VH[rows], **settings)
 
 
 def expected_logits(shape: Shape, reference: DFlashReference, watched: WatchedRound) -> Tensor:
@@ -174,6 +177,49 @@ def test_settings_of_the_arithmetic(settings: dict[str, Any]) -> None:
     rounds = watch(shape, rig).drafter.rounds
     assert worst_difference(shape, reference_of(shape, **settings), rounds) < 1e-9
     assert worst_difference(shape, reference_of(shape), rounds) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "is_causal"),
+    [
+        ("config", (True, True, False), None),
+        ("sliding", (True, True, False), None),
+        ("all", (True, True, True), True),
+        ("none", (False, False, False), False),
+    ],
+)
+def test_the_causal_setting(choice: DFlashCausalName, expected: tuple[bool, ...], is_causal: bool | None) -> None:
+    """Of every layer, and in every logit; a choice goes before what the checkpoint says."""
+    directory = tiny_checkpoint("E4B")
+    drafter_path = tiny_dflash(directory, block_size=BLOCK)
+    if choice != "config":
+        drafter_path = edited_checkpoint(drafter_path, is_causal=choice == "none")
+    rig: Any = Rig(solo_model(directory), directory, drafter_path=drafter_path, dflash_causal=choice)
+    assert tuple(layer._causal for layer in rig.drafter._model._layers) == expected
+    assert rig.plan.needs.causal == all(expected)
+    rounds = watch("E4B", rig).drafter.rounds
+    assert worst_difference("E4B", reference_of("E4B", is_causal=is_causal), rounds) < 1e-9
+
+
+def test_the_output_multiplier() -> None:
+    directory = tiny_checkpoint("E4B")
+    drafter_path = edited_checkpoint(tiny_dflash(directory, block_size=BLOCK), output_multiplier=0.5)
+    rounds = watch("E4B", Rig(solo_model(directory), directory, drafter_path=drafter_path)).drafter.rounds
+    assert worst_difference("E4B", reference_of("E4B", drafter_path), rounds) < 1e-9
+    assert worst_difference("E4B", reference_of("E4B"), rounds) > 1e-3
+
+
+def test_tensor_names_of_other_exporters() -> None:
+    """The same drafter under the names of spec 0.4."""
+    directory = tiny_checkpoint("E4B")
+    drafter_path = edited_checkpoint(tiny_dflash(directory, block_size=BLOCK))
+    names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    file = drafter_path / "model.safetensors"
+    tensors = {names.get(name, name): tensor for name, tensor in load_file(file).items()}
+    assert tensors.keys() >= set(names.values())
+    save_file(tensors, file)
+    rounds = watch("E4B", Rig(solo_model(directory), directory, drafter_path=drafter_path)).drafter.rounds
+    assert worst_difference("E4B", reference_of("E4B"), rounds) < 1e-9
 
 
 def edited_checkpoint(directory: Path, **changes: Any) -> Path:

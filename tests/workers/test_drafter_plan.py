@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from gemray_workers.drafters.plan import plan_drafter
+from gemray_workers.embedded import embedded_path
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.model.config import ModelConfig
 from support.engine_runner import engine_config
-from support.tiny import tiny_checkpoint
-from support.tiny_drafters import tiny_assistant, tiny_dflash
+from support.tiny import SHAPES, Shape, tiny_checkpoint
+from support.tiny_drafters import edited_drafter, tiny_assistant, tiny_dflash
 
 TARGET = tiny_checkpoint("31B")
 MODEL = ModelConfig.from_directory(TARGET)
@@ -25,18 +26,12 @@ def plan(path: Path | None, **settings: Any) -> Any:
     return plan_drafter(config, MODEL)
 
 
-def edited(source: Path, destination: Path, **changes: Any) -> Path:
-    """A copy of a drafter with other values in its config; keys of text_config go there, None removes."""
-    shutil.copytree(source, destination)
-    config = json.loads((destination / "config.json").read_text())
-    for key, value in changes.items():
-        holders = [config, config.get("text_config", {}), config.get("dflash_config", {})]
-        holder = next((h for h in holders if key in h), config)
-        holder.pop(key, None)
-        if value is not None:
-            holder[key] = value
-    (destination / "config.json").write_text(json.dumps(config))
-    return destination
+def rope(*, sliding: float = 1e4, full: float = 1e6, factor: float = 0.25) -> dict[str, Any]:
+    """The published RoPE parameters, or others."""
+    return {
+        "sliding_attention": {"rope_theta": sliding, "rope_type": "default"},
+        "full_attention": {"rope_theta": full, "rope_type": "proportional", "partial_rotary_factor": factor},
+    }
 
 
 @pytest.mark.parametrize(
@@ -63,12 +58,38 @@ def test_the_config_decides(path: Path | None, settings: Any, method: str, kv: s
         ({"vocab_size": 300}, r"drafter vocab_size = 300 .* 259, the target's vocab_size"),
         ({"sliding_window": 9}, r"drafter sliding_window = 9 .* 8, the target's"),
         ({"head_dim": 32}, r"head_dim of sliding layers = 32 .* 16, the target's head_dim in layer \d"),
+        ({"global_head_dim": 64}, r"head_dim of full layers = 64 .* 32, the target's head_dim in layer \d"),
+        ({"num_key_value_heads": 2}, r"num_key_value_heads = 2 .* 4, the target's KV heads in layer \d"),
+        ({"num_global_key_value_heads": 4}, r"num_global_key_value_heads = 4 .* 2, the target's KV heads in layer 5"),
+        ({"rope_parameters": rope(sliding=5e3)}, r"rope_parameters of sliding .*theta=5000\.0.*theta=10000\.0"),
+        ({"rope_parameters": rope(full=1e4)}, r"rope_parameters of full .*theta=10000\.0.*theta=1000000\.0"),
+        ({"rope_parameters": rope(factor=0.5)}, r"rope_parameters of full .*factor=0\.5.*factor=0\.25"),
+        ({"use_ordered_embeddings": True, "num_centroids": 0}, r"num_centroids = 0 .* a divisor of vocab_size"),
         ({"num_attention_heads": 2, "num_key_value_heads": 1}, "num_attention_heads = 2 .* multiple of the target's 4"),
     ],
 )
 def test_an_assistant_of_another_target_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(InvalidField, match=message):
-        plan(edited(tiny_assistant(TARGET), tmp_path / "d", **changes))
+        plan(edited_drafter(tiny_assistant(TARGET), tmp_path / "d", **changes))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("drafter", [tiny_assistant, tiny_dflash])
+def test_drafters_of_every_shape_fit_it(shape: Shape, drafter: Any) -> None:
+    target = tiny_checkpoint(shape)
+    config = engine_config(target, drafter_path=str(drafter(target)))
+    plan_drafter(config, ModelConfig.from_directory(target))
+
+
+@pytest.mark.parametrize("name", ["gemray-tiny-assistant", "gemray-tiny-assistant-centroid", "gemray-tiny-dflash"])
+def test_the_embedded_drafters_fit_their_target(name: str) -> None:
+    target = embedded_path("gemray-tiny")
+    plan_drafter(engine_config(target, drafter_path=str(embedded_path(name))), ModelConfig.from_directory(target))
+
+
+def test_full_layers_may_state_kv_heads_without_shared_keys(tmp_path: Path) -> None:
+    """The target's count stands in num_global_key_value_heads whatever attention_k_eq_v says (spec 11)."""
+    plan(edited_drafter(tiny_assistant(TARGET), tmp_path / "d", attention_k_eq_v=False))
 
 
 @pytest.mark.parametrize(
@@ -82,17 +103,13 @@ def test_an_assistant_of_another_target_is_refused(tmp_path: Path, changes: Any,
         ({"mask_token_id": 259}, "mask_token_id = 259 .* 0 to 258"),
         ({"block_size": 1}, "block_size = 1"),
         ({"rms_norm_eps": None}, "rms_norm_eps"),
-        ({"conv_kernel_size": 3}, "DFlash2"),
-        ({"markov_rank": 64}, "DSpark"),
-        ({"draft_vocab_size": 32000}, "vocabulary and an lm_head of its own"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
         ({"architectures": ["LlamaForCausalLM"], "dflash_config": None}, "an MTP assistant .* or a DFlash drafter"),
     ],
 )
 def test_another_block_drafter_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(InvalidField, match=message):
-        plan(edited(tiny_dflash(TARGET), tmp_path / "d", **changes))
+        plan(edited_drafter(tiny_dflash(TARGET), tmp_path / "d", **changes))
 
 
 def test_the_method_must_fit_the_directory() -> None:

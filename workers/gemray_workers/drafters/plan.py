@@ -7,9 +7,8 @@ from pathlib import Path
 
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.config import EngineConfig
-from gemray_workers.drafters.dflash.config import ARCHITECTURE as DFLASH
 from gemray_workers.drafters.dflash.plan import DFlashPlan
-from gemray_workers.drafters.mtp.config import MODEL_TYPES as MTP_TYPES
+from gemray_workers.drafters.formats import served_format
 from gemray_workers.drafters.mtp.plan import MTPPlan
 from gemray_workers.drafters.protocol import DrafterPlan, NoDrafter
 from gemray_workers.drafters.tokenizer_match import check_same_tokenizer
@@ -32,24 +31,9 @@ def plan_drafter(config: EngineConfig, target: ModelConfig) -> DrafterPlan:
         return NoDrafter()
     if config.method == "none":
         return NoDrafter()
-    found = _method_of(Path(config.drafter_path))
+    directory = Path(config.drafter_path)
+    found = served_format(read_json_object(directory / "config.json"), directory)
     if config.method not in ("auto", found):
         raise InvalidField("method", config.method, f"auto or {found}: {config.drafter_path} holds a {found} drafter")
-    check_same_tokenizer(Path(config.model_path), Path(config.drafter_path))
+    check_same_tokenizer(Path(config.model_path), directory)
     return _PLANS[found](config.drafter_path, config, target)
-
-
-def _method_of(directory: Path) -> str:
-    """What kind of drafter a directory holds, by its config.json."""
-    raw = read_json_object(directory / "config.json")
-    if raw.get("model_type") in MTP_TYPES:
-        return "mtp"
-    if any(str(name).startswith("DFlash") or "peculator" in str(name) for name in raw.get("architectures") or []):
-        return "dflash"  # which of its formats, and whether it can be computed, is DFlashConfig's to say
-    if "dflash_config" in raw or "speculators_config" in raw:
-        return "dflash"
-    raise InvalidField(
-        "drafter",
-        f"{directory} (model_type {raw.get('model_type')}, architectures {raw.get('architectures')})",
-        f"an MTP assistant ({', '.join(MTP_TYPES)}) or a DFlash drafter ({DFLASH})",
-    )

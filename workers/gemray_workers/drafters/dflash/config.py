@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.config import DFlashCausalName
 from gemray_workers.errors import InvalidField
@@ -18,18 +18,6 @@ from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig, Rop
 from gemray_workers.model.kv_groups import local_kv_heads
 
 ARCHITECTURE = "DFlashDraftModel"
-
-# Other block drafters look like this one from afar: what gives them away, and why they are refused.
-_OTHER_FORMATS: tuple[tuple[str, str], ...] = (
-    ("conv_kernel_size", "this is a DFlash2 drafter (convolution and selector heads), which gemray does not compute"),
-    (
-        "selector_hidden_size",
-        "this is a DFlash2 drafter (convolution and selector heads), which gemray does not compute",
-    ),
-    ("markov_rank", "this is a DSpark drafter (Markov and confidence heads), which gemray does not compute"),
-    ("confidence_head", "this is a DSpark drafter (Markov and confidence heads), which gemray does not compute"),
-    ("draft_vocab_size", "this speculator has a vocabulary and an lm_head of its own; gemray uses the target's"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +55,7 @@ class DFlashConfig:
         input_scale: float | None = None,
         causal: DFlashCausalName = "config",
     ) -> DFlashConfig:
-        """Read a drafter's config.json.
+        """Read the config.json of a drafter of this format (see `served_format`).
 
         Args:
             path: the drafter's directory.
@@ -77,31 +65,44 @@ class DFlashConfig:
 
         Raises:
             CheckpointError: no readable config.
-            InvalidField: another kind of drafter, or one of another target; both sides' values are named.
+            InvalidField: another variant, or one of another target; both sides' values are named.
         """
         raw = read_json_object(Path(path) / "config.json")
-        _refuse_other_formats(raw)
-        own = {**raw, **raw.get("dflash_config", {})}  # some exporters nest keys that others keep on top
-        _check_against(own, target)
+        if ARCHITECTURE not in (raw.get("architectures") or []):
+            raise InvalidField(
+                "drafter architectures", raw.get("architectures"), f"{ARCHITECTURE}, or an MTP assistant"
+            )
+        own = _fields(raw)
+        _refuse_other_variants(own)
+        heads = own.integer("num_attention_heads")
+        if heads % own.integer("num_key_value_heads"):
+            raise own.refusal("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
         kinds = _layer_kinds(own)
+        of_config = own.optional_boolean("is_causal")
+        multiplier = own.optional_number("output_multiplier")
+        scale_of_config = own.optional_number("input_embedding_scale")
         return cls(
-            hidden_size=own["hidden_size"],
-            num_attention_heads=own["num_attention_heads"],
-            head_dim=own["head_dim"],
+            hidden_size=_hidden_size(own, target),
+            num_attention_heads=heads,
+            head_dim=_head_dim(own),
             layers=tuple(_layer(own, index, kind) for index, kind in enumerate(kinds)),
-            causal=tuple(_is_causal(causal, own.get("is_causal"), kind) for kind in kinds),
-            rms_norm_eps=own["rms_norm_eps"],
-            block_size=own["block_size"],
-            mask_token_id=own["mask_token_id"],
-            target_layer_ids=tuple(own["target_layer_ids"]),
-            final_logit_softcapping=own.get("final_logit_softcapping"),
-            output_multiplier=float(own.get("output_multiplier", 1.0)),
-            input_scale=input_scale if input_scale is not None else own.get("input_embedding_scale"),
+            causal=tuple(_is_causal(causal, of_config, kind) for kind in kinds),
+            rms_norm_eps=own.number("rms_norm_eps", positive=True),
+            block_size=own.integer("block_size", least=2),
+            mask_token_id=own.integer("mask_token_id", least=0, most=target.vocab_size - 1),
+            target_layer_ids=_target_layer_ids(own, target),
+            final_logit_softcapping=own.optional_number("final_logit_softcapping", positive=True),
+            output_multiplier=1.0 if multiplier is None else multiplier,
+            input_scale=scale_of_config if input_scale is None else input_scale,
         )
 
     def kv_group_specs(self, *, tp_size: int, page_size: int, dtype: torch.dtype) -> tuple[KVGroupSpec, ...]:
         """The drafter's own KV groups on one rank."""
-        for name, size in (("num_attention_heads", self.num_attention_heads), ("num_key_value_heads", self._kv_heads)):
+        for name, size in (
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self._kv_heads),
+            ("intermediate_size", self.layers[0].intermediate_size),
+        ):
             if size % tp_size:
                 raise InvalidField("tensor_parallel_size", tp_size, f"a divisor of the drafter's {name} = {size}")
         kinds: tuple[LayerKind, ...] = ("sliding", "full")
@@ -133,83 +134,77 @@ def _is_causal(choice: DFlashCausalName, of_config: bool | None, kind: LayerKind
     return {"config": kind == "sliding", "sliding": kind == "sliding", "all": True, "none": False}[choice]
 
 
-def _refuse_other_formats(raw: Mapping[str, Any]) -> None:
-    keys = {**raw, **raw.get("dflash_config", {})}
-    for key, reason in _OTHER_FORMATS:
-        if keys.get(key):
-            raise InvalidField(f"drafter {key}", keys[key], f"absent: {reason}")
-    architectures = raw.get("architectures") or []
-    if ARCHITECTURE not in architectures:
-        raise InvalidField("drafter architectures", architectures, f"{ARCHITECTURE}, or an MTP assistant")
-    for key in (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "num_hidden_layers",
-        "rms_norm_eps",
-        "block_size",
-        "mask_token_id",
-        "target_layer_ids",
-    ):
-        if key not in keys:
-            raise InvalidField(f"drafter {key}", None, "present in config.json of a DFlash drafter")
-    if keys.get("hidden_act", "silu") != "silu":
-        raise InvalidField("drafter hidden_act", keys["hidden_act"], "silu")
-    if keys.get("rope_scaling") is not None:
-        raise InvalidField("drafter rope_scaling", keys["rope_scaling"], "null")
-    if keys["block_size"] < 2:
-        raise InvalidField("drafter block_size", keys["block_size"], "an integer >= 2")
+def _fields(raw: dict[str, Any]) -> JsonFields:
+    """Every field, at whichever of the two levels: some exporters nest keys that others keep on top."""
+    nested = raw.get("dflash_config", {})
+    if not isinstance(nested, dict):
+        raise InvalidField("drafter dflash_config", nested, "an object, or absent")
+    return JsonFields("drafter", {**raw, **nested})
 
 
-def _check_against(own: Mapping[str, Any], target: ModelConfig) -> None:
-    """A drafter of another target drafts noise."""
+def _refuse_other_variants(own: JsonFields) -> None:
+    """Refuse what the layers here would compute wrongly, rather than draft noise."""
+    own.one_of("hidden_act", "silu", None)
+    own.one_of("rope_scaling", None)
+    own.one_of("attention_bias", False, None)
+    own.optional_object("rope_parameters").one_of("rope_type", "default", None)
+
+
+def _hidden_size(own: JsonFields, target: ModelConfig) -> int:
+    """The target's: a drafter of another target drafts noise.
+
+    The format's class has a default vocabulary that is no Gemma 4 target's, so that vocab_size must be there.
+    num_target_layers is not in every published config.
+    """
     for field, of_target, name in (
         ("hidden_size", target.hidden_size, "hidden_size"),
         ("vocab_size", target.vocab_size, "vocab_size"),
         ("num_target_layers", target.num_layers, "num_hidden_layers"),
     ):
-        if field in own and own[field] != of_target:
-            raise InvalidField(f"drafter {field}", own[field], f"{of_target}, the target's {name}")
-    ids = own["target_layer_ids"]
-    if not isinstance(ids, list) or not all(isinstance(index, int) for index in ids):
-        raise InvalidField("drafter target_layer_ids", ids, "a list of integers")
-    if list(ids) != sorted(set(ids)) or not ids or not 0 <= ids[0] <= ids[-1] < target.num_layers:
-        raise InvalidField(
-            "drafter target_layer_ids", ids, f"ascending layers of the target, 0 to {target.num_layers - 1}"
-        )
-    if not 0 <= own["mask_token_id"] < target.vocab_size:
-        raise InvalidField("drafter mask_token_id", own["mask_token_id"], f"0 to {target.vocab_size - 1}")
+        if (field != "num_target_layers" or own.has(field)) and own.integer(field) != of_target:
+            raise own.refusal(field, f"{of_target}, the target's {name}")
+    return target.hidden_size
 
 
-def _layer_kinds(own: Mapping[str, Any]) -> list[LayerKind]:
+def _target_layer_ids(own: JsonFields, target: ModelConfig) -> tuple[int, ...]:
+    ids = own.integers("target_layer_ids")
+    if ids != sorted(set(ids)) or not ids or not 0 <= ids[0] <= ids[-1] < target.num_layers:
+        raise own.refusal("target_layer_ids", f"ascending layers of the target, 0 to {target.num_layers - 1}")
+    return tuple(ids)
+
+
+def _head_dim(own: JsonFields) -> int:
+    """Rotary embedding turns pairs of it."""
+    head_dim = own.integer("head_dim", least=2)
+    if head_dim % 2:
+        raise own.refusal("head_dim", "an even integer")
+    return head_dim
+
+
+def _layer_kinds(own: JsonFields) -> list[LayerKind]:
     names: dict[str, LayerKind] = {"sliding_attention": "sliding", "full_attention": "full"}
-    types = own.get("layer_types") or ["full_attention"] * own["num_hidden_layers"]
-    if len(types) != own["num_hidden_layers"] or any(layer_type not in names for layer_type in types):
-        raise InvalidField(
-            "drafter layer_types", types, f"num_hidden_layers = {own['num_hidden_layers']} of {', '.join(names)}"
-        )
+    num_layers = own.integer("num_hidden_layers")
+    types = own.names("layer_types") if own.has("layer_types") else ["full_attention"] * num_layers
+    if len(types) != num_layers or any(layer_type not in names for layer_type in types):
+        raise own.refusal("layer_types", f"num_hidden_layers = {num_layers} of {', '.join(names)}")
     return [names[layer_type] for layer_type in types]
 
 
-def _layer(own: Mapping[str, Any], index: int, kind: LayerKind) -> LayerConfig:
+def _layer(own: JsonFields, index: int, kind: LayerKind) -> LayerConfig:
     return LayerConfig(
         index=index,
         kind=kind,
-        num_kv_heads=own["num_key_value_heads"],
-        head_dim=own["head_dim"],
-        window=own["sliding_window"] if kind == "sliding" else None,
-        rope=RopeConfig(theta=float(_rope_theta(own)), kind="default", partial_rotary_factor=1.0, factor=1.0),
+        num_kv_heads=own.integer("num_key_value_heads"),
+        head_dim=own.integer("head_dim"),
+        window=own.integer("sliding_window") if kind == "sliding" else None,
+        rope=RopeConfig(theta=_rope_theta(own), kind="default", partial_rotary_factor=1.0, factor=1.0),
         k_eq_v=False,
         kv_donor=None,
-        intermediate_size=own["intermediate_size"],
+        intermediate_size=own.integer("intermediate_size"),
     )
 
 
-def _rope_theta(own: Mapping[str, Any]) -> float:
-    nested = own.get("rope_parameters") or {}
-    theta = own.get("rope_theta", nested.get("rope_theta"))
-    if theta is None:
-        raise InvalidField("drafter rope_theta", None, "present in config.json of a DFlash drafter")
-    return float(theta)
+def _rope_theta(own: JsonFields) -> float:
+    nested = own.optional_object("rope_parameters")
+    holder = nested if nested.has("rope_theta") and not own.has("rope_theta") else own
+    return holder.number("rope_theta", positive=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.model.config import ModelConfig, layer_config, refuse_other_variants
 
@@ -52,8 +53,10 @@ class AssistantConfig:
         text = root.get_text_config()
         refuse_other_variants(text)
         _check_against(root, text, target)
+        decoder = _decoder(root, text, target)
+        _check_donors(decoder, _stated_global_kv_heads(directory), target)
         return cls(
-            decoder=_decoder(root, text, target),
+            decoder=decoder,
             backbone_hidden_size=root.backbone_hidden_size,
             centroids=_centroids(root, text),
         )
@@ -82,7 +85,7 @@ def _decoder(root: Any, text: Any, target: ModelConfig) -> ModelConfig:
 def _centroids(root: Any, text: Any) -> CentroidConfig | None:
     if not root.use_ordered_embeddings:
         return None
-    if text.vocab_size % root.num_centroids:
+    if root.num_centroids < 1 or text.vocab_size % root.num_centroids:
         raise InvalidField("num_centroids", root.num_centroids, f"a divisor of vocab_size = {text.vocab_size}")
     if not 1 <= root.centroid_intermediate_top_k <= root.num_centroids:
         raise InvalidField(
@@ -116,4 +119,33 @@ def _check_against(root: Any, text: Any, target: ModelConfig) -> None:
                 "drafter num_attention_heads",
                 text.num_attention_heads,
                 f"a multiple of the target's {donor.num_kv_heads} KV heads in layer {donor.index}",
+            )
+
+
+def _stated_global_kv_heads(directory: Path) -> object:
+    """num_global_key_value_heads as written: the config class drops it where attention_k_eq_v is false."""
+    text = read_json_object(directory / "config.json").get("text_config")
+    return text.get("num_global_key_value_heads") if isinstance(text, dict) else None
+
+
+def _check_donors(decoder: ModelConfig, stated_global_kv_heads: object, target: ModelConfig) -> None:
+    """The keys that a layer reads were split into heads and rotated by its donor, so both must agree on how."""
+    for layer in decoder.layers:
+        if layer.kv_donor is None:
+            raise InvalidField("drafter num_kv_shared_layers", layer.index, "all layers: each reads the target's KV")
+        donor = target.layers[layer.kv_donor]
+        field, stated = "num_key_value_heads", {layer.num_kv_heads}
+        if layer.kind == "full" and isinstance(stated_global_kv_heads, int):
+            field, stated = "num_global_key_value_heads", {layer.num_kv_heads, stated_global_kv_heads}
+        if donor.num_kv_heads not in stated:
+            raise InvalidField(
+                f"drafter {field}",
+                stated_global_kv_heads if field.startswith("num_global") else layer.num_kv_heads,
+                f"{donor.num_kv_heads}, the target's KV heads in layer {donor.index}",
+            )
+        if layer.rope != donor.rope:
+            raise InvalidField(
+                f"drafter rope_parameters of {layer.kind} layers",
+                layer.rope,
+                f"{donor.rope}, the target's in layer {donor.index}",
             )
