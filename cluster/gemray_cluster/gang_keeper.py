@@ -13,7 +13,7 @@ from gemray_cluster.diagnosis import in_words
 from gemray_cluster.gang import no_listener
 from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
 from gemray_cluster.launcher import ProgressListener
-from gemray_cluster.live_request import LiveRequest
+from gemray_cluster.live_request import LiveRequest, Suspects
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class GangKeeper:
         self._over = asyncio.Event()
         self._changed = asyncio.Condition()
         self._num_live = 0
+        self._suspects = Suspects()
         self.num_rebuilds = 0
         """Gangs that served after another had failed."""
 
@@ -102,13 +103,19 @@ class GangKeeper:
                 try:
                     async with aclosing(gang.generate(request.rest)) as deltas:
                         async for delta in deltas:
-                            yield request.take(delta)
+                            given = request.take(delta)
+                            if not request.is_suspect:
+                                self._suspects.clear(request)
+                            yield given
                     return
                 except GangUnavailable:
                     if gang.state is not GangState.FAILED or not request.survives_failure():
                         raise
+                self._suspects.clear(request)
+                await self._suspects.wait_for_turn(request)
                 gang = await self._gang_after(gang)
         finally:
+            self._suspects.clear(request)
             self._num_live -= 1
 
     async def wait_ended(self) -> GangState:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 
 FRUITLESS_FAILURES = 2
-"""A request that lived through more failures than this without a token between them may be their cause."""
+"""A request that lived through so many failures without a token between them may be their cause; through more, it is
+taken to be."""
 
 
 class LiveRequest:
@@ -27,6 +30,11 @@ class LiveRequest:
         """The request as the next gang is to see it: what was emitted is replayed, not emitted again."""
         return msgspec.structs.replace(self._submit, emitted_ids=[*self._submit.emitted_ids, *self._new_ids])
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it had better join the next gang alone."""
+        return self._num_fruitless >= FRUITLESS_FAILURES
+
     def take(self, delta: SequenceDelta) -> SequenceDelta:
         """Note what a gang gave, and give it with the counters of all gangs."""
         self._new_ids += delta.token_ids
@@ -42,3 +50,24 @@ class LiveRequest:
         self._earlier = self._counters
         self._num_fruitless += 1
         return self._num_fruitless <= FRUITLESS_FAILURES
+
+
+class Suspects:
+    """Requests that may kill gangs join one after the other: so the one that does is alone, and the rest go on."""
+
+    def __init__(self) -> None:
+        """Nobody's turn."""
+        self._lock = asyncio.Lock()
+        self._on_trial: LiveRequest | None = None
+
+    async def wait_for_turn(self, request: LiveRequest) -> None:
+        """Return at once for a request that is no suspect; it is a suspect's turn until it is cleared."""
+        if request.is_suspect:
+            await self._lock.acquire()
+            self._on_trial = request
+
+    def clear(self, request: LiveRequest) -> None:
+        """`request` got a token or left: the next one's turn. Nothing if it was not on trial."""
+        if self._on_trial is request:
+            self._on_trial = None
+            self._lock.release()

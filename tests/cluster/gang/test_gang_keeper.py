@@ -14,7 +14,7 @@ from gemray_cluster.config import ClusterConfig
 from gemray_cluster.gang import Gang
 from gemray_cluster.gang_client import GangState, GangUnavailable
 from gemray_cluster.gang_keeper import PERIOD_S, GangKeeper
-from gemray_cluster.live_request import FRUITLESS_FAILURES, LiveRequest
+from gemray_cluster.live_request import FRUITLESS_FAILURES, LiveRequest, Suspects
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
@@ -136,13 +136,13 @@ async def test_without_rebuilds_the_first_failure_is_final() -> None:
 
 async def test_a_request_that_kills_every_gang_ends_and_the_others_go_on(keeper: GangKeeper) -> None:
     await keeper.start(Models("/fake"))
-    other = Listener(keeper, submit("other", max_tokens=400))
-    await eventually(lambda: len(other.ids) > 0)
+    others = [Listener(keeper, submit(f"other{i}", max_tokens=200)) for i in range(3)]
+    await eventually(lambda: all(len(other.ids) > 0 for other in others))
     deadly = Listener(keeper, submit("deadly", max_tokens=5, prompt=DEADLY_PROMPT))
     with pytest.raises(GangUnavailable):
         await asyncio.wait_for(deadly.task, 60)
-    await asyncio.wait_for(other.task, 60)
-    assert other.ids == expected(400)
+    await asyncio.wait_for(asyncio.gather(*(other.task for other in others)), 60)
+    assert [other.ids for other in others] == [expected(200)] * 3
     assert keeper.num_rebuilds == FRUITLESS_FAILURES + 1
 
 
@@ -210,3 +210,23 @@ def test_a_live_request_is_replayed_with_what_it_got() -> None:
     counters = live.take(delta([10], 3)).speculation
     assert counters == SpeculationCounters(rounds=5, drafted=8, accepted=6, accepted_per_position=[4, 2, 1])
     assert [live.survives_failure() for _ in range(FRUITLESS_FAILURES + 1)] == [True] * FRUITLESS_FAILURES + [False]
+
+
+async def test_suspects_join_one_after_the_other() -> None:
+    suspects = Suspects()
+    first, second, innocent = (LiveRequest(submit(name, max_tokens=9)) for name in "abc")
+    for request in (first, second):
+        for _ in range(FRUITLESS_FAILURES):
+            assert request.survives_failure()
+        assert request.is_suspect
+    await suspects.wait_for_turn(innocent)
+    await suspects.wait_for_turn(first)
+    waiting = asyncio.create_task(suspects.wait_for_turn(second))
+    suspects.clear(innocent)
+    suspects.clear(second)
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "it is the first one's turn"
+    suspects.clear(first)
+    await asyncio.wait_for(waiting, 1)
+    second.take(SequenceDelta(request_id="b", token_ids=[1]))
+    assert not second.is_suspect
