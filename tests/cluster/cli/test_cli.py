@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -18,6 +19,7 @@ from gemray_cluster.client_errors import RequestFailed
 from gemray_cluster.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
+from gemray_workers.messages import Choice
 from support.fake_gang import FakeGang, Script, gang_info
 from support.servable_checkpoint import write_servable_checkpoint
 from support.serving import Serving, serving
@@ -175,6 +177,18 @@ async def test_info(served: Serving) -> None:
     assert code == 0
     for words in ("gemma4_text", "0..1024", "1024..2048", "sliding", "256 tokens", "no GPU", "mtp, shared KV"):
         assert words in out
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info_tells_each_choice_and_why(served: Serving) -> None:
+    shown = gang_info(max_draft_tokens=4)
+    choices = [Choice("target backend", "one", "why one"), Choice("drafter backend", "two", "why two")]
+    served.gang.gang_info = msgspec.structs.replace(shown, model=msgspec.structs.replace(shown.model, choices=choices))
+    code, out, _ = await run("info", "--address", served.server.address)
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    for choice in choices:
+        assert [choice.what, choice.chosen, choice.reason] in rows
 
 
 @pytest.mark.asyncio(loop_scope="module")
