@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.config import PlacementStrategy
@@ -72,6 +77,17 @@ async def release(group: PlacementGroup) -> None:
     await in_own_thread(remove_placement_group, group)
 
 
+async def warn_if_apart(group: PlacementGroup, drafter_rank: int) -> None:
+    """Say so when a dedicated drafter is on another node than rank 0: each step then waits for the network."""
+    nodes = await in_own_thread(_nodes_of_bundles, group)
+    if nodes[drafter_rank] != nodes[0]:
+        logger.warning(
+            "the dedicated drafter (rank %d) is on another node than rank 0: features and drafts cross the network in "
+            "each step; with the strategy strict_pack the gang waits for one node instead",
+            drafter_rank,
+        )
+
+
 async def _release_if_it_can_be(group: PlacementGroup) -> None:
     try:
         async with asyncio.timeout(_RELEASE_DEADLINE_S):
@@ -123,6 +139,11 @@ def _create(num_ranks: int, bundle: Resources, strategy: PlacementStrategy, name
     chosen = choose_strategy(num_ranks, bundle, list_nodes(), strategy)
     group: PlacementGroup = placement_group([dict(bundle) for _ in range(num_ranks)], strategy=chosen, name=name)
     return group
+
+
+def _nodes_of_bundles(group: PlacementGroup) -> dict[int, str]:
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes
 
 
 def _in_words(resources: Resources, kinds: list[str]) -> str:

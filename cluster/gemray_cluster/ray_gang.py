@@ -24,7 +24,7 @@ from gemray_cluster.launcher import (
     RankSetup,
     StartProgress,
 )
-from gemray_cluster.placement import release, reserve
+from gemray_cluster.placement import release, reserve, warn_if_apart
 from gemray_cluster.rank_host import GANG_WORKER
 from gemray_cluster.ray_session import NOSET_DEVICES
 from gemray_cluster.ray_worker import ACTOR_OPTIONS, RankActor, node_ip
@@ -77,6 +77,8 @@ class RayLauncher:
             name=self._name,
             waiting=lambda shortage: progress(StartProgress("placement", 0, num_ranks, shortage)),
         )
+        if self._engine.drafter_placement == "dedicated":
+            await warn_if_apart(self._group, drafter_rank=num_ranks - 1)
         progress(StartProgress("placement", num_ranks, num_ranks))
         return await in_own_thread(lambda: [self._start_actor(rank, bundle) for rank in range(num_ranks)])
 

@@ -118,12 +118,14 @@ class ScriptedDrafter:
     place: a real drafter's state can so be watched under any acceptance.
     """
 
-    def __init__(self, script: Override, inner: Drafter | None = None) -> None:
+    def __init__(self, script: Override, inner: Drafter | None = None, *, on_target: bool = True) -> None:
         """
         Args:
             script: what to propose; None only where an inner drafter has proposed.
             inner: a drafter to watch.
+            on_target: False on a worker of its own, whose host lists do not follow what is emitted.
         """
+        self._on_target = on_target
         self._script = script
         self._inner = inner
         self._proposed: dict[int, tuple[str, list[int]]] = {}
@@ -142,7 +144,8 @@ class ScriptedDrafter:
             assert r.num_known == 1, "drafts stand behind the newest token alone"
             columns = slice(r.start + 1, r.start + 1 + r.num_drafts)
             request_id = slots[r.slot].request_id
-            assert len(slots[r.slot].token_ids) == r.start + 1, "drafts stand behind the last known token"
+            if self._on_target:
+                assert len(slots[r.slot].token_ids) == r.start + 1, "drafts stand behind the last known token"
             scripted = self._script(request_id, r.start + 1, r.num_drafts)
             if self._inner is not None:
                 proposed = slots.token_ids_NL[r.slot, columns].tolist()

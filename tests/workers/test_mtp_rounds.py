@@ -111,14 +111,6 @@ def test_the_position_is_a_setting() -> None:
     assert worst_difference("12B", rounds, centroids=False) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_assistant_has_no_kv_of_its_own(shape: Shape) -> None:
-    with_drafter, without = mtp_rig(shape), solo_rig(tiny_checkpoint(shape))
-    assert with_drafter.specs == without.specs
-    assert with_drafter.drafter_pools is None
-    assert with_drafter.pools.num_bytes == without.pools.num_bytes
-
-
 def swapped_tables(rig: Rig) -> Any:
     return Faulty(rig.drafter, slots=lambda slots: OtherTables(slots, {"sliding": "full", "full": "sliding"}))
 

@@ -7,7 +7,6 @@ position of a finished text and replays the rounds.
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ import torch
 
 from gemray_workers.embedded import EmbeddedName, embedded_path
 from gemray_workers.messages import Submit
-from support.engine_runner import Run, request
+from support.engine_runner import Run
+from support.held_out_requests import held_out_requests
 from support.scripted_drafters import ScriptedDrafter
 from support.speculation_rig import Rig, solo_rig
 
@@ -52,12 +52,7 @@ class Accepted(NamedTuple):
 @functools.cache
 def submits() -> tuple[Submit, ...]:
     """Held-out prompts of every kind, spread over the whole list."""
-    prompts = json.loads((ROOT / "benchmarks/embedded_family/held_out_prompts.json").read_text())
-    spread = prompts[:: len(prompts) // NUM_PROMPTS][:NUM_PROMPTS]
-    return tuple(
-        request(f"{i} {p['kind']}/{p['form']}", p["ids"][-256:], NUM_TOKENS, stop_token_ids=tuple(STOP_IDS))
-        for i, p in enumerate(spread)
-    )
+    return tuple(held_out_requests(NUM_PROMPTS, NUM_TOKENS, stop_token_ids=tuple(STOP_IDS)))
 
 
 def rig_of(drafter: EmbeddedName | None) -> Rig:

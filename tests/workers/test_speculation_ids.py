@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gemray_workers.messages import Submit
-from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.parallel.communicator import SoloCommunicator
 from support.engine_runner import Run, engine_config, run_engine
-from support.gang import RunOnGang
-from support.oracle import load_model, solo_model
 from support.random_requests import MAX_MODEL_LEN, random_requests, scarce_pages, short_chunks
 from support.scripted_drafters import (
-    Round,
     Script,
     ScriptedDrafter,
     Texts,
@@ -168,55 +164,3 @@ def assert_same_as_without(submits: list[Submit], drafter: str, **settings: Any)
     assert outcome(run) == outcome(plain)
     assert run.speculation.drafted > 0
     assert len(run.speculation.accepted_per_position) <= settings["max_draft_tokens"]
-
-
-Job = tuple[Path, str, Path | None, Texts]
-"""Checkpoint, drafter, its checkpoint, plain texts."""
-
-
-def serve_speculating(
-    comm: Communicator, jobs: list[Job], submits: list[Submit]
-) -> list[tuple[dict[str, list[int]] | None, list[Round]]]:
-    """On each rank, for each job: ids (on rank 0) and what was proposed in every round."""
-    found = []
-    for directory, drafter, path, texts in jobs:
-        model = solo_model(directory) if comm.size == 1 else load_model(directory, comm, torch.float64)
-        rig = Rig(model, directory, drafter_path=path, max_draft_tokens=MOST_DRAFTS[drafter], comm=comm)
-        scripted = drive(rig, drafter, texts)
-        limits: dict[str, Any] = {"prefill_chunk": 16, "max_model_len": MAX_MODEL_LEN, "num_slots": 8}
-        if comm.rank == 0:
-            ids = rig.run(submits, drafter=scripted, **limits).ids
-        else:
-            rig.engine(None, drafter=scripted, **limits).run()
-            ids = None
-        found.append((ids, scripted.rounds))
-    return found
-
-
-TP_JOBS: list[tuple[Shape, str]] = [
-    ("E2B", "mtp-centroids"),
-    ("E4B", "dflash"),
-    ("12B", "mtp"),
-    ("26B-A4B", "mtp"),
-    ("31B", "dflash"),
-    ("31B", "scripted"),
-]
-
-
-@pytest.mark.slow
-def test_ids_and_drafts_do_not_depend_on_tensor_parallelism(run_on_gang: RunOnGang) -> None:
-    """On 1, 2 and 4 ranks: the ids are the plain ones, and every rank proposes the same drafts."""
-    submits = random_requests(3, 9, most_drafts=15, max_tokens=10)
-    jobs, plain = [], []
-    for shape, drafter in TP_JOBS:
-        directory = tiny_checkpoint(shape)
-        ids = solo_rig(directory).run(submits, max_model_len=MAX_MODEL_LEN).ids
-        jobs.append((directory, drafter, drafter_path(directory, drafter), plain_texts(submits, ids)))
-        plain.append(ids)
-    solo = serve_speculating(SoloCommunicator(), jobs, submits)
-    assert [ids for ids, _ in solo] == plain
-    for tp, some in ((2, slice(None)), (4, slice(None, 4))):
-        lead, *followers = run_on_gang(tp, serve_speculating, jobs[some], submits)
-        assert lead == solo[some]
-        for follower in followers:
-            assert [rounds for _, rounds in follower] == [rounds for _, rounds in solo[some]]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -18,7 +19,7 @@ from gemray_cluster.client_errors import RequestFailed
 from gemray_cluster.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
-from gemray_workers.messages import SpeculationCounters
+from gemray_workers.messages import Choice, SpeculationCounters
 from support.fake_gang import FakeGang, Script, gang_info
 from support.servable_checkpoint import write_servable_checkpoint
 from support.serving import Serving, serving
@@ -201,6 +202,18 @@ async def test_info_has_no_speculation_without_a_drafter(served: Serving) -> Non
 def _unwrapped(table: str) -> str:
     """A table's text without its lines, however narrow it was drawn."""
     return " ".join(table.replace("│", " ").split())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info_tells_each_choice_and_why(served: Serving) -> None:
+    shown = gang_info(max_draft_tokens=4)
+    choices = [Choice("target backend", "one", "why one"), Choice("drafter backend", "two", "why two")]
+    served.gang.gang_info = msgspec.structs.replace(shown, model=msgspec.structs.replace(shown.model, choices=choices))
+    code, out, _ = await run("info", "--address", served.server.address)
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    for choice in choices:
+        assert [choice.what, choice.chosen, choice.reason] in rows
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 import ray
 
-from gemray_cluster.placement import NodeResources, choose_strategy, describe_shortage, list_nodes, release, reserve
+from gemray_cluster.config import ClusterConfig
+from gemray_cluster.placement import (
+    NodeResources,
+    _nodes_of_bundles,
+    choose_strategy,
+    describe_shortage,
+    list_nodes,
+    release,
+    reserve,
+)
+from gemray_cluster.ray_gang import RayLauncher
 from gemray_cluster.ray_worker import gpu_ordinal
 from gemray_workers.errors import CapacityError
+from support.engine_runner import engine_config
 
 
 def node(address: str, total: dict[str, float], available: dict[str, float] | None = None) -> NodeResources:
@@ -76,6 +88,37 @@ async def test_room_is_held_until_released_and_waited_for(local_ray: None) -> No
     )
     assert len(freeing) == 1, "it had to wait"
     await release(second)
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "is_warned"),
+    [
+        ("dedicated", {0: "a", 1: "a", 2: "b"}, True),
+        ("dedicated", {0: "a", 1: "b", 2: "a"}, False),
+        ("colocated", {0: "a", 1: "a", 2: "b"}, False),  # a rank of the target
+    ],
+)
+async def test_a_dedicated_drafter_on_another_node_is_told(
+    local_ray: None,
+    placement: Any,
+    nodes: dict[int, str],
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("gemray_cluster.placement._nodes_of_bundles", lambda group: nodes)
+    monkeypatch.setattr(RayLauncher, "_start_actor", lambda *_: None)
+    engine = engine_config("target", drafter_path="drafter", drafter_placement=placement)
+    launcher = RayLauncher(ClusterConfig(), engine, "no worker is started")
+    await launcher.launch(3, lambda progress: None)
+    await launcher.release()
+    assert ("the dedicated drafter (rank 2) is on another node than rank 0" in caplog.text) == is_warned
+
+
+async def test_the_nodes_of_a_gang_are_rays(local_ray: None) -> None:
+    group = await reserve(2, {"CPU": 1}, strategy="auto", deadline_s=8)
+    assert _nodes_of_bundles(group) == dict.fromkeys(range(2), ray.nodes()[0]["NodeID"])
+    await release(group)
 
 
 @pytest.mark.parametrize(

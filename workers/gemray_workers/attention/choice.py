@@ -78,6 +78,35 @@ def reasons_against(backend: BackendTraits, needs: AttentionNeeds, device: str) 
     return reasons
 
 
+def choose_backends(
+    target: AttentionNeeds,
+    drafter: AttentionNeeds | None,
+    *,
+    explicit_target: str | None,
+    explicit_drafter: str | None,
+    device: str,
+) -> tuple[Choice, ...]:
+    """The target's backend, then the drafter's if it has needs.
+
+    Raises:
+        InvalidField: the target's or the drafter's cannot be satisfied; with both reasons when neither can.
+    """
+    try:
+        chosen = choose_target_backend(target, explicit_target, device)
+    except InvalidField as refusal:
+        # A choice that would only be inherited has no reason of its own.
+        if drafter is not None and not (drafter.shares_target_kv and explicit_drafter is None):
+            refused = Choice("target attention backend", explicit_target or explicit_drafter or "", "refused")
+            try:
+                choose_drafter_backend(drafter, explicit_drafter, refused, device)
+            except InvalidField as other:
+                raise InvalidField(refusal.field, refusal.value, f"{refusal.allowed}; and {other}") from None
+        raise
+    if drafter is None:
+        return (chosen,)
+    return chosen, choose_drafter_backend(drafter, explicit_drafter, chosen, device)
+
+
 def choose_target_backend(
     needs: AttentionNeeds,
     explicit: str | None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemray_workers.attention.choice import AttentionNeeds, choose_drafter_backend, choose_target_backend
+from gemray_workers.attention.choice import AttentionNeeds, choose_backends
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import DrafterPlan
@@ -56,7 +56,7 @@ class Blueprint:
             drafter=drafter,
             target_specs=target_specs,
             pools=_fit(config, model, target_specs, drafter),
-            choices=tuple(_choose_attention(config, target_specs, drafter)),
+            choices=_choose_attention(config, target_specs, drafter),
         )
 
     @property
@@ -152,14 +152,19 @@ def _weights(config: EngineConfig) -> list[Choice]:
     return [Choice("weights", "random", "random_weights asks for weights from a seed: answers mean nothing")]
 
 
-def _choose_attention(config: EngineConfig, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan) -> list[Choice]:
+def _choose_attention(
+    config: EngineConfig, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan
+) -> tuple[Choice, ...]:
     needs = AttentionNeeds(
         reader="target",
         head_dims=tuple(sorted({spec.head_dim for spec in target_specs})),
         dtype=config.dtype,
         causal=True,
     )
-    target = choose_target_backend(needs, config.attention_backend, config.device)
-    if drafter.needs is None:
-        return [target]
-    return [target, choose_drafter_backend(drafter.needs, config.drafter_attention_backend, target, config.device)]
+    return choose_backends(
+        needs,
+        drafter.needs,
+        explicit_target=config.attention_backend,
+        explicit_drafter=config.drafter_attention_backend,
+        device=config.device,
+    )

@@ -4,6 +4,9 @@ Sliding groups need a fixed amount a sequence whatever its length, full groups g
 sequence of the served length must fit alone, together with one step's rows. Then room is made for as many windows as
 sequences may run, as long as the full groups keep a few windows' worth of tokens for each; the rest goes to the full
 groups, up to what the sequences could ever use.
+
+Drafts of any drafter take rows in the target's sliding groups until they are verified, so a window is given their
+pages, too; a drafter that owns no KV adds nothing else.
 """
 
 from __future__ import annotations

@@ -65,6 +65,8 @@ class DrafterEngine:
     def schedule(self) -> StepPlan:
         """Take the next plan and bring slots and pages to where it says."""
         plan = self._planner.schedule()
+        for slot in (*plan.released, *(admission.slot for admission in plan.admitted)):
+            self._drafter.reset(slot)
         self._slots.apply(plan)
         if self._poison_freed_pages:
             self._pools.poison(plan.freed_pages)

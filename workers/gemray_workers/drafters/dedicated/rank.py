@@ -11,7 +11,7 @@ from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.engine import DrafterEngine
-from gemray_workers.drafters.protocol import DrafterParts
+from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.blueprint import Blueprint, device_name
 from gemray_workers.engine.planner import FollowPlanner
 from gemray_workers.engine.slots import SlotTable
@@ -54,11 +54,11 @@ class DrafterRank:
             )
         )
 
-    def engine(self) -> DrafterEngine:
-        """An engine with no requests, following rank 0."""
+    def engine(self, *, drafter: Drafter | None = None) -> DrafterEngine:
+        """An engine with no requests, following rank 0; `drafter` stands in for this rank's own (tests)."""
         plan = self._blueprint.drafter
         return DrafterEngine(
-            drafter=self._drafter,
+            drafter=drafter or self._drafter,
             slots=SlotTable(
                 num_slots=self._config.max_num_seqs,
                 max_model_len=self._blueprint.pools.max_model_len,
