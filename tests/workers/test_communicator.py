@@ -364,3 +364,15 @@ def test_an_address_of_another_node_is_refused(node_ip: str, allowed: str) -> No
     with pytest.raises(InvalidField, match=rf"node_ip = '{node_ip}' is not allowed: .*{allowed}"):
         choose_interface(node_ip, environment)
     assert environment == {}
+
+
+def sums_of_subgroups(comm: Communicator) -> list[float]:
+    """Of two subgroups of one name, one after the other; the last rank takes no part."""
+    assert isinstance(comm, TorchCommunicator)
+    if comm.rank == comm.size - 1:
+        return []
+    return [float(comm.subgroup(2, "pair").all_reduce(torch.tensor([comm.rank + 1.0])).item()) for _ in range(2)]
+
+
+def test_a_subgroups_name_may_come_again(run_on_gang: RunOnGang) -> None:
+    assert run_on_gang(3, sums_of_subgroups) == [[3.0, 3.0], [3.0, 3.0], []]

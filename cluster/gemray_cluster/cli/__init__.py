@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -52,7 +53,10 @@ for command in (serve, check, generate, chat, info, bench, demo):
 def main() -> None:
     """Run a command; what gemray raises on purpose becomes one sentence and an exit code."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where it can be told, rather than at the interpreter's end
     except GemrayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(exit_code_of(error))
@@ -60,9 +64,11 @@ def main() -> None:
         print(f"error: the text is not valid UTF-8 ({error.reason})", file=sys.stderr)
         sys.exit(exit_code_of(InvalidField("text", "bytes", "UTF-8")))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO):
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        if error.errno != errno.EPIPE:
+            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -7,6 +7,7 @@ can join gangs one after another (a rebuilt gang) or side by side (tests).
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -70,6 +71,7 @@ class TorchCommunicator:
         self._rank = rank
         self._size = size
         self._store: Store | None = store  # the groups lose their way home if rank 0 frees the store
+        self._subgroups: Counter[str] = Counter()
         self._host = host
         self._device = device
         self._all_reduce_options = AllreduceOptions()
@@ -149,7 +151,9 @@ class TorchCommunicator:
             raise ValueError(f"rank {self._rank} is not among the first {size} ranks of an open gang")
         if size == 1:
             return SoloCommunicator()
-        store = PrefixStore(name, self._store)
+        # A name may come again: under the old one's keys the new group would look for ranks where they were.
+        self._subgroups[name] += 1
+        store = PrefixStore(f"{name}-{self._subgroups[name]}", self._store)
         host = cast(_Group, ProcessGroupGloo(PrefixStore("host", store), self._rank, size, self._timeout))
         over_nccl = self._device is not self._host
         tensors = _nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
