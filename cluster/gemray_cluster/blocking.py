@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def in_own_thread(call: Callable[..., T], *arguments: Any) -> T:
-    """`call(*arguments)` in a thread of its own, which does not keep the process alive.
+async def in_own_thread(call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    """`call(*arguments, **keywords)` in a thread of its own, which does not keep the process alive.
 
     Ray's calls wait for ever when the cluster has gone away. A thread of `asyncio.to_thread` would then hold
     `asyncio.run`, and the interpreter after it, at the very end; this one can be left behind by a timeout. Not for
@@ -23,7 +23,7 @@ async def in_own_thread(call: Callable[..., T], *arguments: Any) -> T:
 
     def run() -> None:
         try:
-            result = call(*arguments)
+            result = call(*arguments, **keywords)
         except BaseException as error:
             outcome.set_exception(error)
         else:

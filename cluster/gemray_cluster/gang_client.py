@@ -63,3 +63,9 @@ class GangClient(Protocol):
     async def stop(self) -> None:
         """End the gang and release what it holds. Idempotent."""
         ...
+
+
+def why_not_serving(gang: GangClient) -> str:
+    """A sentence for requests that it cannot take."""
+    reason = f": {gang.failure}" if gang.failure else ""
+    return f"the gang is {gang.state.value}{reason}"

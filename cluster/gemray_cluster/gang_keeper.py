@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gemray_cluster.diagnosis import in_words
 from gemray_cluster.gang import no_listener
-from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
+from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable, why_not_serving
 from gemray_cluster.launcher import ProgressListener
 from gemray_cluster.live_request import LiveRequest, Suspects
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
@@ -133,7 +133,7 @@ class GangKeeper:
 
     def _serving_gang(self) -> KeptGang:
         if self._gang is None or self.state is not GangState.SERVING:
-            raise GangUnavailable(f"the gang is {self.state.value}" + (f": {self._failure}" if self._failure else ""))
+            raise GangUnavailable(why_not_serving(self))
         return self._gang
 
     async def _gang_after(self, failed: KeptGang) -> KeptGang:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.engine.step_clock import StepTimes
-from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
-from support.engine_runner import engine_config, request, run_engine
-from support.tiny import tiny_checkpoint
-from support.tiny_drafters import tiny_assistant
+from support.adaptive_run import counters_with_a_wrong_drafter
+from support.engine_runner import request
 
 SMALL = Load.of(1, 100)
 
@@ -133,18 +132,6 @@ def test_a_fixed_length_stays() -> None:
         decode_step(controller, 4, 0, seconds=10.0)
 
 
-def test_a_live_engine_stops_drafting_what_does_not_pay() -> None:
-    """The random drafter is nearly always wrong, so the engine must end without drafts; ids do not change."""
-    target = tiny_checkpoint("31B")
-    submits = [request("a", [5, 6, 7], 120)]
-    plain = run_engine(SoloCommunicator(), engine_config(target), submits)
-    config = engine_config(
-        target, drafter_path=str(tiny_assistant(target)), max_draft_tokens=4, adapt_draft_tokens=True
-    )
-    adapted = run_engine(SoloCommunicator(), config, submits)
-    assert plain is not None
-    assert adapted is not None
-    assert adapted.ids == plain.ids
-    counters = adapted.results["a"].last.speculation
-    assert counters is not None
+def test_a_live_engine_stops_drafting_what_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = counters_with_a_wrong_drafter(monkeypatch, [request("a", [5, 6, 7], 120)])
     assert 0 < counters.rounds < 60

@@ -10,17 +10,13 @@ import pytest
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import PATIENCE, RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.engine.step_clock import StepTimes
-from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
-from support.engine_runner import engine_config, request, run_engine
-from support.tiny import tiny_checkpoint
-from support.tiny_drafters import tiny_assistant
+from support.adaptive_run import DRAFT_S, VERIFY_S, counters_with_a_wrong_drafter
+from support.engine_runner import request
 
 MOST = 4
-VERIFY_S = 10e-3
-DRAFT_S = 1e-3
 ROW_S = 0.1e-3
 
 
@@ -204,24 +200,6 @@ def test_what_cannot_pay_is_not_measured_anew_under_each_load() -> None:
 def test_a_live_engine_stops_drafting_beside_a_request_with_a_number(
     stated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The random drafter is nearly always wrong; ids do not change. Steps take made-up times, the same in every run."""
-    learn = DraftLengthController.end_step
-
-    def end_step(self: DraftLengthController, plan: StepPlan, outcomes: list[SequenceOutcome], _: StepTimes) -> None:
-        drafts = sum(rows.num_drafts for rows in plan.rows)
-        learn(self, plan, outcomes, StepTimes(drafts * DRAFT_S, VERIFY_S))
-
-    monkeypatch.setattr(DraftLengthController, "end_step", end_step)
-    target = tiny_checkpoint("31B")
     submits = [request("a", [5, 6, 7], 120), request("b", [8, 9], 120, num_draft_tokens=stated)]
-    plain = run_engine(SoloCommunicator(), engine_config(target), submits)
-    config = engine_config(
-        target, drafter_path=str(tiny_assistant(target)), max_draft_tokens=4, adapt_draft_tokens=True
-    )
-    adapted = run_engine(SoloCommunicator(), config, submits)
-    assert plain is not None
-    assert adapted is not None
-    assert adapted.ids == plain.ids
-    counters = adapted.results["a"].last.speculation
-    assert counters is not None
+    counters = counters_with_a_wrong_drafter(monkeypatch, submits)
     assert 0 < counters.rounds < 80

@@ -22,7 +22,7 @@ async def look_before_start(*, num_ranks: int, bundle: Resources, checkpoints: C
     Room is left to placement, which waits for nodes that are still to come and says what it waits for. One unfit node
     among others is no error: which nodes get ranks is not decided yet. Raises CapacityError when no node is fit.
     """
-    results = await in_own_thread(lambda: check_cluster(num_ranks=num_ranks, bundle=bundle, checkpoints=checkpoints))
+    results = await in_own_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, checkpoints=checkpoints)
     for result in results:
         if result.name == resources.NAME:
             continue

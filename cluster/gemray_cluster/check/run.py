@@ -57,9 +57,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
             note(*await asyncio.to_thread(check_fit, settings, device))
         bundle = rank_bundle(cluster, device)
         checkpoints = Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights)
-        found = await in_own_thread(
-            lambda: check_cluster(num_ranks=settings.num_ranks, bundle=bundle, checkpoints=checkpoints)
-        )
+        found = await in_own_thread(check_cluster, num_ranks=settings.num_ranks, bundle=bundle, checkpoints=checkpoints)
         note(*found)
     finally:
         await session.close()

@@ -67,8 +67,8 @@ def _model(model: pb.GetModelInfoResponse) -> Table:
 def _drafter(drafter: pb.Drafter) -> str:
     from gemray.v1 import generation_pb2 as pb
 
-    sharing = pb.KvSharing.Name(drafter.kv_sharing).removeprefix("KV_SHARING_").lower()
-    placement = pb.DrafterPlacement.Name(drafter.placement).removeprefix("DRAFTER_PLACEMENT_").lower()
+    sharing = _word(pb.KvSharing.Name(drafter.kv_sharing), "KV_SHARING_")
+    placement = _word(pb.DrafterPlacement.Name(drafter.placement), "DRAFTER_PLACEMENT_")
     return f"{drafter.method}, {sharing} KV, {placement}, up to {drafter.max_draft_tokens} drafts a step"
 
 
@@ -87,7 +87,7 @@ def _shards(model: pb.GetModelInfoResponse) -> Table:
         shard = rank.shard_indices
         table.add_row(
             str(rank.rank),
-            pb.RankRole.Name(rank.role).removeprefix("RANK_ROLE_").lower(),
+            _word(pb.RankRole.Name(rank.role), "RANK_ROLE_"),
             rank.host,
             rank.device,
             _size(rank.weight_bytes),
@@ -122,7 +122,7 @@ def _load(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> T
     table = _table("Load")
     requests, engine = stats.requests, stats.engine
     rows = {
-        "state": pb.ServerState.Name(stats.state).removeprefix("SERVER_STATE_").lower(),
+        "state": _word(pb.ServerState.Name(stats.state), "SERVER_STATE_"),
         "up": f"{stats.uptime_seconds:.0f} s",
         "requests": f"{requests.active} of {requests.limit} active; {requests.completed} completed, "
         f"{requests.cancelled} cancelled, {requests.failed} failed, {requests.rejected} refused",
@@ -144,6 +144,11 @@ def _speculation(counters: pb.Speculation) -> str:
     if not counters.rounds:
         return counts
     return f"{counts}, acceptance length {1 + counters.accepted / counters.rounds:.2f}"
+
+
+def _word(enum_name: str, prefix: str) -> str:
+    """A value of the protocol's as people write it."""
+    return enum_name.removeprefix(prefix).lower()
 
 
 def _size(num_bytes: int) -> str:

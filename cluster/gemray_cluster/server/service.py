@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable
+from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable, why_not_serving
 from gemray_cluster.request_trace import completed, identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.admission import Admission
@@ -86,7 +86,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Admit, validate, tokenize."""
         with self._admission.admit():
             if self._gang.state is not GangState.SERVING:
-                raise GangUnavailable(_why_not_serving(self._gang))
+                raise GangUnavailable(why_not_serving(self._gang))
             model = self._gang.info.model
             accepted = await asyncio.to_thread(self._reader.read, request, request_id, model)
             yield Generation(self._gang, accepted, self._reader.tokenizer)
@@ -107,8 +107,3 @@ async def _echo_request_id(request: GenerationRequest, context: Context) -> str:
     identify(request_id)
     await context.send_initial_metadata(((REQUEST_ID_METADATA, request_id),))
     return request_id
-
-
-def _why_not_serving(gang: GangClient) -> str:
-    reason = f": {gang.failure}" if gang.failure else ""
-    return f"the gang is {gang.state.value}{reason}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -18,6 +18,7 @@ from gemray_cluster.live_request import FRUITLESS_FAILURES, LiveRequest, Suspect
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
+from support import waiting
 from support.fake_worker import DEADLY_PROMPT, FAKE_WORKER, expected_token
 from support.process_launcher import ProcessLauncher
 
@@ -70,11 +71,7 @@ async def keeper() -> AsyncIterator[GangKeeper]:
     await kept.stop()
 
 
-async def eventually(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < until, "did not come true in time"
-        await asyncio.sleep(0.01)
+eventually = functools.partial(waiting.eventually, deadline_s=20.0)
 
 
 def kill(keeper: GangKeeper, rank: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CheckpointError
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
+from support import waiting
 from support.fake_worker import FAKE_WORKER, SILENT_PROMPT, expected_token
 from support.process_launcher import ProcessLauncher
 
@@ -48,11 +50,7 @@ async def tokens(gang: Gang, request: Submit) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-async def eventually(condition: Callable[[], bool], deadline_s: float = 3.0) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < until, "did not come true in time"
-        await asyncio.sleep(0.02)
+eventually = functools.partial(waiting.eventually, deadline_s=3.0)
 
 
 def pid_of(gang: Gang, rank: int) -> int:
@@ -142,7 +140,7 @@ async def test_leaving_a_stream_cancels_its_request(make_gang: MakeGang) -> None
     task = asyncio.create_task(tokens(gang, submit("cancelled", max_tokens=10**6)))
     await eventually(lambda: running() == 1)
     task.cancel()
-    await eventually(lambda: running() == 0, 1.0)
+    await eventually(lambda: running() == 0, deadline_s=1.0)
     assert await tokens(gang, submit("closed")) == [expected_token(5, p) for p in range(8)]
 
 

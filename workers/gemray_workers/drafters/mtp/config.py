@@ -134,13 +134,13 @@ def _check_donors(decoder: ModelConfig, stated_global_kv_heads: object, target: 
         if layer.kv_donor is None:
             raise InvalidField("drafter num_kv_shared_layers", layer.index, "all layers: each reads the target's KV")
         donor = target.layers[layer.kv_donor]
-        field, stated = "num_key_value_heads", {layer.num_kv_heads}
+        field, stated = "num_key_value_heads", layer.num_kv_heads
         if layer.kind == "full" and isinstance(stated_global_kv_heads, int):
-            field, stated = "num_global_key_value_heads", {layer.num_kv_heads, stated_global_kv_heads}
-        if donor.num_kv_heads not in stated:
+            field, stated = "num_global_key_value_heads", stated_global_kv_heads
+        if donor.num_kv_heads not in (stated, layer.num_kv_heads):
             raise InvalidField(
                 f"drafter {field}",
-                stated_global_kv_heads if field.startswith("num_global") else layer.num_kv_heads,
+                stated,
                 f"{donor.num_kv_heads}, the target's KV heads in layer {donor.index}",
             )
         if layer.rope != donor.rope:

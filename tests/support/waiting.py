@@ -1,0 +1,15 @@
+"""Waiting for what comes true by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+
+async def eventually(condition: Callable[[], bool], deadline_s: float) -> None:
+    """Return once `condition` holds; fail at the deadline."""
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, "did not come true in time"
+        await asyncio.sleep(0.01)
