@@ -8,10 +8,10 @@ import torch
 from gemray_kernels import keyed_noise
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.logprobs import token_logprobs
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from support.sampling_reference import local_columns, sampling_params
+from support.sampling_oracle.chooser import choose_tokens
+from support.sampling_oracle.rows import RowRequest, SamplingRows
+from support.sampling_reference import choose_rows, local_columns, sampling_params
 
 pytestmark = pytest.mark.gpu
 
@@ -46,8 +46,7 @@ def test_noise_on_cuda_equals_the_cpu(noise, dtype, tolerance, ids):
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("noise", noise_functions())
-def test_choices_on_cuda_equal_the_cpu(noise):
+def test_choices_on_cuda_equal_the_cpu():
     """In float64, ties included."""
     org, added, num_rows = 1010, 16, 7 * 40
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=org, num_added=added)
@@ -61,8 +60,7 @@ def test_choices_on_cuda_equal_the_cpu(noise):
         for i in range(num_rows)
     ]
     expected = choose_tokens(logits_RV, SamplingRows.build(requests), shard, SoloCommunicator())
-    rows = SamplingRows.build(requests, "cuda")
-    found = choose_tokens(logits_RV.cuda(), rows, shard, SoloCommunicator(), noise=noise)
+    found = choose_rows(logits_RV, requests, shard, SoloCommunicator(), device=torch.device("cuda"))
     assert found.ids_R.tolist() == expected.ids_R.tolist()
     assert found.ok_R.tolist() == expected.ok_R.tolist()
     assert [i for i, ok in enumerate(expected.ok_R.tolist()) if not ok] == [3, 9]

@@ -7,11 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from gemray_kernels.token_choice import ChoiceKernels
+from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.sampling.choose import Choice, choose
+from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.state import SamplingState
+from support.sampling_oracle.row_request import RowRequest
+
+CPU = torch.device("cpu")
 
 
 def sampling_params(**changes: Any) -> SamplingParams:
@@ -68,3 +77,64 @@ def edited(
         row[v] -= params.frequency_penalty * count + (params.presence_penalty if count else 0.0)
         row[v] += params.logit_bias.get(v, 0.0)
     return row
+
+
+def choose_rows(
+    logits_RV: Tensor,
+    requests: Sequence[RowRequest],
+    shard: ShardIndices,
+    comm: Communicator,
+    *,
+    kernels: ChoiceKernels | None = None,
+    features: Features | None = None,
+    device: torch.device = CPU,
+    softcap: float | None = None,
+) -> Choice:
+    """Choose for rows written out one by one, through the tables of slots."""
+    rows = SlotRows(requests, shard, compute_dtype(logits_RV.dtype), device, kernels)
+    return choose(
+        logits_RV.to(device),
+        rows.slot_R,
+        rows.position_R,
+        rows.state,
+        comm,
+        features=features,
+        drafts_RB=rows.drafts_RB,
+        softcap=softcap,
+    )
+
+
+def edited_rows(logits_RV: Tensor, requests: Sequence[RowRequest], shard: ShardIndices) -> Tensor:
+    """A rank's logits as the distribution of each row has them."""
+    rows = SlotRows(requests, shard, logits_RV.dtype)
+    choice_rows = rows.state.rows(rows.state.features, rows.slot_R, rows.position_R, rows.drafts_RB)
+    return rows.state.kernels.edited_logits(logits_RV, choice_rows, rows.state.columns)
+
+
+class SlotRows:
+    """Rows written out one by one, as tables of slots; rows of equal parameters and history share a slot."""
+
+    def __init__(
+        self,
+        requests: Sequence[RowRequest],
+        shard: ShardIndices,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        kernels: ChoiceKernels | None = None,
+    ) -> None:
+        self.state = SamplingState(len(requests), shard, dtype, device, kernels)
+        slots: dict[bytes, int] = {}
+        for request in requests:
+            key = _slot_key(request)
+            if key not in slots:
+                slots[key] = len(slots)
+                self.state.admit(slots[key], request.params, request.token_ids, request.prompt_len)
+        most = max((len(request.draft_ids) for request in requests), default=0)
+        drafts = [[*request.draft_ids, *[-1] * (most - len(request.draft_ids))] for request in requests]
+        self.slot_R = torch.tensor([slots[_slot_key(r)] for r in requests], dtype=torch.int64, device=device)
+        self.position_R = torch.tensor([r.position for r in requests], dtype=torch.int64, device=device)
+        self.drafts_RB = torch.tensor(drafts, dtype=torch.int64, device=device).view(-1, most) if most else None
+
+
+def _slot_key(request: RowRequest) -> bytes:
+    return msgspec.msgpack.encode((request.params, list(request.token_ids), request.prompt_len))

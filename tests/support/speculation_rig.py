@@ -25,7 +25,8 @@ from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import Submit
 from gemray_workers.model.kv_groups import kv_group_specs
 from gemray_workers.model.target import TargetModel
-from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
+from gemray_workers.sampling.state import SamplingState
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.engine_runner import Run, collect, engine_config
 from support.oracle import CPU, solo_model
@@ -125,6 +126,7 @@ class Rig:
             max_model_len=max_model_len,
             max_draft_tokens=self.max_draft_tokens,
             specs=self.specs,
+            sampling=SamplingState(num_slots, self.model.shard, compute_dtype(self.model.dtype), CPU),
             device=CPU,
         )
         planner: Planner = FollowPlanner(self.comm)

@@ -26,6 +26,7 @@ from gemray_workers.messages import Submit
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.sampling.state import SamplingState
 from gemray_workers.scheduling.plan import ScheduledRows
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.engine_runner import Run, collect
@@ -70,7 +71,7 @@ class TableDrafter:
         """
         self._table_VV = table_VV
         self._shard = target.shard
-        self._chooser: Any = DraftChooser(target.shard, SoloCommunicator())
+        self._chooser: Any = DraftChooser(SoloCommunicator())
         self._greedy = greedy
 
     def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
@@ -83,8 +84,7 @@ class TableDrafter:
             if self._greedy:
                 ids_S = self._shard.global_ids()[logits_SV.argmax(-1)]
             else:
-                wanted = [(r.slot, r.start + 1 + i) for r in active]
-                ids_S = self._chooser.choose(logits_SV, slot_S, position_S, wanted, slots)
+                ids_S = self._chooser.choose(logits_SV, slot_S, position_S, slots)
             slots.token_ids_NL[slot_S, position_S] = ids_S
 
     def commit(
@@ -131,6 +131,7 @@ def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, max_d
             max_model_len=MAX_LEN,
             max_draft_tokens=max_draft_tokens,
             specs=specs,
+            sampling=SamplingState(num_slots, target.shard, torch.float64, CPU),
             device=CPU,
         ),
         drafter=drafter,

@@ -5,7 +5,7 @@ Shape legend: K drafts of a round, V vocabulary, R rows, P block-table columns, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,20 +43,10 @@ class LogitsSpy:
         self.logits: dict[int, list[Tensor]] = {}
         """By slot, one row a draft."""
 
-    def choose(
-        self,
-        logits_RV: Tensor,
-        slot_R: Tensor,
-        position_R: Tensor,
-        wanted: Iterable[tuple[int, int]],
-        slots: SlotTable,
-    ) -> Tensor:
-        wanted = list(wanted)
-        assert slot_R.tolist() == [slot for slot, _ in wanted]
-        assert position_R.tolist() == [position for _, position in wanted]
-        for (slot, _), row_V in zip(wanted, whole_logits(self._rig.model, logits_RV), strict=True):
+    def choose(self, logits_RV: Tensor, slot_R: Tensor, position_R: Tensor, slots: SlotTable) -> Tensor:
+        for slot, row_V in zip(slot_R.tolist(), whole_logits(self._rig.model, logits_RV), strict=True):
             self.logits.setdefault(slot, []).append(row_V)
-        ids_R: Tensor = self._chooser.choose(logits_RV, slot_R, position_R, wanted, slots)
+        ids_R: Tensor = self._chooser.choose(logits_RV, slot_R, position_R, slots)
         return ids_R
 
 

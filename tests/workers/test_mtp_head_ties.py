@@ -11,10 +11,9 @@ from gemray_workers.model.placement import Placement
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.chooser import choose_tokens
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
 from support.gang import RunOnGang
-from support.sampling_reference import sampling_params
+from support.sampling_oracle.row_request import RowRequest
+from support.sampling_reference import choose_rows, sampling_params
 
 VOCAB, CLUSTERS, WIDTH = 256, 8, 4
 CPU = torch.device("cpu")
@@ -34,8 +33,8 @@ def greedy_with_ties(comm: Communicator, tied: list[int]) -> int:
     centroids.copy_(torch.eye(CLUSTERS, WIDTH))
     ordering.copy_(torch.arange(VOCAB - 1, -1, -1).view(-1, CLUSTERS).T.flatten())
     logits_SV = head(torch.ones(1, WIDTH, dtype=torch.float64))
-    rows = SamplingRows.build([RowRequest(params=sampling_params(temperature=0.0), position=3, prompt_len=2)])
-    return int(choose_tokens(logits_SV, rows, shard, comm).ids_R[0])
+    requests = [RowRequest(params=sampling_params(temperature=0.0), position=3, prompt_len=2)]
+    return int(choose_rows(logits_SV, requests, shard, comm).ids_R[0])
 
 
 @pytest.mark.parametrize("tied", [[200, 7, 90], [64, 63], [255, 128, 127], [31]])

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.chooser import choose_tokens
-from gemray_workers.sampling.edits import LogitEdits, apply_edits
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from support.sampling_reference import edited, local_columns, sampling_params
+from support.sampling_oracle.row_request import RowRequest
+from support.sampling_reference import choose_rows, edited, edited_rows, local_columns, sampling_params
 
 ORG, ADDED = 21, 4
 VOCAB = ORG + ADDED
@@ -33,7 +31,7 @@ def edit_on_ranks(logits_RV, requests, size):
         shard = ShardIndices.of_rank(rank, size, org_vocab_size=ORG, num_added=ADDED, padding=8)
         local = local_columns(logits_RV, shard)
         before = local.clone()
-        result = apply_edits(local, LogitEdits.build(requests), shard)
+        result = edited_rows(local, requests, shard)
         assert torch.equal(local, before)
         ids = shard.global_ids()
         assert (result[:, ids < 0] == -math.inf).all()
@@ -96,14 +94,11 @@ def test_min_tokens_counts_drafts_too():
 
 def test_rows_without_edits_are_passed_on_as_they_are():
     logits_RV = torch.zeros(2, SOLO.num_elements_padded)
-    edits = LogitEdits.build([RowRequest(sampling_params(), 1, 1)] * 2)
-    assert edits.is_empty
-    assert apply_edits(logits_RV, edits, SOLO) is logits_RV
+    assert edited_rows(logits_RV, [RowRequest(sampling_params(), 1, 1)] * 2, SOLO) is logits_RV
 
 
 def choose(logits_RV, requests):
-    rows = SamplingRows.build(requests)
-    return choose_tokens(local_columns(logits_RV, SOLO), rows, SOLO, SoloCommunicator())
+    return choose_rows(local_columns(logits_RV, SOLO), requests, SOLO, SoloCommunicator())
 
 
 @pytest.mark.parametrize("filters", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])

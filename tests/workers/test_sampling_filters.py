@@ -1,4 +1,4 @@
-"""The set of ids that filters keep, seen through choose_tokens, against a plain implementation."""
+"""The set of ids that filters keep, seen through `choose`, against a plain implementation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from gemray_kernels.candidates import local_top
+from gemray_kernels.slot_tables import MAX_CANDIDATES
+from gemray_kernels.token_choice import ReferenceKernels
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.chooser import choose_tokens
-from gemray_workers.sampling.rows import MAX_CANDIDATES, RowRequest, SamplingRows
-from gemray_workers.sampling.vocab_parallel import local_top
-from support.sampling_reference import filtered_law, local_columns, sampling_params
+from support.sampling_oracle.row_request import RowRequest
+from support.sampling_reference import choose_rows, filtered_law, local_columns, sampling_params
 
 
 def favour_the_seed(seed_R, position_R, token_ids, dtype):
@@ -28,8 +29,8 @@ def kept_ids(logits, **params):
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=size)
     requests = [RowRequest(sampling_params(seed=v, **params), position=1, prompt_len=1) for v in range(size)]
     logits_RV = local_columns(torch.tensor(logits, dtype=torch.float64).expand(size, -1), shard)
-    rows = SamplingRows.build(requests)
-    chosen = choose_tokens(logits_RV, rows, shard, SoloCommunicator(), noise=favour_the_seed).ids_R.tolist()
+    kernels = ReferenceKernels(favour_the_seed)
+    chosen = choose_rows(logits_RV, requests, shard, SoloCommunicator(), kernels=kernels).ids_R.tolist()
     return [v for v in range(size) if chosen[v] == v]
 
 

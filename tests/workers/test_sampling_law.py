@@ -1,4 +1,4 @@
-"""choose_tokens draws from softmax of the filtered logits / T, independently at each position and seed."""
+"""`choose` draws from softmax of the filtered logits / T, independently at each position and seed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from scipy import stats
 
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.chooser import choose_tokens
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from support.sampling_reference import filtered_law, local_columns, sampling_params
+from support.sampling_oracle.row_request import RowRequest
+from support.sampling_reference import choose_rows, filtered_law, local_columns, sampling_params
 
 NUM_SAMPLES = 24_000
 LOGITS = torch.tensor([1.2, -0.4, 2.0, 0.3, 2.0, -3.0, 0.9, 1.7, -1.1, 0.0, 1.2, -0.2])
@@ -20,7 +19,7 @@ SHARD = ShardIndices.of_rank(0, 1, org_vocab_size=len(LOGITS))
 
 def choose(requests, logits=LOGITS, dtype=torch.float32):
     logits_RV = local_columns(logits.to(dtype).expand(len(requests), -1), SHARD)
-    choice = choose_tokens(logits_RV, SamplingRows.build(requests), SHARD, SoloCommunicator())
+    choice = choose_rows(logits_RV, requests, SHARD, SoloCommunicator())
     assert choice.ok_R.all()
     return choice.ids_R.numpy()
 

@@ -10,10 +10,9 @@ import torch
 
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.chooser import choose_tokens
 from gemray_workers.sampling.logprobs import token_logprobs
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
-from support.sampling_reference import filtered_law, local_columns, sampling_params
+from support.sampling_oracle.row_request import RowRequest
+from support.sampling_reference import choose_rows, filtered_law, local_columns, sampling_params
 
 KINDS = [
     {"temperature": 0.0},
@@ -43,10 +42,15 @@ class CountingCommunicator:
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.gathered: list[int] = []
+        self.reduced: list[int] = []
 
     def all_gather(self, x):
         self.gathered.append(x.numel())
         return self._comm.all_gather(x)
+
+    def all_reduce(self, x):
+        self.reduced.append(x.numel())
+        return self._comm.all_reduce(x)
 
 
 def row_requests(num_rows, kinds=KINDS):
@@ -62,8 +66,8 @@ def choose_on_rank(comm, logits_RV, vocabulary, requests):
     org, added = vocabulary
     shard = ShardIndices.of_rank(comm.rank, comm.size, org_vocab_size=org, num_added=added)
     counting = CountingCommunicator(comm)
-    choice = choose_tokens(local_columns(logits_RV, shard), SamplingRows.build(requests), shard, counting)
-    return choice.ids_R.tolist(), choice.ok_R.tolist(), counting.gathered
+    choice = choose_rows(local_columns(logits_RV, shard), requests, shard, counting)
+    return choice.ids_R.tolist(), choice.ok_R.tolist(), (counting.gathered, counting.reduced)
 
 
 def logprobs_on_rank(comm, logits_RV, vocabulary, token_ids, top_n):
@@ -150,17 +154,23 @@ def test_choices_stay_within_the_filtered_set_of_whole_rows(choose_everywhere):
         assert i in filtered_law(logits_RV[row].tolist(), request.params)[0]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_one_gather_a_step_and_never_whole_logits_with_top_k(run_on_gang, size):
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_gather_a_step_and_never_whole_logits(run_on_gang, size):
     num_rows = 30
     logits_RV = torch.randn(num_rows, 1026)
     plain = row_requests(num_rows, kinds=[{"temperature": 0.0}, {}, {"top_k": 20, "top_p": 0.9}])
-    for _, _, gathered in run_on_gang(size, choose_on_rank, logits_RV, (1010, 16), plain):
-        assert gathered == [2 * (10 + 10 + 10 * 20)]  # a value and an id each
-    with_min_p = row_requests(num_rows, kinds=[{"min_p": 0.1}, {"top_k": 20, "min_p": 0.1}, {"top_p": 0.5}])
-    columns = 1088 // size
-    for _, _, gathered in run_on_gang(size, choose_on_rank, logits_RV, (1010, 16), with_min_p):
-        assert gathered == [10, 2 * (10 + 10 * 20 + 10 * columns)]
+    for _, _, (gathered, reduced) in run_on_gang(size, choose_on_rank, logits_RV, (1010, 16), plain):
+        assert gathered == [2 * (30 + 30 * 64)]  # a value and an id each
+        assert reduced == []
+    digits = [30 << bits for bits in (11, 11, 10, 11, 11)]
+    with_top_p = row_requests(num_rows, kinds=[{"min_p": 0.1}, {"top_k": 20, "min_p": 0.1}, {"top_p": 0.5}])
+    for _, _, (gathered, reduced) in run_on_gang(size, choose_on_rank, logits_RV, (1010, 16), with_top_p):
+        assert gathered == [30, 2 * (30 + 30 * 64)]
+        assert reduced == digits
+    with_wide_top_k = row_requests(num_rows, kinds=[{"top_k": 1025, "top_p": 0.5}])
+    for _, _, (gathered, reduced) in run_on_gang(size, choose_on_rank, logits_RV, (1010, 16), with_wide_top_k):
+        assert gathered == [30, 2 * 30]
+        assert reduced == [*digits, 30, *digits]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -193,7 +203,7 @@ def test_no_rows_need_no_collective():
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=259)
     counting = CountingCommunicator(SoloCommunicator())
     logits_RV = torch.empty(0, shard.num_elements_padded)
-    choice = choose_tokens(logits_RV, SamplingRows.build([]), shard, counting)
+    choice = choose_rows(logits_RV, [], shard, counting)
     assert choice.ids_R.shape == choice.ok_R.shape == (0,)
     assert token_logprobs(logits_RV, torch.empty(0, dtype=torch.int64), 3, shard, counting) == []
     assert counting.gathered == []
@@ -202,4 +212,4 @@ def test_no_rows_need_no_collective():
 def test_logits_of_another_shape_are_refused():
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=259)
     with pytest.raises(ValueError, match=r"\(1, 259\), expected \(1, 320\)"):
-        choose_tokens(torch.zeros(1, 259), SamplingRows.build(row_requests(1)), shard, SoloCommunicator())
+        choose_rows(torch.zeros(1, 259), row_requests(1), shard, SoloCommunicator())

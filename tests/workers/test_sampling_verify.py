@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.chooser import choose_tokens
-from gemray_workers.sampling.rows import RowRequest, SamplingRows
 from gemray_workers.sampling.verify import count_accepted, verify
-from support.sampling_reference import local_columns, sampling_params
+from support.sampling_oracle.row_request import RowRequest
+from support.sampling_reference import choose_rows, local_columns, sampling_params
 
 TOKEN = st.integers(0, 3)
 
@@ -64,7 +63,7 @@ def next_tokens(params, ids, drafts):
     """The verify rows' tokens t_0 .. t_K after `ids`, from one call as an engine makes it."""
     logits_RV = torch.stack([toy_logits([*ids, *drafts[:i]]) for i in range(len(drafts) + 1)])
     requests = [RowRequest(params, len(ids) + i, len(PROMPT), ids, drafts[:i]) for i in range(len(drafts) + 1)]
-    choice = choose_tokens(local_columns(logits_RV, SHARD), SamplingRows.build(requests), SHARD, SoloCommunicator())
+    choice = choose_rows(local_columns(logits_RV, SHARD), requests, SHARD, SoloCommunicator())
     return choice.ids_R.tolist()
 
 

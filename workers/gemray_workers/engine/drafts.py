@@ -31,6 +31,8 @@ class Drafts:
     """int64: drafts of each sequence."""
     row_SK1: Tensor
     """int64: index into R of each verify row; padding repeats a sequence's last."""
+    sequence_R: Tensor
+    """int64: index into S of each verify row."""
     slot_R: Tensor
     """int64: of each verify row."""
     position_R: Tensor
@@ -60,13 +62,16 @@ class Drafts:
             ids_SK=slots.token_ids_NL[slot_S[:, None], column_SK1[:, :-1]],
             num_S=num_S,
             row_SK1=first_S[:, None] + offset_SK1,
+            sequence_R=sequence_R,
             slot_R=slot_S[sequence_R],
             position_R=start_S[sequence_R] + row_R - first_S[sequence_R],
         )
 
-    def on_host(self) -> list[list[int]]:
-        """The ids of each sequence's drafts (waits for the device)."""
-        return [ids[:n] for ids, n in zip(self.ids_SK.tolist(), self.num_S.tolist(), strict=True)]
+    def before_rows(self) -> Tensor:
+        """The drafts that stand before each verify row, int64 [R, K]; -1 behind them."""
+        num_before_R = self.position_R - self.column_SK1[self.sequence_R, 0]
+        place_K = torch.arange(self.ids_SK.shape[1], device=self.ids_SK.device)
+        return self.ids_SK[self.sequence_R].where(place_K < num_before_R[:, None], -1)
 
     def by_sequence(self, ids_R: Tensor) -> Tensor:
         """One value a row, laid out [S, K + 1]."""

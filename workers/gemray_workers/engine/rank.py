@@ -23,9 +23,10 @@ from gemray_workers.errors import CheckpointError
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo, Submit
 from gemray_workers.model.target import TargetModel
-from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.state import SamplingState
 from gemray_workers.sampling.verify import Accept, verify
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 
@@ -91,6 +92,12 @@ class EngineRank:
                 max_model_len=self._blueprint.pools.max_model_len,
                 max_draft_tokens=self._traits.max_draft_tokens,
                 specs=specs,
+                sampling=SamplingState(
+                    self._config.max_num_seqs,
+                    self._model.shard,
+                    compute_dtype(self._config.torch_dtype),
+                    self._device,
+                ),
                 device=self._device,
             ),
             drafter=drafter or self._drafter,

@@ -17,7 +17,7 @@ from torch import Tensor
 from gemray_workers.engine.host_copy import to_device
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.sampling.table import SamplingTable
+from gemray_workers.sampling.state import SamplingState
 from gemray_workers.scheduling.plan import Admission, PageGrant, ScheduledRows, StepPlan
 
 
@@ -42,6 +42,7 @@ class SlotTable:
         max_model_len: int,
         max_draft_tokens: int,
         specs: Sequence[KVGroupSpec],
+        sampling: SamplingState,
         device: torch.device,
     ) -> None:
         num_columns = max_model_len + max_draft_tokens + 1
@@ -55,7 +56,7 @@ class SlotTable:
         """Tokens whose KV is valid."""
         self.accepted_N = torch.zeros(num_slots, dtype=torch.int64, device=device)
         """Drafts that the last verification accepted."""
-        self.sampling = SamplingTable(num_slots, device)
+        self.sampling = sampling
         self._slots: dict[int, Slot] = {}
 
     def __getitem__(self, slot: int) -> Slot:
@@ -91,6 +92,7 @@ class SlotTable:
 
     def _release(self, slot: int) -> None:
         del self._slots[slot]
+        self.sampling.release(slot)
         for table_NP in self.block_tables_NP.values():
             table_NP[slot] = 0
 
@@ -101,7 +103,7 @@ class SlotTable:
             admission.request_id, admission.prompt_len, admission.params, list(admission.token_ids)
         )
         self.computed_N[admission.slot] = 0
-        self.sampling.set(admission.slot, admission.params)
+        self.sampling.admit(admission.slot, admission.params, admission.token_ids, admission.prompt_len)
         tokens_L = to_device(admission.token_ids, self.device)
         self.token_ids_NL[admission.slot, : len(tokens_L)] = tokens_L
 

@@ -15,11 +15,8 @@ from gemray_workers.engine.host_copy import to_device
 from gemray_workers.engine.slots import SlotTable
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
-from gemray_workers.sampling.chooser import choose_tokens
+from gemray_workers.sampling.choose import choose
 from gemray_workers.sampling.logprobs import token_logprobs
-from gemray_workers.sampling.noise import noise_for
-from gemray_workers.sampling.row_request import wants_history
-from gemray_workers.sampling.rows import RowRequest
 from gemray_workers.sampling.verify import Accept, verify
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, TokenLogprob
 
@@ -37,7 +34,6 @@ class Verifier:
         self._model = model
         self._accept = accept
         self._comm = comm
-        self._noise = noise_for(model.device)
 
     def verify(
         self,
@@ -82,16 +78,19 @@ class Verifier:
         index_R = to_device([t for span in sampled for t in span], hidden_TH.device)
         logits_RV = self._model.logits(hidden_TH[index_R])
         drafts = Drafts.of([r for _, r in sampling], slots)
-        history = drafts.on_host() if any(wants_history(slots[r.slot].params) for _, r in sampling) else None
-        requests = [
-            request
-            for s, (_, r) in enumerate(sampling)
-            for request in _row_requests(r, slots, None if history is None else history[s])
-        ]
-        sampling_rows = slots.sampling.rows(drafts.slot_R, drafts.position_R, requests)
-        choice = choose_tokens(logits_RV, sampling_rows, self._model.shard, self._comm, noise=self._noise)
+        features = slots.sampling.features_of(r.slot for _, r in sampling)
+        choice = choose(
+            logits_RV,
+            drafts.slot_R,
+            drafts.position_R,
+            slots.sampling,
+            self._comm,
+            features=features,
+            drafts_RB=drafts.before_rows() if features.penalties else None,
+        )
         verified = self._accept(drafts.ids_SK, drafts.num_S, drafts.by_sequence(choice.ids_R))
         drafts.commit(verified, slots)
+        slots.sampling.commit(drafts.slot_S1[:, 0], verified.ids_SK1)
         found = torch.cat([verified.num_accepted_S[:, None], verified.ids_SK1], dim=1).tolist()
 
         for (i, _), (num_accepted, *ids) in zip(sampling, found, strict=True):
@@ -165,21 +164,6 @@ class _Tokens:
         self.ids: list[int] = list(ids[:-1] if unusable else ids)
         self.fault = NO_LOGITS if unusable else None
         self.logprobs: list[TokenLogprob] | None = None
-
-
-def _row_requests(r: ScheduledRows, slots: SlotTable, draft_ids: list[int] | None) -> list[RowRequest]:
-    """Row i chooses the token after the known ones and the first i drafts, whose ids only penalties ask for."""
-    sequence = slots[r.slot]
-    return [
-        RowRequest(
-            params=sequence.params,
-            position=r.start + r.num_known + i,
-            prompt_len=sequence.prompt_len,
-            token_ids=() if draft_ids is None else sequence.token_ids,
-            draft_ids=() if draft_ids is None else draft_ids[:i],
-        )
-        for i in range(r.num_drafts + 1)
-    ]
 
 
 def _cut(logprob: TokenLogprob, top_n: int) -> TokenLogprob:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gemray_kernels.candidates import Candidates, local_top
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.vocab_parallel import Candidates, gather_candidates, local_top
+from gemray_workers.sampling.vocab_parallel import gather_candidates
 from gemray_workers.scheduling.plan import TokenLogprob
 
 

@@ -19,9 +19,10 @@ from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.placement import Placement
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
-from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.parallel.communicator import SoloCommunicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.sampling.state import SamplingState
 
 
 class DrafterRank:
@@ -64,6 +65,12 @@ class DrafterRank:
                 max_model_len=self._blueprint.pools.max_model_len,
                 max_draft_tokens=plan.traits.max_draft_tokens,
                 specs=plan.kv_specs,
+                sampling=SamplingState(
+                    self._config.max_num_seqs,
+                    self._shard,
+                    compute_dtype(self._config.torch_dtype),
+                    self._device,
+                ),
                 device=self._device,
             ),
             pools=self._pools,

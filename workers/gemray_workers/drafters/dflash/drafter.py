@@ -58,15 +58,15 @@ class DFlashDrafter:
         if not drafting:
             return
         batch = lay_out([Span(r.slot, 1 + r.num_drafts) for r in drafting], slots, self._groups)
-        drafted = [(r.slot, r.start + 1 + i) for r in drafting for i in range(r.num_drafts)]
         # Every row but the first of each block, named from the host: a mask would make it wait for the device.
-        places = [(slot, row) for (slot, _), row in zip(drafted, _draft_rows(drafting), strict=True)]
+        slots_R = [r.slot for r in drafting for _ in range(r.num_drafts)]
+        places = list(zip(slots_R, _draft_rows(drafting), strict=True))
         slot_R, row_R = to_device(places, slots.device).unbind(1)
         tokens_T = batch.token_ids_T.index_fill(0, row_R, self._model.config.mask_token_id)
         hidden_TH = self._model.denoise(self._embedding.lookup(tokens_T) * self._input_scale, batch, self._caches)
 
         position_R = batch.positions_T[row_R]
-        ids_R = self._chooser.choose(self._head(hidden_TH[row_R]), slot_R, position_R, drafted, slots)
+        ids_R = self._chooser.choose(self._head(hidden_TH[row_R]), slot_R, position_R, slots)
         slots.token_ids_NL[slot_R, position_R] = ids_R
 
     def commit(

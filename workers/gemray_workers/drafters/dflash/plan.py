@@ -70,7 +70,7 @@ class DFlashPlan:
             is_ignored=lambda _name: False,
             progress=parts.progress,
         )
-        chooser = DraftChooser(parts.shard, parts.comm)
+        chooser = DraftChooser(parts.comm)
         return DFlashDrafter(model, parts.embedding, parts.shard, parts.own_caches, chooser)
 
 

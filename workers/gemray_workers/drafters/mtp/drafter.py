@@ -75,8 +75,7 @@ class MTPDrafter:
             batch = self._one_query_each(slot_S[:n], committed_S[:n], slots)
             logits_SV, state_SH = self._assistant.step(self._embedding(token_S[:n]), state_SH[:n], batch, self._caches)
             position_S = committed_S[:n] + 1 + i
-            wanted = [(r.slot, r.start + 1 + i) for r in active]
-            token_S = self._chooser.choose(logits_SV, slot_S[:n], position_S, wanted, slots)
+            token_S = self._chooser.choose(logits_SV, slot_S[:n], position_S, slots)
             slots.token_ids_NL[slot_S[:n], position_S] = token_S
 
     def commit(

@@ -81,7 +81,7 @@ class MTPPlan:
             model,
             parts.embedding,
             parts.target_caches,
-            DraftChooser(parts.shard, parts.comm),
+            DraftChooser(parts.comm),
             num_slots=parts.num_slots,
             position_delta=self._position_delta,
         )

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_workers.sampling.edits import LogitEdits
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.sampling.row_request import RowRequest
+from support.sampling_oracle.edits import LogitEdits
+from support.sampling_oracle.row_request import RowRequest
 
 __all__ = ["MAX_CANDIDATES", "RowGroups", "RowRequest", "SamplingRows"]
 

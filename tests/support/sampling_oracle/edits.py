@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.row_request import RowRequest, wants_history
+from support.sampling_oracle.row_request import RowRequest, wants_history
 
 
 class Edit(NamedTuple):

@@ -18,10 +18,10 @@ from torch import Tensor
 from gemray_kernels.keyed_noise import KeyedNoise, keyed_gumbel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.edits import apply_edits
-from gemray_workers.sampling.filters import kept_by_filters, kept_by_min_p
-from gemray_workers.sampling.rows import SamplingRows
-from gemray_workers.sampling.vocab_parallel import Candidates, gather_candidates, local_largest, local_top
+from support.sampling_oracle.edits import apply_edits
+from support.sampling_oracle.filters import kept_by_filters, kept_by_min_p
+from support.sampling_oracle.rows import SamplingRows
+from support.sampling_oracle.vocab_parallel import Candidates, gather_candidates, local_largest, local_top
 
 MIN_TEMPERATURE = 1e-20
 """Smaller positive temperatures are taken as this one, whose noise is already far below any gap between logits:

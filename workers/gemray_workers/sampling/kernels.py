@@ -1,0 +1,16 @@
+"""Which implementation of the choice's kernels a device uses; all give the same values up to the last digits."""
+
+from __future__ import annotations
+
+import torch
+
+from gemray_kernels.token_choice import ChoiceKernels, ReferenceKernels
+
+
+def choice_kernels(device: torch.device, dtype: torch.dtype) -> ChoiceKernels:
+    """Those for logits of `dtype`: Triton's on CUDA, plain PyTorch elsewhere."""
+    if device.type != "cuda":
+        return ReferenceKernels()
+    from gemray_kernels import triton_keyed_noise
+
+    return ReferenceKernels(triton_keyed_noise.keyed_gumbel)
