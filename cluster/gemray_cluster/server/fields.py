@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from gemray_workers.errors import InvalidField
+from gemray_workers.errors import InvalidField, Summary
 
 
 def integer(field: str, value: int, low: int, high: int | None) -> int:
@@ -21,10 +21,16 @@ def number(field: str, value: float, low: float, high: float) -> float:
     return value
 
 
+def at_most(field: str, values: Collection[object], most: int, what: str) -> None:
+    """Raise if there are more than `most`: by length alone, before any of them is looked at."""
+    if len(values) > most:
+        raise InvalidField(field, Summary(f"{len(values)} {what}"), f"at most {most} {what}")
+
+
 def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
     """The ids, all of which the model has a row for."""
     token_ids = tuple(ids)
-    for token_id in token_ids:
-        if token_id >= vocab_size:
-            raise InvalidField(field, token_id, f"token ids 0..{vocab_size - 1}")
+    largest = max(token_ids, default=0)
+    if largest >= vocab_size:
+        raise InvalidField(field, largest, f"token ids 0..{vocab_size - 1}")
     return token_ids

@@ -86,6 +86,8 @@ class RequestReader:
         if kind is None:
             raise InvalidField("input", None, "one of text, token_ids, chat")
         if kind == "token_ids":
+            if len(request.token_ids.ids) >= model.max_model_len:  # before any of them is looked at
+                raise PromptTooLong(kind, len(request.token_ids.ids), model.max_model_len)
             ids = list(check_token_ids("token_ids.ids", request.token_ids.ids, model.vocab_size))
         else:
             self._check_length(kind, _texts(request), model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.fields import check_token_ids, integer, number
+from gemray_cluster.server.fields import at_most, check_token_ids, integer, number
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo
@@ -14,6 +14,7 @@ from gemray_workers.sampling.params import SamplingParams
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 256
 MIN_TEMPERATURE = 1e-5
 """Below it logits / T leave float32's range; 0 itself is greedy."""
 MAX_TEMPERATURE = 100.0
@@ -37,7 +38,7 @@ def read_sampling(
     What is unset comes from `defaults`; an unset seed is drawn.
     """
     max_tokens, min_tokens = _read_budgets(sampling, room=model.max_model_len - prompt_len)
-    own_stop_ids = check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
+    own_stop_ids = _read_stop_token_ids(sampling, model.vocab_size)
     checkpoint_stop_ids = () if sampling.ignore_eos else tuple(defaults.stop_token_ids)
     params = SamplingParams(
         temperature=_read_temperature(sampling, defaults),
@@ -52,7 +53,7 @@ def read_sampling(
         presence_penalty=number("sampling.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
         frequency_penalty=number("sampling.frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
         logit_bias=_read_logit_bias(sampling, model.vocab_size),
-        allowed_token_ids=check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size),
+        allowed_token_ids=_read_allowed_token_ids(sampling, model.vocab_size),
         suppress_tokens=tuple(id_ for id_ in defaults.suppress_tokens if id_ < model.vocab_size),
         logprobs=_optional_count(sampling, "logprobs"),
         prompt_logprobs=_optional_count(sampling, "prompt_logprobs"),
@@ -98,10 +99,23 @@ def _read_repetition_penalty(sampling: pb.SamplingParameters) -> float:
 
 
 def _read_logit_bias(sampling: pb.SamplingParameters, vocab_size: int) -> dict[int, float]:
-    for token_id, bias in sampling.logit_bias.items():
-        check_token_ids("sampling.logit_bias", [token_id], vocab_size)
+    at_most("sampling.logit_bias", sampling.logit_bias, vocab_size, "ids")
+    logit_bias = dict(sampling.logit_bias)
+    check_token_ids("sampling.logit_bias", logit_bias, vocab_size)
+    for token_id, bias in logit_bias.items():
         number(f"sampling.logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-    return dict(sampling.logit_bias)
+    return logit_bias
+
+
+def _read_stop_token_ids(sampling: pb.SamplingParameters, vocab_size: int) -> tuple[int, ...]:
+    at_most("sampling.stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
+    return check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocab_size)
+
+
+def _read_allowed_token_ids(sampling: pb.SamplingParameters, vocab_size: int) -> tuple[int, ...]:
+    """Each once, ascending: what lists the same ids is the same for the ranks, which keep it once."""
+    at_most("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size, "ids")
+    return tuple(sorted(set(check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size))))
 
 
 def _optional_count(sampling: pb.SamplingParameters, name: str) -> int | None:
