@@ -162,7 +162,7 @@ def test_one_gather_a_step_and_never_whole_logits(run_on_gang, size):
     for _, _, (gathered, reduced) in run_on_gang(size, choose_on_rank, logits_RV, (1010, 16), plain):
         assert gathered == [2 * (30 + 30 * 64)]  # a value and an id each
         assert reduced == []
-    digits = [30 << bits for bits in (11, 11, 10, 11, 11)]
+    digits = [30 << bits for bits in (8, 8, 8, 8, 8, 8, 6)]
     with_top_p = row_requests(num_rows, kinds=[{"min_p": 0.1}, {"top_k": 20, "min_p": 0.1}, {"top_p": 0.5}])
     for _, _, (gathered, reduced) in run_on_gang(size, choose_on_rank, logits_RV, (1010, 16), with_top_p):
         assert gathered == [30, 2 * (30 + 30 * 64)]

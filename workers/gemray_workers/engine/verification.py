@@ -90,7 +90,8 @@ class Verifier:
         )
         verified = self._accept(drafts.ids_SK, drafts.num_S, drafts.by_sequence(choice.ids_R))
         drafts.commit(verified, slots)
-        slots.sampling.commit(drafts.slot_S1[:, 0], verified.ids_SK1)
+        if features.penalties:
+            slots.sampling.commit(drafts.slot_S1[:, 0], verified.ids_SK1)
         found = torch.cat([verified.num_accepted_S[:, None], verified.ids_SK1], dim=1).tolist()
 
         for (i, _), (num_accepted, *ids) in zip(sampling, found, strict=True):

@@ -3,7 +3,7 @@
 Ids are ordered by edited logit, then by id, and both are integers of a few digits. For each digit, first ones first,
 the ranks add up how much (ids for top_k, probability mass for top_p) falls on each of its values among the ids that
 share the digits found so far; where the sum from above reaches the target, there is the last id that stays. Nothing is
-sorted or gathered, and a digit costs one sum over ranks of 2**11 int64 a row, whatever the logits.
+sorted or gathered, and a digit costs one sum over ranks of 256 int64 a row, whatever the logits.
 
 Sums are of integers, so the place of the cut depends neither on their order nor on the number of ranks.
 
@@ -22,7 +22,7 @@ from gemray_kernels.token_choice import Cut, mass_of
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.features import Features
 
-DIGIT_BITS = 11
+DIGIT_BITS = 8
 ID_BITS = 22
 """Of the widest vocabulary that can be cut: four million ids."""
 
@@ -32,8 +32,8 @@ def vocabulary_cut(
 ) -> Cut:
     """Where to cut the vocabulary of the rows that draw from all of it; of other rows the answer is not used.
 
-    One gather finds the largest logits. Each of top_p and a wide top_k costs five sums over ranks for float32 logits
-    and eight for float64, both together one more.
+    One gather finds the largest logits. Each of top_p and a wide top_k costs seven sums over ranks for float32 logits
+    and eleven for float64, both together one more.
     """
     scaled_RV = rows.scaled(edited_RV)
     largest_R = comm.all_gather(scaled_RV.amax(dim=-1)).amax(dim=0)
