@@ -137,6 +137,9 @@ class ServeSettings:
         "DFlash layers whose block rows see only those before them (default config: the checkpoint's, else sliding).",
     )
     drafter_attention_backend: str | None = _engine(TEXT, "Of a drafter with a KV cache of its own (default: chosen).")
+    enforce_eager: bool = _engine(
+        SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
+    )
     collective_timeout_s: float | None = _engine(SECONDS, "How long a rank waits for its peers (default 60).")
 
     address: str | None = _cluster(TEXT, "A running Ray cluster, HOST:PORT or auto (default: start Ray here).")

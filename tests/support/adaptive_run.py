@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gemray_workers.drafters.controller import DraftLengthController
-from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.messages import SpeculationCounters, Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan

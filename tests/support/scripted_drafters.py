@@ -9,14 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.slots import SlotTable
+from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.messages import Submit
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
-from gemray_workers.scheduling.plan import ScheduledRows
+from gemray_workers.model.batch import ForwardOutput
 
 Texts = Mapping[str, Sequence[int]]
 """By request, its prompt and what plain decoding puts behind it."""
@@ -118,14 +120,12 @@ class ScriptedDrafter:
     place: a real drafter's state can so be watched under any acceptance.
     """
 
-    def __init__(self, script: Override, inner: Drafter | None = None, *, on_target: bool = True) -> None:
+    def __init__(self, script: Override, inner: Drafter | None = None) -> None:
         """
         Args:
             script: what to propose; None only where an inner drafter has proposed.
             inner: a drafter to watch.
-            on_target: False on a worker of its own, whose host lists do not follow what is emitted.
         """
-        self._on_target = on_target
         self._script = script
         self._inner = inner
         self._proposed: dict[int, tuple[str, list[int]]] = {}
@@ -134,18 +134,16 @@ class ScriptedDrafter:
         self.committed: dict[int, int] = {}
         """By slot, rows that are committed."""
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         if self._inner is not None:
             self._inner.propose(rows, slots)
         self._proposed = {}
-        for r in rows:
+        for r in sequences_of(rows):
             if r.num_drafts == 0:
                 continue
             assert r.num_known == 1, "drafts stand behind the newest token alone"
             columns = slice(r.start + 1, r.start + 1 + r.num_drafts)
             request_id = slots[r.slot].request_id
-            if self._on_target:
-                assert len(slots[r.slot].token_ids) == r.start + 1, "drafts stand behind the last known token"
             scripted = self._script(request_id, r.start + 1, r.num_drafts)
             if self._inner is not None:
                 proposed = slots.token_ids_NL[r.slot, columns].tolist()
@@ -157,16 +155,11 @@ class ScriptedDrafter:
                 slots.token_ids_NL[r.slot, columns] = torch.tensor(scripted)
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
         if self._inner is not None:
-            self._inner.commit(rows, slots, batch, output, num_accepted)
-        for r, n in zip(rows, num_accepted, strict=True):
+            self._inner.commit(rows, packed, slots, output, accepted_S1)
+        for r, n in zip(sequences_of(rows), accepted_S1.tolist(), strict=False):
             assert 0 <= n <= r.num_drafts
             assert r.start == self.committed.get(r.slot, 0), "rows follow what is committed"
             self.committed[r.slot] = r.start + r.num_known + n
@@ -179,3 +172,18 @@ class ScriptedDrafter:
         self.committed.pop(slot, None)
         if self._inner is not None:
             self._inner.reset(slot)
+
+
+class SequenceRows(NamedTuple):
+    """One sequence's rows as the device has cut them."""
+
+    slot: int
+    start: int
+    num_known: int
+    num_drafts: int
+
+
+def sequences_of(rows: CycleRows) -> list[SequenceRows]:
+    """A cycle's sequences, the null slot left out."""
+    table = torch.stack([rows.slot_S1, rows.start_S1, rows.known_S1, rows.drafts_S1], dim=1)
+    return [SequenceRows(*facts) for facts in table[:-1].tolist()]

@@ -16,11 +16,12 @@ import torch
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
+from gemray_workers.engine.cycle import Cycle
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.engine.planner import FollowPlanner, LeadPlanner, Planner
-from gemray_workers.engine.slots import SlotTable
-from gemray_workers.engine.verification import Verifier
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import Submit
 from gemray_workers.model.kv_groups import kv_group_specs
@@ -30,6 +31,7 @@ from gemray_workers.sampling.state import SamplingState
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.engine_runner import Run, collect, engine_config
 from support.oracle import CPU, solo_model
+from support.padded_cycle import PaddedCycle
 
 NUM_SLOTS = 32
 PAGE_SIZE = 4
@@ -107,6 +109,8 @@ class Rig:
         num_pages: Mapping[str, int] | None = None,
         num_slots: int = NUM_SLOTS,
         admission_headroom: int = 16,
+        padded: bool = False,
+        lag: int = 0,
     ) -> Engine:
         """An engine over the loaded parts.
 
@@ -120,6 +124,8 @@ class Rig:
             num_pages: by group, at most what the pools have.
             num_slots: sequences at one time.
             admission_headroom: see `SchedulerConfig`; little of it provokes preemptions.
+            padded: run cycles in the shapes of graphs.
+            lag: steps in flight while the next is planned.
         """
         slots = SlotTable(
             num_slots=num_slots,
@@ -147,14 +153,24 @@ class Rig:
                 draft_tokens_for=draft_lengths,
             )
             planner = LeadPlanner(scheduler, self.comm, inbox, draft_lengths)
-        return Engine(
+        drafter = drafter or self.drafter
+        cycle = Cycle(
             model=self.model,
             caches=self.pools.caches,
+            slots=slots,
+            drafter=drafter,
+            captured_layers=self.plan.traits.captured_layers if captured_layers is None else captured_layers,
+            comm=self.comm,
+        )
+        if padded:
+            self.padded = PaddedCycle(cycle, max_num_seqs=num_slots, max_draft_tokens=self.max_draft_tokens)
+        return Engine(
+            cycle=self.padded if padded else cycle,
+            lag=lag,
             pools=[self.pools] if self.drafter_pools is None else [self.pools, self.drafter_pools],
             slots=slots,
-            drafter=drafter or self.drafter,
-            captured_layers=self.plan.traits.captured_layers if captured_layers is None else captured_layers,
-            verifier=Verifier(self.model, self.comm),
+            drafter=drafter,
+            reader=OutcomeReader(self.model, self.comm, slots),
             planner=planner,
             poison_freed_pages=True,
         )

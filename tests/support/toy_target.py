@@ -2,12 +2,11 @@
 
 Everything but the model is the engine's own: scheduler, slots, drafts, verification, noise.
 
-Shape legend: T rows, V vocabulary.
+Shape legend: T rows, V vocabulary, D sequences that draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,18 +15,19 @@ from torch import Tensor
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.protocol import Drafter
+from gemray_workers.engine.cycle import Cycle
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.engine.planner import LeadPlanner
-from gemray_workers.engine.slots import SlotTable
-from gemray_workers.engine.verification import Verifier
+from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.state import SamplingState
-from gemray_workers.scheduling.plan import ScheduledRows
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.engine_runner import Run, collect
 from support.oracle import CPU
@@ -74,26 +74,21 @@ class TableDrafter:
         self._chooser: Any = DraftChooser(SoloCommunicator())
         self._greedy = greedy
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
-        for i in range(max((r.num_drafts for r in rows), default=0)):
-            active = [r for r in rows if r.num_drafts > i]
-            slot_S = torch.tensor([r.slot for r in active])
-            position_S = torch.tensor([r.start for r in active]) + 1 + i
-            last_S = slots.token_ids_NL[slot_S, position_S - 1]
-            logits_SV = local_columns(self._table_VV[last_S], self._shard)
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
+        num_drafting = rows.shape.num_drafting
+        slot_D = rows.slot_S1[:num_drafting]
+        for i in range(rows.shape.max_drafts):
+            position_D = rows.start_S1[:num_drafting] + 1 + i
+            last_D = slots.token_ids_NL[slot_D, position_D - 1]
+            logits_DV = local_columns(self._table_VV[last_D], self._shard)
             if self._greedy:
-                ids_S = self._shard.global_ids()[logits_SV.argmax(-1)]
+                ids_D = self._shard.global_ids()[logits_DV.argmax(-1)]
             else:
-                ids_S = self._chooser.choose(logits_SV, slot_S, position_S, slots)
-            slots.token_ids_NL[slot_S, position_S] = ids_S
+                ids_D = self._chooser.choose(logits_DV, slot_D, position_D, slots.sampling, rows.plan.features)
+            slots.token_ids_NL[slot_D, position_D] = ids_D
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
         """Nothing is kept."""
 
@@ -122,21 +117,20 @@ def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, max_d
     )
     model: Any = target
     caches: Any = None
+    slots = SlotTable(
+        num_slots=num_slots,
+        max_model_len=MAX_LEN,
+        max_draft_tokens=max_draft_tokens,
+        specs=specs,
+        sampling=SamplingState(num_slots, target.shard, torch.float64, CPU),
+        device=CPU,
+    )
     Engine(
-        model=model,
-        caches=caches,
+        cycle=Cycle(model=model, caches=caches, slots=slots, drafter=drafter, captured_layers=(), comm=comm),
         pools=[],
-        slots=SlotTable(
-            num_slots=num_slots,
-            max_model_len=MAX_LEN,
-            max_draft_tokens=max_draft_tokens,
-            specs=specs,
-            sampling=SamplingState(num_slots, target.shard, torch.float64, CPU),
-            device=CPU,
-        ),
+        slots=slots,
         drafter=drafter,
-        captured_layers=(),
-        verifier=Verifier(model, comm),
+        reader=OutcomeReader(model, comm, slots),
         planner=LeadPlanner(scheduler, comm, inbox, draft_lengths),
     ).run()
     return collect(inbox, submits)

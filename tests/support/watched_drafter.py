@@ -5,7 +5,7 @@ Shape legend: K drafts of a round, V vocabulary, R rows, P block-table columns, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.slots import SlotTable
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
-from gemray_workers.scheduling.plan import ScheduledRows
+from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
+from gemray_workers.execution.slots import SlotTable
+from gemray_workers.model.batch import ForwardOutput
+from gemray_workers.sampling.features import Features
+from gemray_workers.sampling.state import SamplingState
 from support.oracle import whole_logits
-from support.scripted_drafters import Round, Script, ScriptedDrafter
+from support.scripted_drafters import Round, Script, ScriptedDrafter, sequences_of
 from support.speculation_rig import Rig
 
 
@@ -43,10 +45,12 @@ class LogitsSpy:
         self.logits: dict[int, list[Tensor]] = {}
         """By slot, one row a draft."""
 
-    def choose(self, logits_RV: Tensor, slot_R: Tensor, position_R: Tensor, slots: SlotTable) -> Tensor:
+    def choose(
+        self, logits_RV: Tensor, slot_R: Tensor, position_R: Tensor, sampling: SamplingState, features: Features
+    ) -> Tensor:
         for slot, row_V in zip(slot_R.tolist(), whole_logits(self._rig.model, logits_RV), strict=True):
             self.logits.setdefault(slot, []).append(row_V)
-        ids_R: Tensor = self._chooser.choose(logits_RV, slot_R, position_R, slots)
+        ids_R: Tensor = self._chooser.choose(logits_RV, slot_R, position_R, sampling, features)
         return ids_R
 
 
@@ -84,7 +88,7 @@ class WatchedDrafter:
         """What was verified, and how much of it accepted."""
         return self._outer.rounds
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         spy = LogitsSpy(self._chooser, self._rig)
         self._drafter._chooser = spy
         before = _bits(self._rig.pools)
@@ -94,22 +98,17 @@ class WatchedDrafter:
             self._drafter._chooser = self._chooser
         after = _bits(self._rig.pools)
         assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True)), "drafting wrote the target's KV"
-        for r in rows:
+        for r in sequences_of(rows):
             if r.num_drafts:
                 drafts = slots.token_ids_NL[r.slot, r.start + 1 : r.start + 1 + r.num_drafts].tolist()
-                logits_KV = torch.stack(spy.logits[r.slot])
+                logits_KV = torch.stack(spy.logits[r.slot][: r.num_drafts])
                 self.rounds.append(WatchedRound(slots[r.slot].request_id, r.start, drafts, logits_KV))
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
-        self._inner.commit(rows, slots, batch, output, num_accepted)
-        for r, n in zip(rows, num_accepted, strict=True):
+        self._inner.commit(rows, packed, slots, output, accepted_S1)
+        for r, n in zip(sequences_of(rows), accepted_S1.tolist(), strict=False):
             committed = r.start + r.num_known + n
             self._note_keys(r.slot, committed, slots)
             self._poison_behind(r.slot, committed, slots)
@@ -157,7 +156,7 @@ class Faulty:
         inner: Drafter,
         *,
         slots: Callable[[SlotTable], Any] = lambda slots: slots,
-        num_accepted: Callable[[ScheduledRows, int], int] = lambda _rows, n: n,
+        num_accepted: Callable[[CycleRows, Tensor], Tensor] = lambda _rows, n: n,
     ) -> None:
         """
         Args:
@@ -169,19 +168,13 @@ class Faulty:
         self._slots = slots
         self._num_accepted = num_accepted
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         self._inner.propose(rows, self._slots(slots))
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
-        told = [self._num_accepted(r, n) for r, n in zip(rows, num_accepted, strict=True)]
-        self._inner.commit(rows, slots, batch, output, told)
+        self._inner.commit(rows, packed, slots, output, self._num_accepted(rows, accepted_S1))
 
     def reset(self, slot: int) -> None:
         self._inner.reset(slot)

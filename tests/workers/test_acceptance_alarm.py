@@ -9,7 +9,7 @@ import pytest
 
 from gemray_workers.drafters.acceptance_alarm import MIN_DRAFTS, MIN_ROUNDS_GIVEN_UP, AcceptanceAlarm
 from gemray_workers.drafters.controller import DraftLengthController
-from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
-from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence

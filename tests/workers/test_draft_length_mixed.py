@@ -9,7 +9,7 @@ import pytest
 
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import PATIENCE, RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
-from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence

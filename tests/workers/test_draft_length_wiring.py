@@ -11,7 +11,7 @@ from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import Estimates, Load
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.rank import EngineRank
-from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.messages import EngineStats
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.sampling.params import SamplingParams

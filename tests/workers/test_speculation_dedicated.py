@@ -51,14 +51,14 @@ class Job:
     texts: Texts | None = None
     """What plain decoding gives, for scripts; None leaves the drafter's own drafts as they are."""
 
-    def watched(self, drafter: Any, *, on_target: bool) -> ScriptedDrafter:
+    def watched(self, drafter: Any) -> ScriptedDrafter:
         """The drafter with a script's drafts verified instead of its own in two of three rounds, or with none."""
         script = None if self.texts is None else every_acceptance(self.texts)
 
         def override(request_id: str, position: int, count: int) -> list[int] | None:
             return script(request_id, position, count) if script is not None and position % 3 else None
 
-        return ScriptedDrafter(override, drafter, on_target=on_target)
+        return ScriptedDrafter(override, drafter)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def job_of(kind: Kind, tp: int, placement: str) -> Job:
 
 def serve_colocated(job: Job) -> tuple[Outcome, list[Round]]:
     rank = EngineRank(job.config, SoloCommunicator(), CPU)
-    drafter = job.watched(rank._drafter, on_target=True)
+    drafter = job.watched(rank._drafter)
     inbox = LocalInbox(job.submits)
     rank.engine(inbox, drafter=drafter).run()
     return Outcome.of(collect(inbox, job.submits)), drafter.rounds
@@ -162,7 +162,7 @@ def serve_dedicated(gang: TorchCommunicator, jobs: list[Job]) -> list[Any]:
         if gang.rank == config.tensor_parallel_size:
             rank = DrafterRank(config, gang, CPU)
             rank.warm_up()
-            drafter = job.watched(rank._drafter, on_target=False)
+            drafter = job.watched(rank._drafter)
             rank.engine(drafter=drafter).run()
             answers.append(drafter.rounds)
             continue

@@ -78,6 +78,11 @@ class EngineConfig:
     else the sliding layers (spec 5.4)."""
     random_weights: bool = False
     """Seeded random weights for target and drafter instead of those on disk: only the configs are read."""
+    enforce_eager: bool = False
+    """On CUDA, run cycles kernel by kernel instead of as graphs."""
+    lag: int = 0
+    """Steps that may be in flight while the next one is planned: 0, or 1 so that the device never waits for the
+    host. Tokens are the same."""
     poison_freed_pages: bool = False
     """Fill freed pages with NaN (debugging): a read of a freed page then cannot go unnoticed."""
     collective_timeout_s: float = 60.0
@@ -111,6 +116,8 @@ class EngineConfig:
                 self.max_step_tokens,
                 f">= max_num_seqs = {self.max_num_seqs}, so that every running sequence can decode in each step",
             )
+        if self.lag not in (0, 1):
+            raise InvalidField("lag", self.lag, "0 or 1")
         if self.collective_timeout_s <= 0:
             raise InvalidField("collective_timeout_s", self.collective_timeout_s, "seconds > 0")
 

@@ -8,8 +8,6 @@ Shape legend: S sequences, K most drafts of a sequence, K1 = K + 1.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -22,15 +20,18 @@ class MadeUpAcceptance:
     def __init__(self, length: float) -> None:
         """`length` tokens a cycle on average, the target's own included."""
         self._accepted_per_round = length - 1
-        self._round = 0
+        self._round: Tensor | None = None
+        """Counts on the device: a captured cycle counts at each replay."""
 
     def __call__(self, draft_ids_SK: Tensor, num_drafts_S: Tensor, chosen_ids_SK1: Tensor) -> Verified:
         """As `verify`; of each sequence's drafts the first n are kept, with n averaging the length wanted."""
         verify(draft_ids_SK, num_drafts_S, chosen_ids_SK1)
+        if self._round is None:
+            self._round = torch.zeros((), dtype=torch.float64, device=draft_ids_SK.device)
         if draft_ids_SK.shape[1]:
             self._round += 1
-        so_far, before = (math.floor(r * self._accepted_per_round + 1e-9) for r in (self._round, self._round - 1))
-        accepted_S = num_drafts_S.clamp(max=so_far - before)
+        so_far, before = (torch.floor(r * self._accepted_per_round + 1e-9) for r in (self._round, self._round - 1))
+        accepted_S = num_drafts_S.minimum((so_far - before).long())
         position_K1 = torch.arange(chosen_ids_SK1.shape[1], device=chosen_ids_SK1.device)
         drafts_SK1 = torch.cat([draft_ids_SK, chosen_ids_SK1[:, -1:]], dim=1)
         ids_SK1 = torch.where(position_K1 < accepted_S[:, None], drafts_SK1, chosen_ids_SK1)

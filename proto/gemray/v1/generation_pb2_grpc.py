@@ -33,8 +33,6 @@ class GenerationServiceStub:
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
     google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
-
-    A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
 
     def __init__(self, channel):
@@ -78,8 +76,6 @@ class GenerationServiceServicer:
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
     google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
-
-    A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
 
     def Generate(self, request, context):
@@ -161,8 +157,6 @@ class GenerationService:
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
     google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
-
-    A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A progress bar for loading weights, on the one rank a user watches."""
+"""A progress bar for what takes long at start, on the one rank a user watches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from gemray_workers.checkpoint.loader import ProgressFn
 
 
 @contextmanager
-def progress_bar(description: str, *, rank: int, stream: TextIO | None = None) -> Iterator[ProgressFn | None]:
-    """Yield a callback for `load_weights` that draws a bar, or None where nobody would see it.
+def progress_bar(
+    description: str, *, rank: int, unit: str | None = None, stream: TextIO | None = None
+) -> Iterator[ProgressFn | None]:
+    """Yield a callback, called with (done, total), that draws a bar, or None where nobody would see it.
+
+    The numbers are bytes, or counts of `unit`.
 
     Drawn on rank 0 only, and only when `stream` (standard error by default) is a terminal.
     """
@@ -21,19 +25,25 @@ def progress_bar(description: str, *, rank: int, stream: TextIO | None = None) -
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
     )
+
+    counts: list[ProgressColumn] = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+    if unit is not None:
+        counts = [MofNCompleteColumn(), TextColumn(unit)]
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
     with Progress(*columns, console=Console(file=stream)) as bar:
         task = bar.add_task(description, total=None)
 
-        def advance(done_bytes: int, total_bytes: int) -> None:
-            bar.update(task, completed=done_bytes, total=total_bytes)
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
 
         yield advance

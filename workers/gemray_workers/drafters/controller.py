@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 from gemray_workers.drafters.acceptance_alarm import AcceptanceAlarm
 from gemray_workers.drafters.draft_length import PATIENCE, TRIES, Estimates, Load, choose_draft_length
-from gemray_workers.engine.step_clock import StepTimes
+from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
 

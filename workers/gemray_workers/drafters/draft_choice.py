@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gemray_workers.engine.slots import SlotTable
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.choose import choose
+from gemray_workers.sampling.features import Features
+from gemray_workers.sampling.state import SamplingState
 
 
 class DraftChooser:
@@ -21,15 +22,17 @@ class DraftChooser:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
-    def choose(self, logits_RV: Tensor, slot_R: Tensor, position_R: Tensor, slots: SlotTable) -> Tensor:
+    def choose(
+        self, logits_RV: Tensor, slot_R: Tensor, position_R: Tensor, sampling: SamplingState, features: Features
+    ) -> Tensor:
         """One draft a row, int64 [R]; id 0 where the logits are unusable: verification judges it like any other.
 
         Args:
             logits_RV: the drafter's local logits in the compute dtype.
             slot_R: for each row, the sequence's slot.
             position_R: for each row, the position at which the draft would stand.
-            slots: the sequences.
+            sampling: of the slots.
+            features: what the cycle's sequences need.
         """
-        sampling = slots.sampling
-        features = sampling.features.of_drafts()
-        return choose(logits_RV, slot_R, position_R, sampling, self._comm, features=features).ids_R.clamp(min=0)
+        choice = choose(logits_RV, slot_R, position_R, sampling, self._comm, features=features.of_drafts())
+        return choice.ids_R.clamp(min=0)

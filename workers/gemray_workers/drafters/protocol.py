@@ -2,29 +2,31 @@
 
 MTP and DFlash are two implementations; the engine never tests which one it has. A `DrafterPlan` is made from
 configs alone, so that mistakes show before any weight is read and pools can be sized; it then builds the `Drafter`.
+
+Shape legend: S1 sequences of a cycle and the null slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from gemray_kernels.paged_attention import paged_attention
 from gemray_workers.attention.choice import AttentionNeeds
 from gemray_workers.checkpoint.loader import ProgressFn
-from gemray_workers.engine.slots import SlotTable
+from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.attention import AttentionKernel
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
+from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.model.config import LayerConfig
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.scheduling.plan import ScheduledRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +70,25 @@ class Drafter(Protocol):
         """Bytes of its own weights on this rank; what it borrows of the target is the target's."""
         ...
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
-        """Write ``num_drafts`` tokens behind the last known token of each sequence that asks for any."""
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
+        """Write drafts behind the newest token of each of the first `num_drafting` sequences.
+
+        What is written behind the ``drafts_S1`` that a sequence has room for is never read.
+        """
         ...
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
-        """Follow the target: of each sequence the known rows and `num_accepted` drafts are now committed."""
+        """Follow the target: of each sequence the known rows and `accepted_S1` drafts are now committed.
+
+        Args:
+            rows: the cycle's.
+            packed: where they lie in `output`.
+            slots: the sequences, lengths still as before the cycle.
+            output: the target's, for every row.
+            accepted_S1: int64; 0 where nothing was chosen, and for the null slot.
+        """
         ...
 
     def reset(self, slot: int) -> None:
@@ -133,16 +141,11 @@ class NoDrafter:
         """Nothing to read."""
         return self
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         """Write nothing: no sequence is scheduled with drafts."""
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
         """Keep nothing."""
 

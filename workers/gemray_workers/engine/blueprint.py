@@ -64,6 +64,19 @@ class Blueprint:
         """Every KV group that the scheduler keeps account of."""
         return (*self.target_specs, *self.drafter.kv_specs)
 
+    def why_eager(self) -> str | None:
+        """Why cycles run kernel by kernel; None when they are captured as CUDA graphs."""
+        config = self.config
+        if config.device != "cuda":
+            return "graphs need CUDA"
+        if config.enforce_eager:
+            return "enforce_eager asks for it"
+        if config.drafter_placement == "dedicated":
+            return "drafts and features cross to the drafter's worker inside a cycle"
+        if any(choice.chosen != "triton" for choice in self.choices):
+            return "the attention backend torch reads lengths back in every layer"
+        return None
+
     def group_infos(self, specs: Sequence[KVGroupSpec]) -> list[KVGroupInfo]:
         """The groups of one rank, as clients see them."""
         return [
@@ -80,6 +93,12 @@ class Blueprint:
             for spec in specs
         ]
 
+    def _cycles(self) -> Choice:
+        why = self.why_eager()
+        if why is not None:
+            return Choice("cycles", "eager", why)
+        return Choice("cycles", "graphs", "captured at start for every batch size that is served")
+
     def model_info(self) -> ModelInfo:
         """The served model, as clients see it."""
         model = self.model
@@ -95,7 +114,7 @@ class Blueprint:
             dtype=self.config.dtype,
             tensor_parallel_size=self.config.tensor_parallel_size,
             sliding_window=model.sliding_window,
-            choices=[*self.choices, *_weights(self.config)],
+            choices=[*self.choices, self._cycles(), *_weights(self.config)],
             drafter_method=self.drafter.traits.method,
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,

@@ -1,29 +1,30 @@
-"""The engine: one step computes the scheduled rows of all sequences and gives each its next tokens.
+"""The engine: one step gives each scheduled sequence its next tokens.
 
-Every rank runs the same step on the same plan. What the ranks exchange is visible here and in the model: the
-plan (rank 0 to all, in `Planner.schedule`), the model's all-reduces, and the candidates of the token choice.
+Every rank runs the same step on the same plan. What the ranks exchange is visible here and in the model: the plan
+(rank 0 to all, in `Planner.schedule`), the model's all-reduces, and the candidates of the token choice.
 
-Shape legend: T rows, R logits rows, H hidden size, V vocabulary rows of this rank.
+With lag 0 a step is committed before the next is planned. With lag 1 the host plans and enqueues a step while the one
+before still runs, and then commits that one: the device never waits for the host. Tokens are the same either way.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 
 from gemray_workers.drafters.protocol import Drafter
+from gemray_workers.engine.cycle import CycleRunner
+from gemray_workers.engine.flight import Flight, HostResult
+from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.engine.planner import Planner
-from gemray_workers.engine.rows import forward_batch, prompt_logprob_rows, sampled_rows
-from gemray_workers.engine.slots import SlotTable
-from gemray_workers.engine.step_clock import StepTimes, step_clock
-from gemray_workers.engine.verification import Verifier
-from gemray_workers.kv.cache import KVCaches
+from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.execution.slots import SlotTable
+from gemray_workers.execution.step_clock import StepTimes, start_marks
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import SequenceDelta
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
-from gemray_workers.model.target import TargetModel
-from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
+from gemray_workers.scheduling.plan import StepPlan
 
 
 class Engine:
@@ -32,39 +33,51 @@ class Engine:
     def __init__(
         self,
         *,
-        model: TargetModel,
-        caches: KVCaches,
+        cycle: CycleRunner,
         pools: Sequence[KVPools],
         slots: SlotTable,
         drafter: Drafter,
-        captured_layers: tuple[int, ...],
-        verifier: Verifier,
+        reader: OutcomeReader,
         planner: Planner,
+        lag: int = 0,
         poison_freed_pages: bool = False,
     ) -> None:
-        self._model = model
-        self._caches = caches
+        """An engine with no requests.
+
+        Args:
+            cycle: the device's part of a step.
+            pools: the KV pages, to poison.
+            slots: the sequences.
+            drafter: told when a slot gets another sequence.
+            reader: what the host learns of a cycle.
+            planner: where plans come from and results go.
+            lag: steps that may be in flight while the next one is planned, 0 or 1.
+            poison_freed_pages: fill freed pages with NaN.
+        """
+        self._cycle = cycle
         self._pools = pools
         self._slots = slots
         self._drafter = drafter
-        self._captured_layers = captured_layers
-        self._verifier = verifier
+        self._reader = reader
         self._planner = planner
-        self._clock = step_clock(slots.device)
+        self._lag = lag
+        self._in_flight: deque[Flight] = deque()
         self._poison_freed_pages = poison_freed_pages
 
     @torch.inference_mode()
     def step(self) -> bool:
         """Run one step; False when the plan says that the gang ends."""
         plan = self.schedule()
+        may_stay = 0
         if plan.rows:
-            self.draft(plan)
-            batch, output = self.forward(plan)
-            outcomes, times = self.verify(plan, output)
-            deltas = self.commit(plan, batch, output, outcomes, times)
-        else:
-            deltas = self._planner.commit(plan, [], StepTimes())
-        self.publish(deltas)
+            flight = self.launch(plan)
+            self._in_flight.append(flight)
+            # Log-probabilities are read before the next cycle writes its own.
+            may_stay = 0 if flight.wants_logprobs else self._lag
+        while len(self._in_flight) > may_stay:
+            self.publish(self.commit(self._in_flight.popleft()))
+        if not plan.rows:
+            self.publish(self._planner.commit(plan, [], StepTimes()))
         return not plan.stop
 
     def run(self) -> None:
@@ -83,44 +96,25 @@ class Engine:
                 pools.poison(plan.freed_pages)
         return plan
 
-    def draft(self, plan: StepPlan) -> None:
-        """Put proposed tokens behind the newest one of each sequence that asks for drafts."""
-        self._clock.start()
-        self._drafter.propose(plan.rows, self._slots)
-        self._clock.drafted()
+    def launch(self, plan: StepPlan) -> Flight:
+        """Enqueue the plan's cycle: draft, forward, verify and commit on the device."""
+        cycle = self._cycle.fit(CyclePlan.of(plan.rows, self._slots.sampling))
+        table_S4 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
+        marks = start_marks(self._slots.device)
+        self._cycle.draft(cycle, table_S4)
+        marks.drafted()
+        output = self._cycle.decide(cycle, table_S4)
+        marks.verified()
+        wants_logprobs = self._reader.wants_logprobs(plan)
+        found = HostResult(output.found_CK if self._planner.learns or wants_logprobs else None)
+        return Flight(plan, cycle, output, marks, found, wants_logprobs)
 
-    def forward(self, plan: StepPlan) -> tuple[ForwardBatch, ForwardOutput]:
-        """Run the target once over prompt chunks and verify rows alike."""
-        batch = forward_batch(plan.rows, self._slots)
-        output = self._model.forward(batch, self._caches, capture=self._captured_layers)
-        return batch, output
-
-    def verify(self, plan: StepPlan, output: ForwardOutput) -> tuple[list[SequenceOutcome], StepTimes]:
-        """Choose each row's token and keep the drafts that equal it; also what the step has taken so far."""
-        prompt_lens = [self._slots[r.slot].prompt_len for r in plan.rows]
-        outcomes = self._verifier.verify(
-            plan.rows,
-            self._slots,
-            output.hidden_TH,
-            sampled=sampled_rows(plan.rows),
-            prompt=prompt_logprob_rows(plan.rows, prompt_lens),
-        )
-        return outcomes, self._clock.verified()
-
-    def commit(
-        self,
-        plan: StepPlan,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        outcomes: Sequence[SequenceOutcome],
-        times: StepTimes,
-    ) -> list[SequenceDelta]:
-        """Make the outcome the state: tokens on every rank, the drafter's view, lengths and pages on rank 0."""
-        for outcome in outcomes:
-            self._slots.append(outcome.slot, outcome.token_ids)
-        self._drafter.commit(plan.rows, self._slots, batch, output, [o.num_accepted for o in outcomes])
-        self._slots.advance(plan.rows)
-        return self._planner.commit(plan, outcomes, times)
+    def commit(self, flight: Flight) -> list[SequenceDelta]:
+        """Learn what a cycle gave: lengths and pages on rank 0, and what each request gets."""
+        if not self._planner.learns and not flight.wants_logprobs:
+            return []
+        outcomes = self._reader.outcomes(flight)
+        return self._planner.commit(flight.plan, outcomes, flight.marks.times())
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Rank 0 sends every request's new tokens."""

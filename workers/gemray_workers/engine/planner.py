@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from gemray_workers.drafters.controller import DraftLengthController
-from gemray_workers.engine.step_clock import StepTimes
 from gemray_workers.errors import InvalidField
+from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.messages import (
     Cancel,
     EngineStats,
@@ -44,6 +44,11 @@ class Inbox(Protocol):
 class Planner(Protocol):
     """The control side of a step."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether `commit` wants to know what the rows gave."""
+        ...
+
     def schedule(self) -> StepPlan:
         """The next plan; may be empty (a heartbeat). Waits while there is nothing to do."""
         ...
@@ -59,6 +64,8 @@ class Planner(Protocol):
 
 class LeadPlanner:
     """Rank 0: takes requests, schedules, tells the peers, publishes."""
+
+    learns = True
 
     def __init__(
         self,
@@ -148,6 +155,9 @@ class LeadPlanner:
 
 class FollowPlanner:
     """Ranks 1 and up: carry out rank 0's plans."""
+
+    learns = False
+    """What follows from a step comes with a later plan."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

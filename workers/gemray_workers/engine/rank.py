@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import time
 
 import torch
 
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
+from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.engine.blueprint import Blueprint, device_name
+from gemray_workers.engine.buckets import CAPTURED_FEATURES, PROMPT_ROWS, buckets
+from gemray_workers.engine.cycle import Cycle, CycleRunner
 from gemray_workers.engine.engine import Engine
+from gemray_workers.engine.graphs import GraphedCycle
 from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.engine.planner import FollowPlanner, Inbox, LeadPlanner, Planner
-from gemray_workers.engine.slots import SlotTable
-from gemray_workers.engine.verification import Verifier
 from gemray_workers.errors import CheckpointError
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo, Submit
 from gemray_workers.model.target import TargetModel
@@ -29,6 +35,8 @@ from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.state import SamplingState
 from gemray_workers.sampling.verify import Accept, verify
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+
+logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 3
 
@@ -73,6 +81,15 @@ class EngineRank:
         )
         self._drafter_pools = self._build_drafter_pools()
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
+        self._slots = SlotTable(
+            num_slots=config.max_num_seqs,
+            max_model_len=self._blueprint.pools.max_model_len,
+            max_draft_tokens=self._traits.max_draft_tokens,
+            specs=self._blueprint.specs if gang is None else self._blueprint.target_specs,
+            sampling=SamplingState(config.max_num_seqs, self._model.shard, compute_dtype(config.torch_dtype), device),
+            device=device,
+        )
+        self._runners: dict[tuple[Drafter, Accept], CycleRunner] = {}
 
     def engine(self, inbox: Inbox | None, *, drafter: Drafter | None = None, accept: Accept = verify) -> Engine:
         """An engine with no requests.
@@ -82,30 +99,53 @@ class EngineRank:
             drafter: stands in for this rank's own (tests).
             accept: stands in for the rule of verification (measurements with made-up acceptance).
         """
-        specs = self._blueprint.specs if self._gang is None else self._blueprint.target_specs
+        drafter = drafter or self._drafter
         return Engine(
-            model=self._model,
-            caches=self._pools.caches,
+            cycle=self._runner(drafter, accept),
             pools=[self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools],
-            slots=SlotTable(
-                num_slots=self._config.max_num_seqs,
-                max_model_len=self._blueprint.pools.max_model_len,
-                max_draft_tokens=self._traits.max_draft_tokens,
-                specs=specs,
-                sampling=SamplingState(
-                    self._config.max_num_seqs,
-                    self._model.shard,
-                    compute_dtype(self._config.torch_dtype),
-                    self._device,
-                ),
-                device=self._device,
-            ),
-            drafter=drafter or self._drafter,
-            captured_layers=self._traits.captured_layers,
-            verifier=Verifier(self._model, self._comm, accept),
+            slots=self._slots,
+            drafter=drafter,
+            reader=OutcomeReader(self._model, self._comm, self._slots),
             planner=self._planner(inbox),
+            lag=self._config.lag,
             poison_freed_pages=self._config.poison_freed_pages,
         )
+
+    def _runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
+        """What runs the cycles of this drafter and rule; graphs are captured at the first call."""
+        found = self._runners.get((drafter, accept))
+        if found is None:
+            found = self._runners[drafter, accept] = self._build_runner(drafter, accept)
+        return found
+
+    def _build_runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
+        cycle = Cycle(
+            model=self._model,
+            caches=self._pools.caches,
+            slots=self._slots,
+            drafter=drafter,
+            captured_layers=self._traits.captured_layers,
+            comm=self._comm,
+            accept=accept,
+        )
+        if self._blueprint.why_eager() is not None:
+            return cycle
+        graphed = GraphedCycle(cycle, null_slot=self._slots.null_slot, device=self._device)
+        shapes = buckets(
+            max_num_seqs=self._config.max_num_seqs,
+            max_draft_tokens=self._traits.max_draft_tokens,
+            prompt_rows=PROMPT_ROWS,
+        )
+        started, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
+        with progress_bar("capturing graphs", rank=self._comm.rank, unit="graphs") as progress:
+            graphed.capture(shapes, CAPTURED_FEATURES, progress)
+        logger.info(
+            "captured %d shapes of cycles in %.1f s, %.2f GiB",
+            len(shapes) * len(CAPTURED_FEATURES),
+            time.perf_counter() - started,
+            (torch.cuda.memory_reserved(self._device) - before) / 2**30,
+        )
+        return graphed
 
     def warm_up(self) -> None:
         """Generate a few tokens through every part of a step; raise if the model gives no usable logits."""

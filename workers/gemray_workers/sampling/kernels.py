@@ -8,11 +8,9 @@ from gemray_kernels.token_choice import ChoiceKernels, ReferenceKernels
 
 
 def choice_kernels(device: torch.device, dtype: torch.dtype) -> ChoiceKernels:
-    """Those for logits of `dtype`: Triton's on CUDA, plain PyTorch elsewhere and for float64."""
+    """Those for logits of `dtype`: Triton's on CUDA, plain PyTorch elsewhere."""
     if device.type != "cuda":
         return ReferenceKernels()
-    from gemray_kernels import triton_keyed_noise, triton_token_choice
+    from gemray_kernels import triton_keyed_noise
 
-    if dtype != torch.float32:
-        return ReferenceKernels(triton_keyed_noise.keyed_gumbel)
-    return triton_token_choice.TritonKernels()
+    return ReferenceKernels(triton_keyed_noise.keyed_gumbel)

@@ -74,6 +74,8 @@ class SequenceOutcome(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     """The accepted drafts, and one more unless there is a `fault`; empty when only a prompt chunk ran."""
     num_accepted: int = 0
+    num_drafts: int = 0
+    """Drafts that were verified: those of the plan, less what the sequence had no room for."""
     logprobs: list[TokenLogprob] | None = None
     """One per token id when the request wants them."""
     prompt_logprobs: list[TokenLogprob] | None = None

@@ -2,52 +2,47 @@
 
 Both ends hold the step plan, so both know every shape: no header travels.
 
-Shape legend: T rows of the step, S sequences, F captured layers, H hidden size, R drafts of all sequences.
+Shape legend: T rows of the cycle, S1 sequences and the null slot, D of them draft, K most drafts of one, F captured
+layers, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gemray_workers.engine.host_copy import to_device
-from gemray_workers.engine.slots import SlotTable
+from gemray_workers.execution.cycle_rows import CycleRows
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.parallel.communicator import PointToPoint
-from gemray_workers.scheduling.plan import ScheduledRows
 
 
 @dataclass(frozen=True)
 class DraftBatch:
     """Drafter to every target rank: what to verify next."""
 
-    ids_R: Tensor
-    """int64: the drafts of the first sequence that has any, then of the next."""
+    ids_DK: Tensor
+    """int64; behind a sequence's own drafts, any ids."""
 
     @classmethod
-    def read(cls, rows: Sequence[ScheduledRows], slots: SlotTable) -> DraftBatch:
+    def read(cls, rows: CycleRows, slots: SlotTable) -> DraftBatch:
         """The drafts that stand in a slot table."""
-        slot_R, column_R = _places(rows, slots.device)
-        return cls(slots.token_ids_NL[slot_R, column_R])
+        return cls(slots.token_ids_NL[_places(rows, slots)])
 
     @classmethod
-    def receive(
-        cls, rows: Sequence[ScheduledRows], link: PointToPoint, source: int, device: torch.device
-    ) -> DraftBatch:
-        """The drafts that a plan's `rows` ask for."""
-        ids_R = torch.empty(sum(r.num_drafts for r in rows), dtype=torch.int64, device=device)
-        return cls(link.receive(ids_R, source))
+    def receive(cls, rows: CycleRows, link: PointToPoint, source: int) -> DraftBatch:
+        """The drafts that a plan asks for."""
+        shape = (rows.shape.num_drafting, rows.shape.max_drafts)
+        return cls(link.receive(torch.empty(shape, dtype=torch.int64, device=rows.slot_S1.device), source))
 
     def send(self, link: PointToPoint, to: int) -> None:
         """To one target rank."""
-        link.send(self.ids_R, to)
+        link.send(self.ids_DK, to)
 
-    def write(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+    def write(self, rows: CycleRows, slots: SlotTable) -> None:
         """Put the drafts behind the newest token of their sequences."""
-        slot_R, column_R = _places(rows, slots.device)
-        slots.token_ids_NL[slot_R, column_R] = self.ids_R
+        slots.token_ids_NL[_places(rows, slots)] = self.ids_DK
 
 
 @dataclass(frozen=True)
@@ -56,24 +51,25 @@ class VerifiedBatch:
 
     features_TFH: Tensor
     """Outputs of the captured layers, rejected rows included."""
-    num_accepted_S: Tensor
+    accepted_S1: Tensor
     """int64: drafts that now stand for good."""
-    newest_S: Tensor
-    """int64: each sequence's newest token, or any value where it has not sampled."""
+    newest_S1: Tensor
+    """int64: the token behind each sequence's committed rows."""
+
+    @classmethod
+    def of(cls, rows: CycleRows, slots: SlotTable, features_TFH: Tensor, accepted_S1: Tensor) -> VerifiedBatch:
+        """From the target's slot table, emitted tokens in place."""
+        newest_S1 = slots.token_ids_NL[rows.slot_S1, rows.start_S1 + rows.known_S1 + accepted_S1]
+        return cls(features_TFH, accepted_S1, newest_S1)
 
     @classmethod
     def receive(
-        cls,
-        rows: Sequence[ScheduledRows],
-        feature_shape: tuple[int, int],
-        link: PointToPoint,
-        dtype: torch.dtype,
-        device: torch.device,
+        cls, rows: CycleRows, feature_shape: tuple[int, int], link: PointToPoint, dtype: torch.dtype
     ) -> VerifiedBatch:
-        """What the target found for a plan's `rows`; `feature_shape` is (F, H)."""
-        num_rows = sum(r.num_known + r.num_drafts for r in rows)
-        features_TFH = torch.empty((num_rows, *feature_shape), dtype=dtype, device=device)
-        counts_2S = torch.empty((2, len(rows)), dtype=torch.int64, device=device)
+        """What the target found for the rows; `feature_shape` is (F, H)."""
+        device = rows.slot_S1.device
+        features_TFH = torch.empty((rows.shape.num_rows, *feature_shape), dtype=dtype, device=device)
+        counts_2S = torch.empty((2, len(rows.slot_S1)), dtype=torch.int64, device=device)
         link.receive(features_TFH, 0)
         link.receive(counts_2S, 0)
         return cls(features_TFH, *counts_2S.unbind(0))
@@ -81,11 +77,15 @@ class VerifiedBatch:
     def send(self, link: PointToPoint, to: int) -> None:
         """To the drafter's worker."""
         link.send(self.features_TFH, to)
-        link.send(torch.stack([self.num_accepted_S, self.newest_S]), to)
+        link.send(torch.stack([self.accepted_S1, self.newest_S1]), to)
+
+    def write(self, rows: CycleRows, slots: SlotTable) -> None:
+        """Note the newest tokens: accepted drafts already stand in the drafter's own table."""
+        slots.token_ids_NL[rows.slot_S1, rows.start_S1 + rows.known_S1 + self.accepted_S1] = self.newest_S1
 
 
-def _places(rows: Sequence[ScheduledRows], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Slot and column of every draft of the step."""
-    places = [(r.slot, r.start + r.num_known + i) for r in rows for i in range(r.num_drafts)]
-    slot_R, column_R = to_device(places, device).view(-1, 2).unbind(1)
-    return slot_R, column_R
+def _places(rows: CycleRows, slots: SlotTable) -> tuple[Tensor, Tensor]:
+    """Slot and column of every draft, [D, K] each."""
+    slot_D, start_D = rows.drafting(slots)
+    column_DK = start_D[:, None] + torch.arange(1, rows.shape.max_drafts + 1, device=slots.device)
+    return slot_D[:, None].expand_as(column_DK), column_DK

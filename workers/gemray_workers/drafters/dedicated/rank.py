@@ -14,7 +14,7 @@ from gemray_workers.drafters.dedicated.engine import DrafterEngine
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.blueprint import Blueprint, device_name
 from gemray_workers.engine.planner import FollowPlanner
-from gemray_workers.engine.slots import SlotTable
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.placement import Placement

@@ -1,15 +1,17 @@
-"""The target's end of a dedicated drafter: the same protocol as a drafter in the ranks, over the wire."""
+"""The target's end of a dedicated drafter: the same protocol as a drafter in the ranks, over the wire.
+
+Shape legend: S1 sequences of a cycle and the null slot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from torch import Tensor
 
 from gemray_workers.drafters.dedicated.messages import DraftBatch, VerifiedBatch
-from gemray_workers.engine.host_copy import to_device
-from gemray_workers.engine.slots import SlotTable
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
+from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
+from gemray_workers.execution.slots import SlotTable
+from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.parallel.communicator import PointToPoint
-from gemray_workers.scheduling.plan import ScheduledRows
 
 
 class RemoteDrafter:
@@ -24,28 +26,19 @@ class RemoteDrafter:
         self._rank = rank
         self._drafter_rank = drafter_rank
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         """Receive the drafts that the plan asks for."""
-        if any(r.num_drafts for r in rows):
-            drafts = DraftBatch.receive(rows, self._link, self._drafter_rank, slots.device)
-            drafts.write(rows, slots)
+        DraftBatch.receive(rows, self._link, self._drafter_rank).write(rows, slots)
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
         """Send features, accepted counts and newest tokens; they are the same on every target rank."""
         if self._rank != 0:
             return
         if output.captured_TFH is None:
             raise RuntimeError("the target's forward pass captured no features")
-        newest = [(slots[r.slot].token_ids[-1], n) for r, n in zip(rows, num_accepted, strict=True)]
-        newest_S, num_accepted_S = to_device(newest, slots.device).unbind(1)
-        VerifiedBatch(output.captured_TFH, num_accepted_S, newest_S).send(self._link, self._drafter_rank)
+        VerifiedBatch.of(rows, slots, output.captured_TFH, accepted_S1).send(self._link, self._drafter_rank)
 
     def reset(self, slot: int) -> None:
         """The drafter's worker sees the plan's releases itself."""

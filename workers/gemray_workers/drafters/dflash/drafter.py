@@ -3,12 +3,11 @@
 The drafter's KV holds context alone, one row a committed position. A block's own keys lie behind it only while the
 block is drafted; the context rows of the tokens that verification accepts overwrite them.
 
-Shape legend: T rows, R drafted rows, H hidden size, V local vocabulary rows.
+Shape legend: T rows, S1 sequences of the cycle and the null slot, D of them draft, K most drafts of one, R = D K
+drafts, H hidden size, V local vocabulary rows.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,14 +15,12 @@ from torch import Tensor
 from gemray_workers.checkpoint.target import bytes_held
 from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.draft_choice import DraftChooser
-from gemray_workers.engine.host_copy import to_device
-from gemray_workers.engine.rows import Span, lay_out
-from gemray_workers.engine.slots import SlotTable
+from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
+from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.scheduling.plan import ScheduledRows
 
 
 class DFlashDrafter:
@@ -52,35 +49,35 @@ class DFlashDrafter:
         """Of the model's shard."""
         return bytes_held(self._model.weight_targets())
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
-        """Denoise a block a sequence: its newest token, then one mask for each draft wanted."""
-        drafting = [r for r in rows if r.num_drafts]
-        if not drafting:
-            return
-        batch = lay_out([Span(r.slot, 1 + r.num_drafts) for r in drafting], slots, self._groups)
-        # Every row but the first of each block, named from the host: a mask would make it wait for the device.
-        slots_R = [r.slot for r in drafting for _ in range(r.num_drafts)]
-        places = list(zip(slots_R, _draft_rows(drafting), strict=True))
-        slot_R, row_R = to_device(places, slots.device).unbind(1)
-        tokens_T = batch.token_ids_T.index_fill(0, row_R, self._model.config.mask_token_id)
-        hidden_TH = self._model.denoise(self._embedding.lookup(tokens_T) * self._input_scale, batch, self._caches)
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
+        """Denoise a block a sequence: its newest token, then one mask for each draft."""
+        num_drafting, num_drafts = rows.shape.num_drafting, rows.shape.max_drafts
+        packed = rows.blocks(slots, self._groups)
+        tokens_T = packed.forward.token_ids_T.masked_fill(packed.offset_T > 0, self._model.config.mask_token_id)
+        embedded_TH = self._embedding.lookup(tokens_T) * self._input_scale
+        hidden_TH = self._model.denoise(embedded_TH, packed.forward, self._caches)
 
-        position_R = batch.positions_T[row_R]
-        ids_R = self._chooser.choose(self._head(hidden_TH[row_R]), slot_R, position_R, slots)
-        slots.token_ids_NL[slot_R, position_R] = ids_R
+        # A rectangle of drafts: behind a sequence's own it reads rows of others and writes what is never read.
+        offset_K = torch.arange(1, num_drafts + 1, device=slots.device)
+        row_DK = (packed.first_S1[:num_drafting, None] + offset_K).clamp(max=rows.shape.num_block_rows - 1)
+        slot_D, start_D = rows.drafting(slots)
+        position_DK = start_D[:, None] + offset_K
+        slot_DK = slot_D[:, None].expand_as(position_DK)
+        logits_RV = self._head(hidden_TH[row_DK.flatten()])
+        ids_R = self._chooser.choose(
+            logits_RV, slot_DK.flatten(), position_DK.flatten(), slots.sampling, rows.plan.features
+        )
+        slots.token_ids_NL[slot_DK, position_DK] = ids_R.view_as(position_DK)
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
         """Append the context of committed rows; rejected rows go to the null page, which nothing reads."""
         if output.captured_TFH is None:
             raise RuntimeError("the target's forward pass captured no features")
-        is_committed_T = _committed(rows, num_accepted, batch.token_ids_T)
+        committed_S1 = rows.known_S1 + accepted_S1
+        is_committed_T = packed.offset_T < committed_S1[packed.sequence_T]
+        batch = packed.forward
         slot_mappings = {
             name: batch.groups[name].slot_mapping_T.masked_fill(~is_committed_T, 0) for name in self._groups
         }
@@ -88,21 +85,3 @@ class DFlashDrafter:
 
     def reset(self, slot: int) -> None:
         """Context lies in pages, which come and go with the block tables."""
-
-
-def _draft_rows(drafting: Sequence[ScheduledRows]) -> list[int]:
-    """Indices into the rows of all blocks of those that hold a mask."""
-    rows: list[int] = []
-    begin = 0
-    for r in drafting:
-        rows += range(begin + 1, begin + 1 + r.num_drafts)
-        begin += 1 + r.num_drafts
-    return rows
-
-
-def _committed(rows: Sequence[ScheduledRows], num_accepted: Sequence[int], like_T: Tensor) -> Tensor:
-    """Which rows of the step stand for good, bool [T]."""
-    flags: list[bool] = []
-    for r, n in zip(rows, num_accepted, strict=True):
-        flags += [True] * (r.num_known + n) + [False] * (r.num_drafts - n)
-    return to_device(flags, like_T.device, torch.bool)

@@ -5,6 +5,8 @@ Shape legend: S sequences, H the target's hidden size, D the drafter's hidden si
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,12 @@ from gemray_workers.drafters.mtp.heads import assistant_head
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.batch import ForwardBatch
+from gemray_workers.model.config import LayerKind
 from gemray_workers.model.decoder_layer import DecoderLayer
 from gemray_workers.model.linear import ReplicatedLinear
 from gemray_workers.model.norm import RMSNorm
 from gemray_workers.model.placement import Placement
-from gemray_workers.model.rope import RotaryEmbeddings
+from gemray_workers.model.rope import CosSin, RotaryEmbeddings
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
@@ -61,12 +64,24 @@ class AssistantModel:
         self._table = VocabParallelEmbedding("model.embed_tokens", shard, decoder.hidden_size, comm, place, scale=1.0)
         self._head = assistant_head(config, self._table, shard, place)
 
-    def step(self, embedded_SH: Tensor, state_SH: Tensor, batch: ForwardBatch, kv: KVCaches) -> tuple[Tensor, Tensor]:
+    def angles(self, positions_S: Tensor) -> Mapping[LayerKind, CosSin]:
+        """Of each sequence's queries: a round's steps all stand at one position."""
+        return self._rope.cos_sin(positions_S, self._dtype)
+
+    def step(
+        self,
+        embedded_SH: Tensor,
+        state_SH: Tensor,
+        rope: Mapping[LayerKind, CosSin],
+        batch: ForwardBatch,
+        kv: KVCaches,
+    ) -> tuple[Tensor, Tensor]:
         """Draft one token a sequence.
 
         Args:
             embedded_SH: the target's scaled embedding of each sequence's newest token, or of the last draft.
             state_SH: the target's post-norm hidden state that chose the newest token, then the drafter's own state.
+            rope: `angles` of the batch's positions.
             batch: one query a sequence, over the committed keys alone.
             kv: the target's caches, which are only read.
 
@@ -74,7 +89,6 @@ class AssistantModel:
             This rank's logits [S, V] in the compute dtype, and the next state [S, H].
         """
         x_SD = self._pre_projection(torch.cat([embedded_SH, state_SH], dim=-1))
-        rope = self._rope.cos_sin(batch.positions_T, self._dtype)
         for config, layer in zip(self.config.decoder.layers, self._layers, strict=True):
             x_SD = layer(x_SD, rope[config.kind], None, batch, kv)
         x_SD = self._norm(x_SD)

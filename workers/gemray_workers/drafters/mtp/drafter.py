@@ -3,12 +3,11 @@
 Between rounds a sequence's state is one vector: the target's hidden state of its last committed row, the row that
 chose its newest token. The drafter has no KV, so there is nothing to roll back.
 
-Shape legend: S sequences, N slots, H the target's hidden size.
+Shape legend: D sequences that draft, S1 sequences of the cycle and the null slot, N slots, H the target's hidden size,
+V local vocabulary rows.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,12 +15,11 @@ from torch import Tensor
 from gemray_workers.checkpoint.target import bytes_held
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.mtp.assistant import AssistantModel
-from gemray_workers.engine.host_copy import to_device
-from gemray_workers.engine.slots import SlotTable
+from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput, GroupMetadata
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
-from gemray_workers.scheduling.plan import ScheduledRows
 
 
 class MTPDrafter:
@@ -53,66 +51,49 @@ class MTPDrafter:
         self._caches = caches
         self._position_delta = position_delta
         self._chooser = chooser
-        self._state_NH = embedding.table_VH.new_zeros(num_slots, assistant.config.backbone_hidden_size)
+        self._state_NH = embedding.table_VH.new_zeros(num_slots + 1, assistant.config.backbone_hidden_size)
 
     @property
     def weight_bytes(self) -> int:
         """Of the assistant's shard."""
         return bytes_held(self._assistant.weight_targets())
 
-    def propose(self, rows: Sequence[ScheduledRows], slots: SlotTable) -> None:
-        """Draft one token after the other; sequences that want fewer drafts leave the batch earlier."""
-        drafting = sorted((r for r in rows if r.num_drafts), key=lambda r: -r.num_drafts)
-        if not drafting:
-            return
-        slot_S = to_device([r.slot for r in drafting], slots.device)
-        committed_S = slots.computed_N[slot_S]
-        token_S = slots.token_ids_NL[slot_S, committed_S]
-        state_SH = self._state_NH[slot_S]
-        for i in range(drafting[0].num_drafts):
-            active = [r for r in drafting if r.num_drafts > i]
-            n = len(active)
-            batch = self._one_query_each(slot_S[:n], committed_S[:n], slots)
-            logits_SV, state_SH = self._assistant.step(self._embedding(token_S[:n]), state_SH[:n], batch, self._caches)
-            position_S = committed_S[:n] + 1 + i
-            token_S = self._chooser.choose(logits_SV, slot_S[:n], position_S, slots)
-            slots.token_ids_NL[slot_S[:n], position_S] = token_S
+    def propose(self, rows: CycleRows, slots: SlotTable) -> None:
+        """Draft one token after the other, for all sequences alike: what is too much for one is never read."""
+        slot_D, committed_D = rows.drafting(slots)
+        batch = self._one_query_each(slot_D, committed_D, slots)
+        token_D = slots.token_ids_NL[slot_D, committed_D]
+        state_DH = self._state_NH[slot_D]
+        rope = self._assistant.angles(batch.positions_T)
+        for i in range(rows.shape.max_drafts):
+            logits_DV, state_DH = self._assistant.step(self._embedding(token_D), state_DH, rope, batch, self._caches)
+            position_D = committed_D + (1 + i)
+            token_D = self._chooser.choose(logits_DV, slot_D, position_D, slots.sampling, rows.plan.features)
+            slots.token_ids_NL[slot_D, position_D] = token_D
 
     def commit(
-        self,
-        rows: Sequence[ScheduledRows],
-        slots: SlotTable,
-        batch: ForwardBatch,
-        output: ForwardOutput,
-        num_accepted: Sequence[int],
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
     ) -> None:
         """Keep the hidden state of each sequence's last committed row."""
-        counts = [(r.num_known, r.num_drafts, n) for r, n in zip(rows, num_accepted, strict=True)]
-        slot_S = to_device([r.slot for r in rows], self._state_NH.device)
-        self._state_NH[slot_S] = output.hidden_TH[_committed_rows(counts, output.hidden_TH.device)]
+        committed_S1 = rows.known_S1 + accepted_S1
+        row_S1 = (packed.first_S1 + committed_S1 - 1).clamp(min=0)
+        # A sequence without a row keeps its state: the null slot takes what was read instead.
+        slot_S1 = torch.where(committed_S1 > 0, rows.slot_S1, slots.null_slot)
+        self._state_NH[slot_S1] = output.hidden_TH[row_S1]
 
     def reset(self, slot: int) -> None:
         """The state is written by the first chunk of a new sequence, before it is ever read."""
 
-    def _one_query_each(self, slot_S: Tensor, committed_S: Tensor, slots: SlotTable) -> ForwardBatch:
+    def _one_query_each(self, slot_D: Tensor, committed_D: Tensor, slots: SlotTable) -> ForwardBatch:
         """One query a sequence that sees the committed keys and no more; the same for all steps of a round."""
-        nothing_written_S = torch.zeros_like(slot_S)
-        groups: Mapping[str, GroupMetadata] = {
-            name: GroupMetadata(table_NP[slot_S], nothing_written_S) for name, table_NP in slots.block_tables_NP.items()
-        }
+        nothing_written_D = torch.zeros_like(slot_D)
         return ForwardBatch(
-            token_ids_T=slot_S,  # unused: the assistant is given embeddings
-            positions_T=committed_S + self._position_delta,
-            query_start_S1=torch.arange(len(slot_S) + 1, dtype=torch.int32, device=slot_S.device),
-            kv_len_S=committed_S.to(torch.int32),
-            groups=groups,
+            token_ids_T=slot_D,  # unused: the assistant is given embeddings
+            positions_T=(committed_D + self._position_delta).clamp(min=0),
+            query_start_S1=torch.arange(len(slot_D) + 1, dtype=torch.int32, device=slot_D.device),
+            kv_len_S=committed_D.to(torch.int32),
+            groups={
+                name: GroupMetadata(table_NP[slot_D], nothing_written_D)
+                for name, table_NP in slots.block_tables_NP.items()
+            },
         )
-
-
-def _committed_rows(num_rows: list[tuple[int, int, int]], device: torch.device) -> Tensor:
-    """Indices into T of each sequence's last committed row, from its (known, drafted, accepted) counts."""
-    indices, begin = [], 0
-    for num_known, num_drafts, num_accepted in num_rows:
-        indices.append(begin + num_known + num_accepted - 1)
-        begin += num_known + num_drafts
-    return to_device(indices, device)

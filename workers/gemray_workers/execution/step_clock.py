@@ -1,7 +1,6 @@
-"""How long the parts of a step took, without making the host wait for the device.
+"""How long the parts of a cycle took, without making the host wait for the device.
 
-On CUDA the marks are events on the stream; the step reads the accepted ids anyway, and by then every earlier mark
-has passed.
+On CUDA the marks are events on the stream, read once the cycle's ids have been read: by then they have passed.
 """
 
 from __future__ import annotations
@@ -22,42 +21,42 @@ class StepTimes:
     """The target's forward pass and the choice of tokens."""
 
 
-class StepClock(Protocol):
-    """Marks the parts of one step after the other."""
-
-    def start(self) -> None:
-        """The step begins to draft."""
-        ...
+class StepMarks(Protocol):
+    """Marks the parts of one cycle; made when it begins."""
 
     def drafted(self) -> None:
         """Drafts stand in the slot table."""
         ...
 
-    def verified(self) -> StepTimes:
-        """The accepted ids have been read: what the step took."""
+    def verified(self) -> None:
+        """The target has decided."""
+        ...
+
+    def times(self) -> StepTimes:
+        """What the cycle took; waits until it is done."""
         ...
 
 
-class HostClock:
+class HostMarks:
     """Wall time of the host: right where the host computes."""
 
     def __init__(self) -> None:
-        self._start = self._drafted = 0.0
-
-    def start(self) -> None:
-        """Begin."""
-        self._start = time.perf_counter()
+        self._start = self._drafted = self._verified = time.perf_counter()
 
     def drafted(self) -> None:
         """End of drafting."""
         self._drafted = time.perf_counter()
 
-    def verified(self) -> StepTimes:
-        """End of the step."""
-        return StepTimes(self._drafted - self._start, time.perf_counter() - self._drafted)
+    def verified(self) -> None:
+        """End of the cycle."""
+        self._verified = time.perf_counter()
+
+    def times(self) -> StepTimes:
+        """The marks' distances."""
+        return StepTimes(self._drafted - self._start, self._verified - self._drafted)
 
 
-class CudaClock:
+class CudaMarks:
     """Events on the current stream."""
 
     def __init__(self) -> None:
@@ -65,23 +64,23 @@ class CudaClock:
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(3)
         )
-
-    def start(self) -> None:
-        """Begin."""
         self._start.record()
 
     def drafted(self) -> None:
         """End of drafting."""
         self._drafted.record()
 
-    def verified(self) -> StepTimes:
-        """End of the step; this event alone may still be a moment away."""
+    def verified(self) -> None:
+        """End of the cycle."""
         self._verified.record()
+
+    def times(self) -> StepTimes:
+        """The events' distances."""
         self._verified.synchronize()
         milliseconds = self._start.elapsed_time(self._drafted), self._drafted.elapsed_time(self._verified)
         return StepTimes(milliseconds[0] / 1000, milliseconds[1] / 1000)
 
 
-def step_clock(device: torch.device) -> StepClock:
-    """The clock of a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+def start_marks(device: torch.device) -> StepMarks:
+    """Begin a cycle on a device."""
+    return CudaMarks() if device.type == "cuda" else HostMarks()

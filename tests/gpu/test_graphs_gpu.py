@@ -1,0 +1,65 @@
+"""Cycles as CUDA graphs: the ids of cycles that run kernel by kernel."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from gemray_workers.engine.graphs import GraphedCycle
+from gemray_workers.engine.rank import EngineRank
+from gemray_workers.messages import Submit
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.sampling.verify import verify
+from support.engine_runner import engine_config, request, serve
+from support.gpu import needs_gpus
+from support.tiny import VOCAB_SIZE, Shape, tiny_checkpoint
+from support.tiny_drafters import tiny_assistant, tiny_dflash
+
+pytestmark = pytest.mark.gpu
+
+DRAFTERS: dict[str, Any] = {"none": None, "mtp": tiny_assistant, "dflash": tiny_dflash}
+SAMPLERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "suppress_tokens": (5, 9)},
+    {"temperature": 0.8, "top_k": 10, "seed": 2**63 + 11},
+    {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.3},
+)
+
+
+def submits(count: int, samplers: tuple[dict[str, Any], ...]) -> list[Submit]:
+    rng = random.Random(4)
+    return [
+        request(
+            f"r{i}",
+            [rng.randrange(3, VOCAB_SIZE) for _ in range(1 + 9 * i)],
+            rng.randrange(8, 40),
+            num_draft_tokens=rng.choice((None, None, 0, 2)),
+            **samplers[i % len(samplers)],
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("method", ["none", "mtp", "dflash"])
+@pytest.mark.parametrize("shape", ["31B", "26B-A4B", "E4B"])
+def test_float32_ids_are_those_of_eager_cycles(shape: Shape, method: str) -> None:
+    needs_gpus(1)
+    make = DRAFTERS[method]
+    directory = tiny_checkpoint(shape)
+    changes = {} if make is None else {"drafter_path": str(make(directory)), "max_draft_tokens": 4}
+    runs = []
+    for eager in (True, False):
+        config = engine_config(
+            directory, dtype="float32", device="cuda", max_num_seqs=4, enforce_eager=eager, **changes
+        )
+        rank = EngineRank(config, SoloCommunicator(), torch.device("cuda", 0))
+        assert isinstance(rank._runner(rank._drafter, verify), GraphedCycle) != eager
+        runs.append([serve(rank, SoloCommunicator(), submits(9, samplers)) for samplers in (SAMPLERS[:3], SAMPLERS)])
+    for eager_run, graph_run in zip(*runs, strict=True):
+        assert eager_run is not None
+        assert graph_run is not None
+        assert graph_run.ids == eager_run.ids
+        assert graph_run.speculation == eager_run.speculation

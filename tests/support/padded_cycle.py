@@ -1,0 +1,36 @@
+"""Cycles in the shapes of graphs, run kernel by kernel: what padding does is seen without a card."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gemray_workers.engine.buckets import CAPTURED_FEATURES, buckets, fit
+from gemray_workers.engine.cycle import Cycle, CycleOutput
+from gemray_workers.execution.cycle_rows import CyclePlan
+
+
+class PaddedCycle:
+    """Pads each plan as `GraphedCycle` would."""
+
+    def __init__(
+        self, cycle: Cycle, *, max_num_seqs: int, max_draft_tokens: int, prompt_rows: tuple[int, ...] = (0, 16)
+    ) -> None:
+        self._cycle = cycle
+        shapes = buckets(max_num_seqs=max_num_seqs, max_draft_tokens=max_draft_tokens, prompt_rows=prompt_rows)
+        self._captured = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
+        self.num_padded = 0
+        self.num_eager = 0
+
+    def fit(self, plan: CyclePlan) -> CyclePlan:
+        fitted = fit(plan, self._captured)
+        if (fitted.shape, fitted.features) in self._captured:
+            self.num_padded += 1
+        else:
+            self.num_eager += 1
+        return fitted
+
+    def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
+        self._cycle.draft(plan, table_S4)
+
+    def decide(self, plan: CyclePlan, table_S4: Tensor) -> CycleOutput:
+        return self._cycle.decide(plan, table_S4)

@@ -1,0 +1,153 @@
+"""One cycle on the device: draft, forward, verify, commit, over the rows of a plan.
+
+Nothing here reads the device or follows its values: every shape is the plan's, every place of memory is the same in
+each cycle. So the host may enqueue a cycle while the one before still runs, and a CUDA graph may hold it.
+
+Every rank runs the same cycle. What the ranks exchange is visible in the model (all-reduces) and in the choice of
+tokens (candidates).
+
+Shape legend: S1 sequences and the null slot, T rows, R rows that choose a token, C sequences that may choose, K1 most
+drafts and one, H hidden size, V vocabulary rows of this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gemray_workers.drafters.protocol import Drafter
+from gemray_workers.execution.cycle_rows import CyclePlan, CycleRows, PackedRows, advance
+from gemray_workers.execution.slots import SlotTable
+from gemray_workers.execution.verification import VerifyRows
+from gemray_workers.kv.cache import KVCaches
+from gemray_workers.model.batch import ForwardOutput
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.sampling.choose import choose
+from gemray_workers.sampling.state import drafts_before
+from gemray_workers.sampling.verify import Accept, verify
+
+
+@dataclass(frozen=True)
+class CycleOutput:
+    """What a cycle leaves behind for the host."""
+
+    found_CK: Tensor | None
+    """int64 [C, 2 + K1], see `VerifyRows.found`; None when no sequence could choose."""
+    logits_RV: Tensor | None
+    """Of the rows that chose, row ``c K1 + i`` behind the first i drafts of sequence c."""
+    hidden_TH: Tensor
+    """Post-norm hidden states of all rows."""
+    first_S1: Tensor
+    """Index into T of each sequence's first row."""
+
+
+class CycleRunner(Protocol):
+    """What enqueues a plan's cycle: kernel by kernel, or as graphs."""
+
+    def fit(self, plan: CyclePlan) -> CyclePlan:
+        """The plan in the shape in which it will run: at least as roomy as its own."""
+        ...
+
+    def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
+        """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S4` its table on the device."""
+        ...
+
+    def decide(self, plan: CyclePlan, table_S4: Tensor) -> CycleOutput:
+        """Verify the drafts and move every sequence on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the target has decided."""
+
+    accepted_S1: Tensor
+    """Drafts that now stand for good."""
+    found_CK: Tensor | None
+    logits_RV: Tensor | None
+
+
+class Cycle:
+    """The device's part of a step."""
+
+    def __init__(
+        self,
+        *,
+        model: TargetModel,
+        caches: KVCaches,
+        slots: SlotTable,
+        drafter: Drafter,
+        captured_layers: tuple[int, ...],
+        comm: Communicator,
+        accept: Accept = verify,
+    ) -> None:
+        """Over a model, its caches and the slots' tables; `accept` stands in for the rule in measurements."""
+        self._model = model
+        self._caches = caches
+        self._slots = slots
+        self._drafter = drafter
+        self._captured_layers = captured_layers
+        self._comm = comm
+        self._accept = accept
+
+    def fit(self, plan: CyclePlan) -> CyclePlan:
+        """The plan itself."""
+        return plan
+
+    def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
+        """Put proposed tokens behind the newest one of each sequence that asks for drafts.
+
+        Args:
+            plan: the rows as the host granted them.
+            table_S4: `plan.table` on the device.
+        """
+        if plan.shape.num_drafting:
+            self._drafter.propose(CycleRows.of(plan, table_S4, self._slots), self._slots)
+
+    def decide(self, plan: CyclePlan, table_S4: Tensor) -> CycleOutput:
+        """Compute the plan's rows, choose tokens, and move every sequence on. Arguments as of `draft`."""
+        rows = CycleRows.of(plan, table_S4, self._slots)
+        packed, output = self.forward(rows)
+        verified = self.verify(rows, packed, output)
+        self.commit(rows, packed, output, verified.accepted_S1)
+        return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.first_S1)
+
+    def forward(self, rows: CycleRows) -> tuple[PackedRows, ForwardOutput]:
+        """Run the target once over prompt chunks and verify rows alike."""
+        packed = rows.batch(self._slots)
+        return packed, self._model.forward(packed.forward, self._caches, capture=self._captured_layers)
+
+    def verify(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput) -> Decision:
+        """Choose each row's token and keep the drafts that equal it."""
+        num_choosing = rows.shape.num_choosing
+        accepted_S1 = torch.zeros_like(rows.drafts_S1)
+        if not num_choosing:
+            return Decision(accepted_S1, None, None)
+        verifying = VerifyRows.of(rows, packed, self._slots)
+        logits_RV = self._model.logits(output.hidden_TH[verifying.row_CK1.flatten()])
+        features = rows.plan.features
+        choice = choose(
+            logits_RV,
+            verifying.slot_CK1.flatten(),
+            verifying.position_CK1.flatten(),
+            self._slots.sampling,
+            self._comm,
+            features=features,
+            drafts_RB=drafts_before(verifying.input_ids(self._slots)) if features.penalties else None,
+        )
+        chosen_CK1 = choice.ids_R.view_as(verifying.position_CK1)
+        verified = self._accept(verifying.ids_CK, verifying.drafts_C, chosen_CK1)
+        verifying.write(verified, self._slots)
+        if features.penalties:
+            self._slots.sampling.commit(verifying.slot_CK1[:, 0], verified.ids_SK1)
+        accepted_S1[:num_choosing] = verified.num_accepted_S * rows.chooses_S1[:num_choosing]
+        return Decision(accepted_S1, verifying.found(rows, verified), logits_RV)
+
+    def commit(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput, accepted_S1: Tensor) -> None:
+        """Move the drafter's view and the lengths past the known rows and the accepted drafts."""
+        self._drafter.commit(rows, packed, self._slots, output, accepted_S1)
+        advance(rows, accepted_S1, self._slots)

@@ -1,0 +1,103 @@
+"""Cycles as CUDA graphs: one pair (draft, decide) for each bucket of shapes, all captured before the first request.
+
+A bucket has room for a number of sequences, drafts and prompt rows; a plan runs in the smallest that holds it, and what
+it leaves empty belongs to the null slot, which no cycle changes. A plan that no bucket holds (a long prompt chunk) runs
+eagerly, over the same memory. Replays read one small table, so the host's part of a cycle is a copy and two launches.
+
+Shape legend: S1 sequences and the null slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemray_workers.engine.buckets import fit
+from gemray_workers.engine.cycle import Cycle, CycleOutput
+from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
+from gemray_workers.sampling.features import Features
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """One bucket's graphs and the memory they read and write."""
+
+    plan: CyclePlan
+    table_S4: Tensor
+    draft: torch.cuda.CUDAGraph | None
+    decide: torch.cuda.CUDAGraph
+    output: CycleOutput
+
+
+class GraphedCycle:
+    """`Cycle` whose buckets are replayed."""
+
+    def __init__(self, cycle: Cycle, *, null_slot: int, device: torch.device) -> None:
+        """With no bucket yet: everything runs eagerly."""
+        self._cycle = cycle
+        self._null_slot = null_slot
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[tuple[CycleShape, Features], _Captured] = {}
+
+    @torch.inference_mode()
+    def capture(
+        self,
+        shapes: Sequence[CycleShape],
+        features: Sequence[Features],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Capture each bucket with each set of features, largest first, so that all live in the memory of the largest.
+
+        Every rank captures the same ones in the same order: collectives are among what is captured.
+        """
+        keys = [(shape, one) for shape in shapes for one in features]
+        for i, key in enumerate(keys):
+            self._captured[key] = self._capture(*key)
+            if progress is not None:
+                progress(i + 1, len(keys))
+
+    def fit(self, plan: CyclePlan) -> CyclePlan:
+        """The plan in the shape of the bucket that holds it, or as it is when it will run eagerly."""
+        return fit(plan, self._captured)
+
+    def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
+        """As `Cycle.draft`."""
+        captured = self._captured.get((plan.shape, plan.features))
+        if captured is None:
+            self._cycle.draft(plan, table_S4)
+            return
+        captured.table_S4.copy_(table_S4, non_blocking=True)
+        if captured.draft is not None:
+            captured.draft.replay()
+
+    def decide(self, plan: CyclePlan, table_S4: Tensor) -> CycleOutput:
+        """As `Cycle.decide`, after `draft`; the output is the bucket's and is written again by its next cycle."""
+        captured = self._captured.get((plan.shape, plan.features))
+        if captured is None:
+            return self._cycle.decide(plan, table_S4)
+        captured.decide.replay()
+        return captured.output
+
+    def _capture(self, shape: CycleShape, features: Features) -> _Captured:
+        plan = CyclePlan([], shape, features)
+        table_S4 = plan.table(self._null_slot).to(self._device)
+        # Once eagerly: kernels compile, and libraries take what memory they keep.
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            self._cycle.draft(plan, table_S4)
+            self._cycle.decide(plan, table_S4)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        draft = None
+        if shape.num_drafting:
+            draft = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(draft, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                self._cycle.draft(plan, table_S4)
+        decide = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(decide, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            output = self._cycle.decide(plan, table_S4)
+        return _Captured(plan, table_S4, draft, decide, output)

@@ -1,0 +1,134 @@
+"""The sequences that hold a slot, as every rank knows them: tokens, lengths, parameters, block tables.
+
+Rank 0 decides and sends step plans; each rank applies the same plans to the same table, so nothing but the plan ever
+travels. What a cycle reads and writes lies in device tensors that keep their addresses. One slot more than sequences
+can hold, the null slot, takes what belongs to nobody: it has no token computed, its end is 0 and its pages are the null
+page.
+
+Shape legend: N slots, the null slot last; L token columns, P block-table columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemray_workers.execution.host_copy import to_device
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.state import SamplingState
+from gemray_workers.scheduling.plan import Admission, PageGrant, StepPlan
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One sequence on this rank, as it was admitted."""
+
+    request_id: str
+    prompt_len: int
+    params: SamplingParams
+    token_ids: Sequence[int]
+    """Prompt, then what was generated before the admission. What follows is on the device alone."""
+
+
+class SlotTable:
+    """Fixed-size tables of `num_slots` sequences of at most `max_model_len` tokens, plus drafts."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        max_draft_tokens: int,
+        specs: Sequence[KVGroupSpec],
+        sampling: SamplingState,
+        device: torch.device,
+    ) -> None:
+        num_columns = max_model_len + max_draft_tokens + 1
+        self.null_slot = num_slots
+        self._max_model_len = max_model_len
+        self.page_size: Mapping[str, int] = {spec.name: spec.page_size for spec in specs}
+        self.token_ids_NL = torch.zeros(num_slots + 1, num_columns, dtype=torch.int64, device=device)
+        self._pages = torch.zeros(
+            sum((num_slots + 1) * -(-num_columns // size) for size in self.page_size.values()),
+            dtype=torch.int32,
+            device=device,
+        )
+        """Every group's block table, one behind the other: one store brings a step's grants of all groups."""
+        self._first_cell: dict[str, int] = {}
+        tables: dict[str, Tensor] = {}
+        first = 0
+        for name, size in self.page_size.items():
+            width = -(-num_columns // size)
+            self._first_cell[name] = first
+            tables[name] = self._pages[first : first + (num_slots + 1) * width].view(num_slots + 1, width)
+            first += (num_slots + 1) * width
+        self.block_tables_NP: Mapping[str, Tensor] = tables
+        self.computed_N = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        """Tokens whose KV is valid."""
+        self.end_N = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        """Tokens that the sequence has at its end, at most: its budget and the context limit."""
+        self.sampling = sampling
+        self._slots: dict[int, Slot] = {}
+
+    def __getitem__(self, slot: int) -> Slot:
+        """The sequence in `slot`; KeyError when it is free."""
+        return self._slots[slot]
+
+    def __len__(self) -> int:
+        """How many slots are taken."""
+        return len(self._slots)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the KV groups."""
+        return tuple(self.block_tables_NP)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables lie."""
+        return self.token_ids_NL.device
+
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out a plan's releases, admissions and grants, in this order."""
+        for slot in plan.released:
+            self._release(slot)
+        for admission in plan.admitted:
+            self._admit(admission)
+        self._grant(plan.granted)
+
+    def _release(self, slot: int) -> None:
+        del self._slots[slot]
+        self.sampling.release(slot)
+        for table_NP in self.block_tables_NP.values():
+            table_NP[slot] = 0
+
+    def _admit(self, admission: Admission) -> None:
+        if admission.slot in self._slots:
+            raise RuntimeError(f"slot {admission.slot} is taken by {self._slots[admission.slot].request_id}")
+        self._slots[admission.slot] = Slot(
+            admission.request_id, admission.prompt_len, admission.params, tuple(admission.token_ids)
+        )
+        self.computed_N[admission.slot] = 0
+        self.end_N[admission.slot] = min(admission.prompt_len + admission.params.max_tokens, self._max_model_len)
+        self.sampling.admit(admission.slot, admission.params, admission.token_ids, admission.prompt_len)
+        tokens_L = to_device(admission.token_ids, self.device)
+        self.token_ids_NL[admission.slot, : len(tokens_L)] = tokens_L
+
+    def _grant(self, grants: Iterable[PageGrant]) -> None:
+        """Write all new pages with one indexed store; groups on another worker are passed over."""
+        cells: list[int] = []
+        pages: list[int] = []
+        for grant in grants:
+            if grant.group not in self._first_cell:
+                continue
+            width = self.block_tables_NP[grant.group].shape[1]
+            first = self._first_cell[grant.group] + grant.slot * width + grant.first
+            cells += range(first, first + len(grant.pages))
+            pages += grant.pages
+        if cells:
+            cell_G, page_G = to_device([cells, pages], self.device)
+            self._pages[cell_G] = page_G.to(torch.int32)
