@@ -8,7 +8,8 @@ follow from the arguments' shapes alone and nothing is read back, so all of it c
 Edits come in this order: allowed ids, forbidden ids, repetition penalty (ids of prompt and output), presence and
 frequency penalties (ids of the output), bias.
 
-Shape legend: R rows, V local vocabulary columns, C candidates of a row, B ids (drafts) before a row.
+Shape legend: R rows, V local vocabulary columns, C candidates of a row, B ids (drafts) before a row, P ranks, W numbers
+that a rank offers for a row.
 """
 
 from __future__ import annotations
@@ -41,16 +42,6 @@ class Cut:
     floor_R: Tensor
 
 
-@dataclass(frozen=True)
-class LocalChoice:
-    """What one rank offers."""
-
-    best: Candidates | None
-    """[R, 1]: the best of all its columns, noise added."""
-    top: Candidates | None
-    """[R, C]: its largest edited logits, in no order."""
-
-
 class ChoiceKernels(Protocol):
     """The three steps, each in the implementation of a device and dtype."""
 
@@ -61,7 +52,7 @@ class ChoiceKernels(Protocol):
         itself when there is nothing to do). With `softcap` the input is the head's bare product."""
         ...
 
-    def local_choice(
+    def offer(
         self,
         logits_RV: Tensor,
         rows: ChoiceRows,
@@ -72,8 +63,9 @@ class ChoiceKernels(Protocol):
         noise: bool,
         num_candidates: int,
         cut: Cut | None,
-    ) -> LocalChoice:
-        """The best ids of this rank's columns.
+    ) -> Tensor:
+        """What this rank offers, for `decide` to read [R, any]: the best of its columns, noise added, and its largest
+        edited logits.
 
         A NaN or +inf among a row's edited logits makes the value of what is offered NaN or +inf, whatever the filters.
 
@@ -82,15 +74,27 @@ class ChoiceKernels(Protocol):
             rows: one entry a logits row.
             columns: this rank's vocabulary.
             softcap: as for `edited_logits`.
-            whole: offer `best`.
-            noise: whether a row among those that read `best` is not greedy.
-            num_candidates: offer so many in `top`; 0 for none.
-            cut: of `best`.
+            whole: offer the best.
+            noise: whether a row among those that draw from the whole vocabulary is not greedy.
+            num_candidates: offer so many of the largest; 0 for none.
+            cut: of the whole vocabulary.
         """
         ...
 
-    def filtered_choice(self, gathered: Candidates, rows: ChoiceRows, num_candidates: int) -> tuple[Tensor, Tensor]:
-        """(score_R, id_R) of rows with a top_k, and of greedy ones, from every rank's `top`."""
+    def decide(
+        self, offers_PRW: Tensor, rows: ChoiceRows, *, whole: bool, num_candidates: int, dtype: torch.dtype
+    ) -> Tensor:
+        """The id of each row, int64 [R]; -1 where no value is finite.
+
+        Greedy rows, and those with a top_k, take theirs from the candidates if there are any.
+
+        Args:
+            offers_PRW: every rank's offer.
+            rows: as for `offer`, like the next two.
+            whole: see there.
+            num_candidates: see there.
+            dtype: of the edited logits.
+        """
         ...
 
 
@@ -119,7 +123,7 @@ class ReferenceKernels:
             edited_RV = edited_RV + tables.bias_NV[rows.slot_R].to(edited_RV.dtype)
         return edited_RV
 
-    def local_choice(
+    def offer(
         self,
         logits_RV: Tensor,
         rows: ChoiceRows,
@@ -130,29 +134,44 @@ class ReferenceKernels:
         noise: bool,
         num_candidates: int,
         cut: Cut | None,
-    ) -> LocalChoice:
-        """See `ChoiceKernels`."""
+    ) -> Tensor:
+        """See `ChoiceKernels`. Values, then ids, as float64, which holds both exactly."""
         edited_RV = self.edited_logits(logits_RV, rows, columns, softcap)
-        best = top = None
+        offers: list[Candidates] = []
         if whole:
             scores_RV = self._noisy(edited_RV, rows, columns, cut) if noise else edited_RV
-            best = local_largest(scores_RV, columns.ids_V)
+            offers.append(local_largest(scores_RV, columns.ids_V))
         if num_candidates:
-            top = local_top(edited_RV, columns.ids_V, num_candidates)
-        return LocalChoice(best, top)
+            offers.append(local_top(edited_RV, columns.ids_V, num_candidates))
+        return torch.cat(
+            [*(offer.values_RC.double() for offer in offers), *(offer.ids_RC.double() for offer in offers)], dim=1
+        )
 
-    def filtered_choice(self, gathered: Candidates, rows: ChoiceRows, num_candidates: int) -> tuple[Tensor, Tensor]:
+    def decide(
+        self, offers_PRW: Tensor, rows: ChoiceRows, *, whole: bool, num_candidates: int, dtype: torch.dtype
+    ) -> Tensor:
         """See `ChoiceKernels`."""
+        values_RPW, ids_RPW = offers_PRW.transpose(0, 1).chunk(2, dim=-1)
+        values_RPW, ids_RPW = values_RPW.to(dtype), ids_RPW.long()
+        best = Candidates(values_RPW[:, :, 0], ids_RPW[:, :, 0])
+        first = 1 if whole else 0
+        top = Candidates(values_RPW[:, :, first:].flatten(1), ids_RPW[:, :, first:].flatten(1))
+        if not num_candidates:
+            return _usable(*best.largest())
+        score_R, id_R = self.filtered(top, rows, num_candidates)
+        if whole:
+            from_top_R = rows.is_filtered | rows.is_greedy
+            score_R, id_R = _where(from_top_R, (score_R, id_R), best.largest())
+        return _usable(score_R, id_R)
+
+    def filtered(self, gathered: Candidates, rows: ChoiceRows, num_candidates: int) -> tuple[Tensor, Tensor]:
+        """(score_R, id_R) of rows with a top_k, and of greedy ones, from every rank's largest logits."""
         first = gathered.sorted().first(num_candidates)
         scaled_RC = rows.scaled(first.values_RC)
         noise_RC = self._noise(rows.integer(Field.SEED), rows.position_R, first.ids_RC.clamp(min=0), scaled_RC.dtype)
         scores_RC = (scaled_RC + noise_RC).masked_fill(~_kept_by_filters(scaled_RC, rows), -torch.inf)
-        score_R, id_R = Candidates(scores_RC, first.ids_RC).largest()
-        greedy_R = rows.is_greedy
-        return (
-            torch.where(greedy_R, first.values_RC[:, 0], score_R),
-            torch.where(greedy_R, first.ids_RC[:, 0], id_R),
-        )
+        drawn = Candidates(scores_RC, first.ids_RC).largest()
+        return _where(rows.is_greedy, (first.values_RC[:, 0], first.ids_RC[:, 0]), drawn)
 
     def _noisy(self, edited_RV: Tensor, rows: ChoiceRows, columns: Columns, cut: Cut | None) -> Tensor:
         """Scores over all columns; rows at T = 0 keep their logits."""
@@ -174,6 +193,14 @@ def mass_of(scaled_RC: Tensor, largest_R1: Tensor) -> Tensor:
     """Probability mass of logits / T as an integer, `MASS_ONE` for the row's largest one."""
     weight_RC = (scaled_RC - largest_R1).double().exp()
     return (weight_RC * MASS_ONE).round().long()
+
+
+def _usable(score_R: Tensor, id_R: Tensor) -> Tensor:
+    return torch.where(score_R.isfinite(), id_R, -1)
+
+
+def _where(condition_R: Tensor, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return torch.where(condition_R, one[0], other[0]), torch.where(condition_R, one[1], other[1])
 
 
 def _kept_by_filters(scaled_RC: Tensor, rows: ChoiceRows) -> Tensor:

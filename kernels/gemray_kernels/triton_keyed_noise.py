@@ -54,6 +54,13 @@ def _keyed_gumbel_kernel(  # type: ignore[no-untyped-def]
     position = tl.load(position_R + row)
     token = tl.load(ids_RV + row * ids_row_stride + column * ids_column_stride, mask=inside, other=0)
 
+    noise = gumbel(seed, position, token, noise_RV.dtype.element_ty, BELOW_ONE)
+    tl.store(noise_RV + row * num_ids + column, noise, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gumbel(seed, position, token, dtype: tl.constexpr, BELOW_ONE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Noise of ids >= 0 under one seed at one position."""
     group = (token >> 2).to(tl.uint32)
     zero = group * 0
     position_low = zero + (position & 0xFFFFFFFF).to(tl.uint32)
@@ -62,10 +69,9 @@ def _keyed_gumbel_kernel(  # type: ignore[no-untyped-def]
     lane = token & 3
     word = tl.where(lane == 0, word0, tl.where(lane == 1, word1, tl.where(lane == 2, word2, word3)))
 
-    dtype = noise_RV.dtype.element_ty
     w = tl.minimum((word.to(dtype) + 0.5) * 2.3283064365386963e-10, BELOW_ONE)
     # -log1p(-w): log(1 - w) alone loses the digits of a small w, and (1 - w) - 1 is exactly what it lost.
     rest = 1.0 - w
     lost = 1.0 - rest
     exponential = tl.where(lost == 0.0, w, -tl.log(rest) * (w / tl.where(lost == 0.0, 1.0, lost)))
-    tl.store(noise_RV + row * num_ids + column, -tl.log(exponential), mask=inside)
+    return -tl.log(exponential)

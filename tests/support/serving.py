@@ -21,6 +21,7 @@ from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from support.fake_gang import FakeGang
+from support.text import VOCAB_SIZE
 
 DEFAULTS = GenerationDefaults(
     stop_token_ids=(1, 50, 106), temperature=1.0, top_k=64, top_p=0.95, suppress_tokens=(258883,)
@@ -45,6 +46,11 @@ class Serving:
         return [message async for message in self.stub.GenerateStream(request, **call)]
 
 
+def reader_of(tokenizer: ChatTokenizer, *, vocab_size: int = VOCAB_SIZE) -> RequestReader:
+    """A reader for a model of the tokenizer's size."""
+    return RequestReader(tokenizer, DEFAULTS, vocab_size)
+
+
 @asynccontextmanager
 async def serving(
     tokenizer: ChatTokenizer,
@@ -55,7 +61,7 @@ async def serving(
     **config: Any,
 ) -> AsyncIterator[Serving]:
     """Serve `gang` (or `keeper`, when the gang comes later) on a free port."""
-    reader = RequestReader(tokenizer, DEFAULTS)
+    reader = reader_of(tokenizer)
     server = GenerationServer(ServerConfig(port=0, **config), keeper or gang, reader, interceptors=interceptors)
     await server.start()
     try:

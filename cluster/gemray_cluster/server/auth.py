@@ -65,8 +65,4 @@ def _refusal_like(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
-    return make(
-        _refuse,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+    return make(_refuse, response_serializer=handler.response_serializer)  # the request stays unread bytes

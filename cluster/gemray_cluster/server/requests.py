@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.chat import read_chat
 from gemray_cluster.server.fields import check_token_ids
 from gemray_cluster.server.sampling import read_sampling
+from gemray_cluster.text.control_tokens import RenderedText
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo, Submit
 from gemray_workers.model.config import ModelConfig
 
+logger = logging.getLogger(__name__)
+
 MAX_REQUEST_ID_CHARS = 128
-ROLES = ("system", "developer", "user", "assistant", "model", "tool")
-"""Of a message; templates write what they do not know as it stands, a misspelt role too."""
+BYTES_PER_MESSAGE = 64
+"""Of plain text that are cut into tokens while a template writes one message."""
 MAX_TOKENIZE_BYTES = 4 << 20
 """Of Tokenize, which needs no model whose length could bound it."""
 
@@ -54,12 +56,22 @@ class RequestReader:
 
     tokenizer: ChatTokenizer
     defaults: GenerationDefaults
+    vocab_size: int
+    """Ids that the model has a row for; a tokenizer may know more."""
 
     @classmethod
     def from_directory(cls, model: str) -> RequestReader:
         """Of a checkpoint's directory; raises CheckpointError and InvalidField."""
-        ModelConfig.from_directory(model)  # an unfit model is named before its tokenizer is looked at
-        return cls(ChatTokenizer.from_directory(model), GenerationDefaults.from_directory(model))
+        config = ModelConfig.from_directory(model)  # an unfit model is named before its tokenizer is looked at
+        tokenizer = ChatTokenizer.from_directory(model)
+        if tokenizer.vocab_size > config.vocab_size:
+            logger.warning(
+                "the tokenizer in %s makes ids up to %d, the model has rows for 0..%d: text with others is refused",
+                model,
+                tokenizer.vocab_size - 1,
+                config.vocab_size - 1,
+            )
+        return cls(tokenizer, GenerationDefaults.from_directory(model), config.vocab_size)
 
     def read(self, request: GenerationRequest, request_id: str, model: ModelInfo) -> AcceptedRequest:
         """Validate and tokenize; raises InvalidField. Slow for long texts: run it in a thread."""
@@ -70,38 +82,32 @@ class RequestReader:
         submit = Submit(request_id=request_id, prompt_ids=prompt_ids, params=params)
         return AcceptedRequest(submit, stop_strings)
 
-    def tokenize(self, request: pb.TokenizeRequest) -> tuple[list[int], str]:
-        """The ids that a generation would run, and their text; raises InvalidField."""
+    def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        """The ids that a generation would run, and their text; raises InvalidField. Slow for long texts, as `read`."""
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidField("input", None, "one of text, chat")
-        num_bytes = sum(len(text.encode()) for text in _texts(request))
+        num_bytes = _num_bytes(request)
         if num_bytes > MAX_TOKENIZE_BYTES:
             raise InvalidField(kind, Summary(f"{num_bytes} bytes"), f"at most {MAX_TOKENIZE_BYTES}")
-        text = request.text if kind == "text" else self._render(request.chat)
-        return self.tokenizer.encode(text), text
+        rendered = RenderedText(request.text) if kind == "text" else self._render(request.chat)
+        return pb.TokenizeResponse(token_ids=self._encode(kind, rendered), text=rendered.text)
 
     def _prompt_ids(self, request: GenerationRequest, model: ModelInfo) -> list[int]:
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidField("input", None, "one of text, token_ids, chat")
         if kind == "token_ids":
-            if len(request.token_ids.ids) >= model.max_model_len:  # before any of them is looked at
-                raise PromptTooLong(kind, len(request.token_ids.ids), model.max_model_len)
-            ids = list(check_token_ids("token_ids.ids", request.token_ids.ids, model.vocab_size))
-        else:
-            self._check_length(kind, _texts(request), model)
-            text = request.text if kind == "text" else self._render(request.chat)
-            ids = self.tokenizer.encode(text) if text else []
-        if not ids:
-            raise InvalidField(kind, Summary("empty"), "a prompt of at least one token")
-        if len(ids) >= model.max_model_len:
-            raise PromptTooLong(kind, len(ids), model.max_model_len)
+            _check_prompt_length(kind, len(request.token_ids.ids), model)
+            return list(check_token_ids("token_ids.ids", request.token_ids.ids, self.vocab_size))
+        self._check_num_bytes(kind, _num_bytes(request), model)
+        rendered = RenderedText(request.text) if kind == "text" else self._render(request.chat)
+        ids = self._encode(kind, rendered) if rendered.text else []
+        _check_prompt_length(kind, len(ids), model)
         return ids
 
-    def _check_length(self, field: str, texts: Iterable[str], model: ModelInfo) -> None:
+    def _check_num_bytes(self, field: str, num_bytes: int, model: ModelInfo) -> None:
         """Refuse what no tokenizing could make fit: cutting megabytes into tokens takes seconds."""
-        num_bytes = sum(len(text.encode()) for text in texts)
         most = model.max_model_len * self.tokenizer.longest_token
         if num_bytes > most:
             raise InvalidField(
@@ -111,17 +117,33 @@ class RequestReader:
                 f"{self.tokenizer.longest_token} bytes, prompt and output together",
             )
 
-    def _render(self, chat: pb.Chat) -> str:
-        if not chat.messages:
-            raise InvalidField("chat.messages", [], "at least one message")
-        for index, message in enumerate(chat.messages):
-            if message.role not in ROLES:
-                raise InvalidField(f"chat.messages[{index}].role", message.role, "one of " + ", ".join(ROLES))
+    def _render(self, chat: pb.Chat) -> RenderedText:
+        checked = read_chat(chat)
         return self.tokenizer.render_chat(
-            [{"role": message.role, "content": message.content} for message in chat.messages],
-            tools=_read_tools(chat),
-            enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
+            checked.messages,
+            tools=checked.tools,
+            enable_thinking=checked.enable_thinking,
+            control_tokens=checked.parse_control_tokens,
         )
+
+    def _encode(self, field: str, rendered: RenderedText) -> list[int]:
+        """Ids of a text, each of which the model has a row for: others would run as zeros."""
+        ids = self.tokenizer.encode_rendered(rendered)
+        largest = max(ids)
+        if largest >= self.vocab_size:
+            raise InvalidField(
+                field,
+                Summary(f"text that holds {self.tokenizer.spelling_of(largest)!r} (token id {largest})"),
+                f"text of token ids 0..{self.vocab_size - 1}, which the model has rows for",
+            )
+        return ids
+
+
+def _check_prompt_length(field: str, num_tokens: int, model: ModelInfo) -> None:
+    if num_tokens == 0:
+        raise InvalidField(field, Summary("empty"), "a prompt of at least one token")
+    if num_tokens >= model.max_model_len:
+        raise PromptTooLong(field, num_tokens, model.max_model_len)
 
 
 def read_request_id(request: GenerationRequest) -> str:
@@ -136,20 +158,11 @@ def read_request_id(request: GenerationRequest) -> str:
     return request_id
 
 
-def _read_tools(chat: pb.Chat) -> list[Any] | None:
-    if not chat.HasField("tools_json"):
-        return None
-    try:
-        tools = json.loads(chat.tools_json)
-    except ValueError as error:
-        raise InvalidField("chat.tools_json", Summary.of_text(chat.tools_json), f"a JSON array ({error})") from error
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise InvalidField("chat.tools_json", Summary.of_text(chat.tools_json), "a JSON array of objects")
-    return tools
+def _num_bytes(request: GenerationRequest | pb.TokenizeRequest) -> int:
+    """Bytes of a request's input, before any template."""
+    return len(request.text.encode()) if request.WhichOneof("input") == "text" else request.chat.ByteSize()
 
 
-def _texts(request: GenerationRequest | pb.TokenizeRequest) -> list[str]:
-    """The texts of a request's input, before any template."""
-    if request.WhichOneof("input") == "text":
-        return [request.text]
-    return [request.chat.tools_json, *(message.content for message in request.chat.messages)]
+def text_cost(request: GenerationRequest | pb.TokenizeRequest) -> int:
+    """How much work reading a request is, in bytes of plain text that cost as much."""
+    return request.ByteSize() + BYTES_PER_MESSAGE * len(request.chat.messages)

@@ -21,7 +21,9 @@ from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.health import HealthReporter
 from gemray_cluster.server.requests import RequestReader
-from gemray_cluster.server.service import SERVICE_NAME, GenerationService
+from gemray_cluster.server.service import SERVICE, SERVICE_NAME, GenerationService
+from gemray_cluster.server.text_work import TextWork
+from gemray_cluster.server.wire import ReadableRequests
 from gemray_workers.errors import InvalidField
 
 CLOSE_GRACE_S = 1.0
@@ -44,7 +46,8 @@ class GenerationServer:
         self._interceptors = interceptors
         self.admission = Admission(config.max_live_requests)
         self._health = HealthReporter(gang, self.admission, (SERVICE_NAME,))
-        self._service = GenerationService(gang, reader, self.admission)
+        self._text_work = TextWork()
+        self._service = GenerationService(gang, reader, self.admission, self._text_work)
         self._server: grpc.aio.Server | None = None
         self._health_task: asyncio.Task[None] | None = None
         self.port = config.port
@@ -62,7 +65,7 @@ class GenerationServer:
         auth = [BearerAuth(read_tokens(config.auth_token_file))] if config.auth_token_file else []
         credentials = _credentials(config)
         _check_address(config.host, config.port)
-        interceptors = [*self._interceptors, *auth]
+        interceptors = [*self._interceptors, *auth, ReadableRequests(SERVICE)]
         server = grpc.aio.server(interceptors=interceptors, options=server_options(config.max_message_bytes))
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
@@ -103,6 +106,7 @@ class GenerationServer:
             await self._health.update()
             await self._server.stop(CLOSE_GRACE_S if self.admission.active == 0 else None)
             self._server = None
+        self._text_work.close()
 
 
 def _check_address(host: str, port: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
@@ -15,20 +15,26 @@ from gemray_cluster.server import convert
 from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
-from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id
+from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id, text_cost
 from gemray_cluster.server.status import Context, errors_as_statuses
+from gemray_cluster.server.text_work import TextWork
 
-SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
+SERVICE_NAME: str = SERVICE.full_name
 REQUEST_ID_METADATA = "x-request-id"
+TOKENIZE_SHARE = 4
+"""Tokenize calls may hold this part of the places that generations have, beside them."""
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """The servicer. Cancelling a call (client gone, deadline passed) cancels its task, which stops the generation."""
 
-    def __init__(self, gang: GangClient, reader: RequestReader, admission: Admission) -> None:
+    def __init__(self, gang: GangClient, reader: RequestReader, admission: Admission, text_work: TextWork) -> None:
         self._gang = gang
         self._reader = reader
         self._admission = admission
+        self._tokenizing = Admission(max(1, admission.limit // TOKENIZE_SHARE))
+        self._text_work = text_work
         self._started_at = time.monotonic()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:  # noqa: N802
@@ -37,7 +43,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             request_id = await _echo_request_id(request, context)
             response = pb.GenerateResponse(request_id=request_id)
             texts = []
-            async with self._run(request, request_id) as generation, aclosing(generation.pieces()) as pieces:
+            async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as pieces:
                 async for piece in pieces:
                     delta = convert.delta_of(piece)
                     texts.append(delta.text)
@@ -52,7 +58,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Send deltas as they come, then the final message."""
         async with errors_as_statuses(context):
             request_id = await _echo_request_id(request, context)
-            async with self._run(request, request_id) as generation, aclosing(generation.pieces()) as pieces:
+            async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as pieces:
                 async for piece in pieces:
                     await context.write(pb.GenerateStreamResponse(request_id=request_id, delta=convert.delta_of(piece)))
             final = self._completion(generation)
@@ -61,8 +67,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Needs only the tokenizer, so it also works while the gang starts."""
         async with errors_as_statuses(context):
-            token_ids, text = await asyncio.to_thread(self._reader.tokenize, request)
-            return pb.TokenizeResponse(token_ids=token_ids, text=text)
+            with self._tokenizing.admit():
+                return await self._text_work.run(
+                    context.peer(), text_cost(request), partial(self._reader.tokenize, request)
+                )
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """UNAVAILABLE until the gang has loaded."""
@@ -82,13 +90,17 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             )
 
     @asynccontextmanager
-    async def _run(self, request: GenerationRequest, request_id: str) -> AsyncGenerator[Generation, None]:
+    async def _run(
+        self, request: GenerationRequest, request_id: str, context: Context
+    ) -> AsyncGenerator[Generation, None]:
         """Admit, validate, tokenize."""
         with self._admission.admit():
             if self._gang.state is not GangState.SERVING:
                 raise GangUnavailable(why_not_serving(self._gang))
             model = self._gang.info.model
-            accepted = await asyncio.to_thread(self._reader.read, request, request_id, model)
+            accepted = await self._text_work.run(
+                context.peer(), text_cost(request), partial(self._reader.read, request, request_id, model)
+            )
             yield Generation(self._gang, accepted, self._reader.tokenizer)
 
     def _completion(self, generation: Generation) -> pb.Completion:

@@ -24,6 +24,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 RETRY_AFTER_S = 1
+MAX_ERROR_BYTES = 1024
+"""Of an error's text. It travels as metadata three times, once with three bytes for each that is not ASCII; a client
+takes 8 KiB of metadata and replaces the status of a call that brings more."""
+
+CUT = b" [...] "
+
+
+def bounded(text: str) -> str:
+    """A text as UTF-8 can hold it, cut in the middle where it is too long: field and limits stand at the ends."""
+    encoded = text.encode("utf-8", errors="backslashreplace")
+    if len(encoded) <= MAX_ERROR_BYTES:
+        return encoded.decode()
+    half = (MAX_ERROR_BYTES - len(CUT)) // 2
+    return (encoded[:half] + CUT + encoded[-half:]).decode("utf-8", errors="ignore")
 
 
 @asynccontextmanager
@@ -32,7 +46,9 @@ async def errors_as_statuses(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except InvalidField as error:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=bounded(error.field), description=bounded(str(error))
+        )
         details = error_details_pb2.BadRequest(field_violations=[violation])
         await _abort(context, code_pb2.INVALID_ARGUMENT, str(error), details)
     except QueueFull as error:
@@ -54,6 +70,6 @@ async def _abort(context: Context, code: int, message: str, *details: Message) -
     packed = [AnyMessage() for _ in details]
     for any_message, detail in zip(packed, details, strict=True):
         any_message.Pack(detail)
-    status = rpc_status.to_status(status_pb2.Status(code=code, message=message, details=packed))
+    status = rpc_status.to_status(status_pb2.Status(code=code, message=bounded(message), details=packed))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort returned")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from gemray_cluster.text.control_tokens import (
+    ANSWERING_ROLES,
+    CHANNEL_TOKENS,
+    ControlTokens,
+    RenderedText,
+    map_texts,
+    texts_of,
+)
+from gemray_cluster.text.token_bytes import bytes_of_tokens
+from gemray_cluster.text.tokenizer_settings import check_ids, switch_off_silent_changes
 from gemray_workers.errors import CheckpointError, InvalidField
 
 BOS_ID = 2
@@ -46,6 +54,7 @@ class ChatTokenizer:
     Attributes:
         token_bytes: for each id, the UTF-8 bytes that it adds to the text; special tokens add none. A character
             may be spread over several ids (byte fallback), so these are bytes, not strings.
+        control_ids: the special tokens by their spelling: they structure a prompt and add nothing to a text.
     """
 
     def __init__(self, tokenizer: Any, *, source: str) -> None:
@@ -53,7 +62,10 @@ class ChatTokenizer:
         self._tokenizer = tokenizer
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         _check_special_tokens(self._backend, source)
-        self.token_bytes = _bytes_of_tokens(self._backend, source)
+        switch_off_silent_changes(self._backend, source)
+        self.control_ids = _control_ids(self._backend)
+        self._control = ControlTokens(self._backend, self.control_ids)
+        self.token_bytes = bytes_of_tokens(self._backend, _hidden_ids(self._backend), source)
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ChatTokenizer:
@@ -67,6 +79,7 @@ class ChatTokenizer:
             tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         except Exception as error:  # whatever a malformed file makes the library raise
             raise CheckpointError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+        check_ids(tokenizer.backend_tokenizer, directory / "tokenizer.json")
         loaded = cls(tokenizer, source=str(directory))
         if loaded.has_chat_template:
             _check_chat_template(loaded, str(directory))
@@ -97,15 +110,45 @@ class ChatTokenizer:
         return ids if ids[:1] == [BOS_ID] else [BOS_ID, *ids]
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None, enable_thinking: bool | None
-    ) -> str:
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None,
+        enable_thinking: bool | None,
+        control_tokens: bool = False,
+    ) -> RenderedText:
         """The chat as the checkpoint's own template writes it, up to where the model's turn begins.
 
-        `enable_thinking` None leaves the choice to the template. Raises InvalidField when the checkpoint has no
-        template or the template refuses the messages.
+        `enable_thinking` None leaves the choice to the template. A control token that messages or tools spell stays
+        text unless `control_tokens` is set; only the channel tokens of earlier answers are shown to the template,
+        which leaves the thoughts between them out. Raises InvalidField when the checkpoint has no template or the
+        template refuses the messages.
         """
         if not self.has_chat_template:
             raise InvalidField("chat", "messages", "text or token_ids: this checkpoint has no chat template")
+        texts = texts_of([[dict(message) for message in messages], list(tools or [])])
+        if control_tokens or not self._control.are_spelled_in(texts):
+            return RenderedText(self._render(messages, tools, enable_thinking))
+        marks = self._control.marks_for(texts)
+        marked_tools = map_texts(list(tools or []), marks.put_into)
+
+        def rendered(but_not: Sequence[str]) -> RenderedText:
+            marked = [
+                {
+                    key: marks.put_into(text, but_not=but_not if message["role"] in ANSWERING_ROLES else ())
+                    for key, text in message.items()
+                }
+                for message in messages
+            ]
+            return marks.take_out_of(self._render(marked, marked_tools, enable_thinking))
+
+        all_text, but_thoughts = rendered(()), rendered(CHANNEL_TOKENS)
+        left_out = self._control.count(but_thoughts, CHANNEL_TOKENS) == self._control.count(all_text, CHANNEL_TOKENS)
+        return but_thoughts if left_out else all_text
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, enable_thinking: bool | None
+    ) -> str:
         extra = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
             rendered = self._tokenizer.apply_chat_template(
@@ -115,9 +158,16 @@ class ChatTokenizer:
                 tokenize=False,
                 **extra,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program of the checkpoint's, and may raise anything
             raise InvalidField("chat", "messages", f"what the chat template accepts ({error})") from error
         return str(rendered)
+
+    def encode_rendered(self, rendered: RenderedText) -> list[int]:
+        """Ids of a rendered chat. Templates begin with <bos> themselves; a second one is not added."""
+        if not rendered.spelled_at:
+            return self.encode(rendered.text)
+        ids = self._control.encode(rendered)
+        return ids if ids[:1] == [BOS_ID] else [BOS_ID, *ids]
 
     def encode_chat(
         self,
@@ -126,12 +176,16 @@ class ChatTokenizer:
         tools: Sequence[Any] | None = None,
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        """Ids of a rendered chat. Templates begin with <bos> themselves; `encode` does not add a second one."""
-        return self.encode(self.render_chat(messages, tools=tools, enable_thinking=enable_thinking))
+        """Ids of a chat."""
+        return self.encode_rendered(self.render_chat(messages, tools=tools, enable_thinking=enable_thinking))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence: what a `Detokenizer` fed with it yields in total."""
         return b"".join(self.bytes_of(token_id) for token_id in token_ids).decode("utf-8", errors="replace")
+
+    def spelling_of(self, token_id: int) -> str:
+        """How the tokenizer's file spells one id."""
+        return str(self._backend.id_to_token(token_id))
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of one id; none for special tokens and for rows of the model beyond the tokenizer."""
@@ -156,43 +210,16 @@ def _check_special_tokens(backend: Tokenizer, source: str) -> None:
         raise CheckpointError(f"the tokenizer in {source} is not a Gemma 4 one: " + "; ".join(wrong))
 
 
-def _bytes_of_tokens(backend: Tokenizer, source: str) -> list[bytes]:
-    """Apply the tokenizer's decoder to each token alone.
-
-    That is exact for Gemma's decoder (replace the space mark, join byte tokens, concatenate), whose steps look at one
-    token at a time; any other kind of decoder is refused rather than approximated.
-    """
-    replacements, byte_fallback = _decoder_steps(backend, source)
-    hidden = {id_ for id_, added in backend.get_added_tokens_decoder().items() if added.special}
-    hidden.update(SPECIAL_TOKENS[token] for token in SPECIAL_TOKENS if backend.token_to_id(token) is not None)
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    token_bytes = [b""] * (max(vocabulary.values()) + 1)
-    for token, token_id in vocabulary.items():
-        if token_id not in hidden:
-            token_bytes[token_id] = _token_bytes(token, replacements, byte_fallback)
-    return token_bytes
+def _control_ids(backend: Tokenizer) -> dict[str, int]:
+    """Ids of the tokens that structure a prompt, by their spelling: all special ones, and those of Gemma's by name."""
+    return {
+        added.content: token_id
+        for token_id, added in sorted(backend.get_added_tokens_decoder().items())
+        if added.special or added.content in SPECIAL_TOKENS
+    }
 
 
-def _token_bytes(token: str, replacements: Sequence[tuple[str, str]], byte_fallback: bool) -> bytes:
-    if byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes.fromhex(token[3:5])
-    for pattern, content in replacements:
-        token = token.replace(pattern, content)
-    return token.encode("utf-8")
-
-
-def _decoder_steps(backend: Tokenizer, source: str) -> tuple[list[tuple[str, str]], bool]:
-    """The literal replacements of the decoder, in order, and whether it joins byte tokens."""
-    decoder: dict[str, Any] = (
-        json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": "none"}
-    )
-    steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    kinds = [step["type"] for step in steps]
-    literal = all("String" in step["pattern"] for step in steps if step["type"] == "Replace")
-    if not set(kinds) <= {"Replace", "ByteFallback", "Fuse"} or not literal:
-        raise CheckpointError(
-            f"the tokenizer in {source} decodes with {' + '.join(kinds)}; "
-            "only literal Replace, ByteFallback and Fuse (the Gemma decoder) are known"
-        )
-    replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
-    return replacements, "ByteFallback" in kinds
+def _hidden_ids(backend: Tokenizer) -> frozenset[int]:
+    """Ids that a text does not show: control tokens, and those of Gemma's that the file lists among plain ones."""
+    listed = (backend.token_to_id(token) for token in SPECIAL_TOKENS)
+    return frozenset([*_control_ids(backend).values(), *(id_ for id_ in listed if id_ is not None)])

@@ -33,6 +33,8 @@ class GenerationServiceStub:
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
     google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
+
+    A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
 
     def __init__(self, channel):
@@ -76,6 +78,8 @@ class GenerationServiceServicer:
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
     google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
+
+    A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
 
     def Generate(self, request, context):
@@ -157,6 +161,8 @@ class GenerationService:
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
     google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
+
+    A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
 
     @staticmethod

@@ -16,13 +16,12 @@ from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang_client import GangState
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
-from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
 from support.certificates import make_certificates
 from support.fake_gang import FakeGang, Script
-from support.serving import DEFAULTS, Serving, serving
+from support.serving import Serving, reader_of, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -103,7 +102,7 @@ async def test_draining_ends_at_its_deadline(tokenizer: ChatTokenizer) -> None:
 
 async def test_taken_port_is_named(tokenizer: ChatTokenizer) -> None:
     async with serving(tokenizer, FakeGang()) as served:
-        second = GenerationServer(ServerConfig(port=served.server.port), FakeGang(), RequestReader(tokenizer, DEFAULTS))
+        second = GenerationServer(ServerConfig(port=served.server.port), FakeGang(), reader_of(tokenizer))
         with pytest.raises(AddressUnavailable, match=rf"127\.0\.0\.1:{served.server.port}: Address already in use"):
             await second.start()
         assert (await served.stub.Generate(HI)).request_id
@@ -156,7 +155,7 @@ async def test_unreadable_files_are_named(tokenizer: ChatTokenizer, tmp_path: Pa
         ({"tls_cert_file": str(tmp_path / "none"), "tls_key_file": str(tmp_path / "none")}, "tls_key_file"),
         ({"tls_cert_file": str(tmp_path / "empty"), "tls_key_file": str(tmp_path / "empty")}, "a PEM file"),
     ]:
-        server = GenerationServer(ServerConfig(port=0, **config), FakeGang(), RequestReader(tokenizer, DEFAULTS))  # type: ignore[arg-type]
+        server = GenerationServer(ServerConfig(port=0, **config), FakeGang(), reader_of(tokenizer))  # type: ignore[arg-type]
         with pytest.raises(InvalidField, match=words):
             await server.start()
 

@@ -25,6 +25,10 @@ def sampled(**fields: Any) -> dict[str, Any]:
     return {"text": "Hi", "sampling": pb.SamplingParameters(**fields)}
 
 
+def tooled(tools_json: str) -> dict[str, Any]:
+    return {"chat": pb.Chat(messages=[USER], tools_json=tools_json)}
+
+
 BAD = [
     ("input", {}, "one of text, token_ids, chat"),
     ("text", {"text": ""}, "at least one token"),
@@ -48,6 +52,17 @@ BAD = [
     ("chat.tools_json", {"chat": pb.Chat(messages=[USER], tools_json="{")}, "JSON array"),
     ("chat.tools_json", {"chat": pb.Chat(messages=[USER], tools_json='{"name": 1}')}, "array of objects"),
     ("chat.tools_json", {"chat": pb.Chat(messages=[USER], tools_json="[1]")}, "array of objects"),
+    ("chat.tools_json", tooled('[{"name": "\\ud800"}]'), "lone surrogates"),
+    ("chat.tools_json", tooled('[{"\\udfff": 1}]'), "lone surrogates"),
+    ("chat.tools_json", tooled('[{"a": ["\\ud83d"]}]'), "lone surrogates"),
+    ("chat.tools_json", tooled("[" * 200 + "]" * 200), "JSON array of objects"),
+    ("chat.tools_json", tooled('[{"a":' * 33 + "1" + "}]" * 33), "at most 64 deep"),
+    ("chat.tools_json", tooled('[{"a": NaN}]'), "NaN is no JSON number"),
+    ("chat.tools_json", tooled('[{"a": -Infinity}]'), "no JSON number"),
+    ("chat.tools_json", tooled('[{"a": 1e999}]'), "beyond a number's range"),
+    ("chat.tools_json", tooled('[{"a": ' + "9" * 5000 + "}]"), "JSON array"),
+    ("chat.tools_json", tooled("[" + "{}," * 1024 + "{}]"), "at most 1024"),
+    ("chat.messages[0].role", {"chat": pb.Chat(messages=[pb.ChatMessage(role="x" * 5000)])}, "(5000 characters)"),
     ("request_id", {"text": "Hi", "request_id": ""}, "visible ASCII"),
     ("request_id", {"text": "Hi", "request_id": "a b"}, "visible ASCII"),
     ("request_id", {"text": "Hi", "request_id": "ď"}, "visible ASCII"),
@@ -78,7 +93,7 @@ BAD = [
     ("sampling.repetition_penalty", sampled(repetition_penalty=NAN), "0.01 <= value"),
     ("sampling.repetition_penalty", sampled(repetition_penalty=1e-320), "0.01 <= value"),
     ("text", {"text": "ab " * 100_000}, "300000 bytes"),
-    ("chat", {"chat": pb.Chat(messages=[pb.ChatMessage(role="user", content="ab " * 100_000)])}, "300000 bytes"),
+    ("chat", {"chat": pb.Chat(messages=[pb.ChatMessage(role="user", content="ab " * 100_000)])}, "bytes is not"),
     ("sampling.presence_penalty", sampled(presence_penalty=2.5), "-2.0..2.0"),
     ("sampling.presence_penalty", sampled(presence_penalty=NAN), "-2.0..2.0"),
     ("sampling.frequency_penalty", sampled(frequency_penalty=-INF), "-2.0..2.0"),

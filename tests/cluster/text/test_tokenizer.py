@@ -45,8 +45,8 @@ def test_template_sees_tools_and_thinking(tokenizer: ChatTokenizer) -> None:
     tools = [{"name": "clock", "parameters": {}}]
     plain = tokenizer.render_chat(HI, tools=None, enable_thinking=None)
     rich = tokenizer.render_chat(HI, tools=tools, enable_thinking=True)
-    assert plain == "<bos><|turn>user\nHi<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
-    assert rich == (
+    assert plain.text == "<bos><|turn>user\nHi<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+    assert rich.text == (
         "<bos><|turn>system\n<|think|>\n"
         '<|tool>{"name": "clock", "parameters": {}}<tool|><turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n'
     )

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.sampling.cut import vocabulary_cut
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.state import SamplingState
-from gemray_workers.sampling.vocab_parallel import gather_candidates
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,12 @@ class Choice:
     """The tokens chosen, the same on every rank."""
 
     ids_R: Tensor
-    """int64; -1 where not `ok_R`."""
-    ok_R: Tensor
-    """bool: False where the logits hold NaN or +inf, or where every id is forbidden."""
+    """int64; -1 where the logits hold NaN or +inf, or where every id is forbidden."""
+
+    @property
+    def ok_R(self) -> Tensor:  # noqa: N802
+        """bool: whether there is an id."""
+        return self.ids_R >= 0
 
 
 def choose(
@@ -76,7 +77,7 @@ def choose(
         logits_RV = kernels.edited_logits(logits_RV, rows, columns, softcap)
         rows, softcap = rows.without_edits(), None
         cut = vocabulary_cut(logits_RV, rows, columns, features, comm)
-    local = kernels.local_choice(
+    offer_RW = kernels.offer(
         logits_RV,
         rows,
         columns,
@@ -86,17 +87,11 @@ def choose(
         num_candidates=features.candidates,
         cut=cut,
     )
-    gathered = gather_candidates([offer for offer in (local.best, local.top) if offer is not None], comm)
-    if local.top is None:
-        return _choice(*gathered[0].largest())
-    score_R, ids_R = kernels.filtered_choice(gathered[-1], rows, features.candidates)
-    if local.best is not None:
-        whole = gathered[0].largest()
-        from_top_R = rows.is_filtered | rows.is_greedy
-        score_R, ids_R = torch.where(from_top_R, score_R, whole[0]), torch.where(from_top_R, ids_R, whole[1])
-    return _choice(score_R, ids_R)
-
-
-def _choice(score_R: Tensor, ids_R: Tensor) -> Choice:
-    ok_R = score_R.isfinite()
-    return Choice(ids_R.masked_fill(~ok_R, -1), ok_R)
+    ids_R = kernels.decide(
+        comm.all_gather(offer_RW),
+        rows,
+        whole=features.whole,
+        num_candidates=features.candidates,
+        dtype=compute_dtype(logits_RV.dtype),
+    )
+    return Choice(ids_R)

@@ -8,9 +8,11 @@ from gemray_kernels.token_choice import ChoiceKernels, ReferenceKernels
 
 
 def choice_kernels(device: torch.device, dtype: torch.dtype) -> ChoiceKernels:
-    """Those for logits of `dtype`: Triton's on CUDA, plain PyTorch elsewhere."""
+    """Those for logits of `dtype`: Triton's on CUDA, plain PyTorch elsewhere and for float64."""
     if device.type != "cuda":
         return ReferenceKernels()
-    from gemray_kernels import triton_keyed_noise
+    from gemray_kernels import triton_keyed_noise, triton_token_choice
 
-    return ReferenceKernels(triton_keyed_noise.keyed_gumbel)
+    if dtype != torch.float32:
+        return ReferenceKernels(triton_keyed_noise.keyed_gumbel)
+    return triton_token_choice.TritonKernels()

@@ -22,8 +22,6 @@ def gather_candidates(offers: Sequence[Candidates], comm: Communicator) -> list[
 
     Values and ids travel together as float64, which holds float32 and float64 values and ids below 2**53 exactly.
     """
-    if comm.size == 1:
-        return list(offers)
     packed = [torch.stack((offer.values_RC.double(), offer.ids_RC.double())).flatten() for offer in offers]
     everyones = comm.all_gather(torch.cat(packed))
     joined: list[Candidates] = []

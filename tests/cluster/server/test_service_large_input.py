@@ -1,0 +1,194 @@
+"""Requests that are large for nothing: refused before anything is built from them, while a neighbour is served."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.fake_gang import FakeGang, Script, gang_info
+from support.neighbour import neighbour
+from support.serving import Serving, bad_request_of, retry_delay_of, serving
+
+MIB = 1 << 20
+MANUAL = "The manual of the printer says that one should not. "
+SERVICE = "/gemray.v1.GenerationService/"
+
+
+def varint(value: int) -> bytes:
+    digits = b""
+    while value > 127:
+        digits += bytes([value & 127 | 128])
+        value >>= 7
+    return digits + bytes([value])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A length-delimited field as it travels."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
+    async with serving(tokenizer, FakeGang(Script([120, 121, 106]), gang_info(max_model_len=131_072))) as running:
+        yield running
+
+
+async def send(served: Serving, method: str, data: bytes) -> bytes:
+    """A call with a request that is bytes already."""
+    call = served.channel.unary_unary(SERVICE + method)
+    return await call(data, timeout=60)  # type: ignore[no-any-return]
+
+
+USER = pb.ChatMessage(role="user", content="Hi")
+
+BYTES = [
+    pytest.param("Generate", field(4, field(1, b"") * 1_000_000), "more than 10000 messages", id="a million messages"),
+    pytest.param("Generate", field(4, field(1, b"") * 7_000_000), "more than 10000 messages", id="seven million"),
+    pytest.param("Tokenize", field(2, field(1, b"") * 1_000_000), "more than 10000 messages", id="million to tokenize"),
+    pytest.param("Tokenize", field(2, field(1, b"") * 9_000), "at most 8192", id="fewer to tokenize"),
+    pytest.param("Generate", field(4, b"") * 8_000_000, "more than 10000 messages", id="eight million chats"),
+    pytest.param("Generate", field(3, b"\x08\x07" * 4_000_000), "more than 300000", id="ids that are not packed"),
+    pytest.param("Generate", field(3, field(1, b"\x07" * 15_000_000)), "15000000 tokens", id="15 million ids"),
+    pytest.param(
+        "Generate",
+        field(2, b"Hi") + field(5, field(8, b"x") * 1_000_000),
+        "more than 300000",
+        id="million stops",
+    ),
+    pytest.param("Generate", field(2, b"x " * 7_000_000), "14000000 bytes", id="a text that no model fits"),
+    pytest.param(
+        "Generate",
+        field(4, field(1, USER.SerializeToString()) + field(2, b"[" * 2 * MIB)),
+        "at most 1048576",
+        id="tools of megabytes",
+    ),
+]
+
+UNREADABLE = [
+    pytest.param(b"\xff", id="half a tag"),
+    pytest.param(b"\x12\x05Hi", id="text cut off"),
+    pytest.param(field(2, b"\xff\xfe"), id="text that is no UTF-8"),
+    pytest.param(field(4, field(1, b"\xff")) + field(2, field(1, b"\xff")), id="damaged message"),
+    pytest.param(b"\x0b" * 700_000, id="groups"),
+    pytest.param(b"\x80" * 700_000, id="a number without end"),
+    pytest.param(b"\x10\x01" * 30_000 + b"\xff" * 700_000, id="damage at the end"),
+]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("method", "data", "words"), BYTES)
+async def test_refused_while_a_neighbour_is_served(served: Serving, method: str, data: bytes, words: str) -> None:
+    async with neighbour(served.server.address):
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await send(served, method, data)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in bad_request_of(caught.value)[1]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Tokenize", "GetModelInfo", "GetServerStats"])
+@pytest.mark.parametrize("data", UNREADABLE)
+async def test_bytes_that_are_no_message(served: Serving, method: str, data: bytes) -> None:
+    kind = {"GetModelInfo": pb.GetModelInfoRequest, "GetServerStats": pb.GetServerStatsRequest}.get(method)
+    if kind is not None:
+        data = b"\xff"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await send(served, method, data)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert bad_request_of(caught.value)[0] == "request"
+    assert await served.stub.Generate(pb.GenerateRequest(text="Hi"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("role", ["x" * 5000, "漢" * 5000, "\n" * 100_000])
+async def test_long_values_come_back_as_a_short_error(served: Serving, role: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Generate(pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role=role)])))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert bad_request_of(caught.value)[0] == "chat.messages[0].role"
+    assert f"({len(role)} characters)" in bad_request_of(caught.value)[1]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "deep", ["[" * 400_000, '[{"a":' * 60_000 + "1" + "}]" * 60_000, '{"a":' * 500 + "1" + "}" * 500]
+)
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_deep_tools(served: Serving, method: str, deep: str) -> None:
+    chat = pb.Chat(messages=[USER], tools_json=deep)
+    request: Any = pb.GenerateRequest(chat=chat) if method == "Generate" else pb.TokenizeRequest(chat=chat)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(served.stub, method)(request)
+    assert bad_request_of(caught.value)[0] == "chat.tools_json"
+
+
+async def test_many_long_tokenize_calls_hold_up_nobody(tokenizer: ChatTokenizer) -> None:
+    """40 calls of 1 MiB: those that are taken wait for each other, the rest may come again; memory stays bounded."""
+    text = (MANUAL * (MIB // len(MANUAL)))[: MIB - 100]
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with (
+        serving(tokenizer, FakeGang(Script([120, 121, 106]))) as served,
+        neighbour(served.server.address) as waits,
+    ):
+        calls = [asyncio.ensure_future(served.stub.Tokenize(pb.TokenizeRequest(text=text))) for _ in range(40)]
+        while not all(call.done() for call in calls[32:]) or sum(call.done() for call in calls) < 8 + 2:
+            await asyncio.sleep(0.01)
+        assert len(waits) > 3
+        taken = [call for call in calls if not call.done() or call.exception() is None]
+        refused = [call.exception() for call in calls if call not in taken]
+        assert len(taken) == 32, "MiB of one connection"
+        assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert {retry_delay_of(error) for error in refused} == {1}
+        assert len({len(call.result().token_ids) for call in taken if call.done()}) == 1
+        for call in taken:
+            call.cancel()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 700 << 10
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_many_short_tokenize_calls_hold_up_nobody(served: Serving) -> None:
+    """1,000 of 15 KiB at once: more than a quarter of the generations' places are not held at one time."""
+    async with neighbour(served.server.address):
+        calls = [served.stub.Tokenize(pb.TokenizeRequest(text=MANUAL * 300)) for _ in range(1000)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert {error.code() for error in refused} <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert len(answers) - len(refused) >= served.server.admission.limit // 4
+    assert await served.stub.Tokenize(pb.TokenizeRequest(text="Hi"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_chats_as_large_as_allowed_hold_up_nobody(served: Serving) -> None:
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x<turn|>")] * 8192)
+    async with neighbour(served.server.address):
+        calls = [served.stub.Tokenize(pb.TokenizeRequest(chat=chat)) for _ in range(3)]
+        answers = await asyncio.gather(*calls)
+    assert len({bytes(answer.SerializeToString()) for answer in answers}) == 1
+    assert list(answers[0].token_ids).count(106) == 8192
+
+
+async def test_a_cancelled_call_gives_its_place_back(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang(), max_live_requests=8) as served:
+        for _ in range(20):
+            call = served.stub.Tokenize(pb.TokenizeRequest(text=MANUAL * 4000), timeout=0.05)
+            with pytest.raises(grpc.aio.AioRpcError, match=r"DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED"):
+                await call
+        async with asyncio.timeout(20):
+            while not await tokenizes(served, MANUAL * 4000):
+                await asyncio.sleep(0.1)
+
+
+async def tokenizes(served: Serving, text: str) -> bool:
+    try:
+        return bool((await served.stub.Tokenize(pb.TokenizeRequest(text=text))).token_ids)
+    except grpc.aio.AioRpcError:
+        return False
