@@ -107,7 +107,9 @@ class ServeSettings:
     kv_memory: int | None = _engine(SIZE, "KV pages of each rank, in all (default 16GiB on GPUs, 1GiB on CPUs).")
     max_model_len: int | None = _engine(INTEGER, "Most tokens of a request, prompt and output; cut to what fits.")
     max_num_seqs: int | None = _engine(INTEGER, "Requests that run at one time (default 32).")
-    max_step_tokens: int | None = _engine(INTEGER, "Rows of one forward pass (default 512).")
+    max_step_tokens: int | None = _engine(
+        INTEGER, "Rows of one forward pass (default 512, or more if drafts ask for it)."
+    )
     prefill_chunk: int | None = _engine(INTEGER, "Most prompt rows of one request in a step (default 256).")
     page_size: int | None = _engine(INTEGER, "Tokens of a KV page (default 16).")
     attention_backend: str | None = _engine(TEXT, "An explicit choice is never replaced (default: chosen).")

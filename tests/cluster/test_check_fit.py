@@ -44,12 +44,24 @@ def test_what_fits_says_how_long_requests_may_be() -> None:
         ({"draft_tokens": 4}, "0 or auto, as there is no drafter"),
         ({"max_model_len": 1 << 20}, "max_model_len = 1048576 (from the default) is not allowed: 2 to 4096"),
         ({"attention_backend": "flash"}, "attention_backend = 'flash'"),
+        ({"max_num_seqs": 64, "max_step_tokens": 63}, "max_step_tokens = 63 (from the default) is not allowed: >= 64"),
+        (
+            {"drafter": str(tiny_dflash(TARGET, block_size=16)), "max_num_seqs": 64, "max_step_tokens": 512},
+            "is not allowed: >= 1024, so that each of max_num_seqs = 64 sequences can decode in every step with all of "
+            "its 15 drafts",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(settings: Any, words: str) -> None:
     status, sentence = check(**settings)
     assert status is Status.FAIL
     assert words in sentence
+
+
+@pytest.mark.parametrize("settings", [{"max_num_seqs": 64}, {"draft_tokens": 15}, {"max_num_seqs": 1024}])
+def test_rows_of_a_step_follow_from_what_runs(settings: Any) -> None:
+    assert check(drafter=str(tiny_dflash(TARGET, block_size=16)), **settings)[0] is Status.OK
+    assert check(drafter=str(tiny_assistant(TARGET)), **settings)[0] is Status.OK
 
 
 def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ MethodName = Literal["auto", "none", "mtp", "dflash"]
 DFlashCausalName = Literal["config", "sliding", "all", "none"]
 PlacementName = Literal["colocated", "dedicated"]
 
+USUAL_STEP_TOKENS = 512
+"""Rows of one forward pass where nothing asks for more."""
+
 _DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -47,8 +50,9 @@ class EngineConfig:
     the largest length that also fits `kv_memory_bytes`."""
     max_num_seqs: int = 32
     """Sequences that hold pages at one time."""
-    max_step_tokens: int = 512
-    """Rows of one forward pass, all sequences together."""
+    max_step_tokens: int | None = None
+    """Rows of one forward pass, all sequences together; None is 512, or more where `max_num_seqs` sequences with all
+    their drafts and a prompt chunk take more."""
     prefill_chunk: int = 256
     """Most prompt rows of one sequence in a step."""
     page_size: int = 16
@@ -93,12 +97,13 @@ class EngineConfig:
             "tensor_parallel_size",
             "kv_memory_bytes",
             "max_num_seqs",
-            "max_step_tokens",
             "prefill_chunk",
             "page_size",
         ):
             if getattr(self, name) < 1:
                 raise InvalidField(name, getattr(self, name), "an integer >= 1")
+        if self.max_step_tokens is not None and self.max_step_tokens < 1:
+            raise InvalidField("max_step_tokens", self.max_step_tokens, "an integer >= 1, or unset")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2, or unset")
         if self.max_draft_tokens is not None and self.max_draft_tokens < 0:
@@ -110,12 +115,6 @@ class EngineConfig:
             raise InvalidField("drafter_placement", "dedicated", "colocated, as there is no drafter")
         if self.mtp_position_delta not in (0, -1):
             raise InvalidField("mtp_position_delta", self.mtp_position_delta, "0 or -1")
-        if self.max_step_tokens < self.max_num_seqs:
-            raise InvalidField(
-                "max_step_tokens",
-                self.max_step_tokens,
-                f">= max_num_seqs = {self.max_num_seqs}, so that every running sequence can decode in each step",
-            )
         if self.lag not in (0, 1):
             raise InvalidField("lag", self.lag, "0 or 1")
         if self.collective_timeout_s <= 0:
@@ -130,6 +129,12 @@ class EngineConfig:
     def gang_size(self) -> int:
         """Processes of the gang: the target's ranks, and the drafter's when it has a worker of its own."""
         return self.tensor_parallel_size + (self.drafter_placement == "dedicated")
+
+    def step_tokens(self, max_draft_tokens: int) -> int:
+        """Rows of one forward pass for a drafter that makes at most so many drafts: as asked, or enough."""
+        if self.max_step_tokens is not None:
+            return self.max_step_tokens
+        return max(USUAL_STEP_TOKENS, self.max_num_seqs * (1 + max_draft_tokens) + self.prefill_chunk)
 
     def draft_tokens_within(self, usual: int, most: int) -> int:
         """How many drafts a step may have, for a drafter that makes `usual` ones and `most` at the utmost.

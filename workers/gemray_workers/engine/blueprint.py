@@ -20,6 +20,7 @@ from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Choice, KVGroupInfo, ModelInfo
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.kv_groups import kv_group_specs
+from gemray_workers.scheduling.config import SchedulerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Blueprint:
     """The target's KV groups on one of its ranks."""
     pools: PoolPlan
     """Pages of every group, the drafter's own included."""
+    scheduler: SchedulerConfig
+    """Limits of every step."""
     choices: tuple[Choice, ...]
     """Attention backends: the target's, then the drafter's if it has one."""
 
@@ -41,7 +44,7 @@ class Blueprint:
         """Draw it.
 
         Raises:
-            InvalidField: a setting does not fit the model (TP, drafter, backend, lengths).
+            InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or another (rows of a step).
             CheckpointError: a directory without a usable config.
             CapacityError: the KV memory holds not even one sequence.
         """
@@ -50,12 +53,20 @@ class Blueprint:
         target_specs = kv_group_specs(
             model, tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_dtype
         )
+        pools = _fit(config, model, target_specs, drafter)
         return cls(
             config=config,
             model=model,
             drafter=drafter,
             target_specs=target_specs,
-            pools=_fit(config, model, target_specs, drafter),
+            pools=pools,
+            scheduler=SchedulerConfig(
+                max_num_seqs=config.max_num_seqs,
+                max_step_tokens=config.step_tokens(drafter.traits.max_draft_tokens),
+                prefill_chunk=config.prefill_chunk,
+                max_model_len=pools.max_model_len,
+                max_draft_tokens=drafter.traits.max_draft_tokens,
+            ),
             choices=_choose_attention(config, target_specs, drafter),
         )
 
@@ -146,7 +157,7 @@ def _fit(
             kv_memory_bytes=config.kv_memory_bytes,
             requested_len=length,
             max_num_seqs=config.max_num_seqs,
-            max_step_tokens=config.max_step_tokens,
+            max_step_tokens=config.step_tokens(max_draft_tokens),
             max_draft_tokens=max_draft_tokens,
             # A length that nobody asked for must not leave a server that holds one request at a time.
             longest_share=0.5 if config.max_model_len is None else 1.0,

@@ -34,7 +34,7 @@ from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.state import SamplingState
 from gemray_workers.sampling.verify import Accept, verify
-from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from gemray_workers.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -227,16 +227,9 @@ class EngineRank:
         listeners = self._comm if self._gang is None else self._gang
         if inbox is None:
             return FollowPlanner(listeners)
-        max_draft_tokens = self._traits.max_draft_tokens
-        draft_lengths = DraftLengthController(max_draft_tokens, adaptive=self._config.adapt_draft_tokens)
+        draft_lengths = DraftLengthController(self._traits.max_draft_tokens, adaptive=self._config.adapt_draft_tokens)
         scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=self._config.max_num_seqs,
-                max_step_tokens=self._config.max_step_tokens,
-                prefill_chunk=self._config.prefill_chunk,
-                max_model_len=self._blueprint.pools.max_model_len,
-                max_draft_tokens=max_draft_tokens,
-            ),
+            self._blueprint.scheduler,
             self._blueprint.specs,
             self._blueprint.pools.num_pages,
             draft_tokens_for=draft_lengths,

@@ -35,8 +35,8 @@ class SchedulerConfig:
             raise InvalidField(
                 "max_step_tokens",
                 self.max_step_tokens,
-                f">= max_num_seqs * (1 + max_draft_tokens) = {least_rows}, "
-                "so that every running sequence can decode in each step",
+                f">= {least_rows}, so that each of max_num_seqs = {self.max_num_seqs} sequences can decode in every "
+                f"step with all of its {self.max_draft_tokens} drafts",
             )
 
     def chunk(self, num_pending: int) -> int:
