@@ -16,10 +16,12 @@ from gemray_kernels.precision import compute_dtype
 def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Weights (the logits' dtype) and numbers [T, K] of each row's K most probable experts, best first.
 
+    Logits decide, and equal ones go to the smaller number: probabilities tie where logits don't, and a `topk` leaves
+    ties to the device, so that two devices (or a batch of another size) would run other experts.
     Weights are softmax probabilities, renormalised over the K, times the expert's scale.
     """
-    probabilities_TE = torch.softmax(logits_TE, dim=-1)
-    weights_TK, experts_TK = probabilities_TE.topk(top_k, dim=-1)
+    experts_TK = logits_TE.argsort(dim=-1, descending=True, stable=True)[:, :top_k].contiguous()
+    weights_TK = torch.softmax(logits_TE, dim=-1).gather(1, experts_TK)
     weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
     return weights_TK * scale_E[experts_TK], experts_TK
 

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_rows
+
 BLOCK = 1024
 
 
@@ -25,6 +27,7 @@ def silu_and_mul(gate_up_T2I: Tensor) -> Tensor:
 
 def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
     gate_up_T2I = gate_up.reshape(-1, gate_up.shape[-1])
+    require_rows(gate_up=gate_up_T2I)
     num_rows, width = gate_up_T2I.shape[0], gate_up_T2I.shape[1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.triton_activation import gelu_tanh
 from gemray_kernels.triton_dot import dot
 
@@ -32,7 +33,9 @@ class Tile:
 
 
 def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """As `gemray_kernels.experts.choose_experts`; equal probabilities go to the smaller number."""
+    """As `gemray_kernels.experts.choose_experts`."""
+    require_rows(logits=logits_TE)
+    require_contiguous(scale=scale_E)
     num_rows, num_experts = logits_TE.shape
     weights_TK = torch.empty(num_rows, top_k, dtype=logits_TE.dtype, device=logits_TE.device)
     experts_TK = torch.empty(num_rows, top_k, dtype=torch.int64, device=logits_TE.device)
@@ -55,6 +58,8 @@ def gated_experts(
     x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor
 ) -> Tensor:
     """As `gemray_kernels.experts.gated_experts`."""
+    require_rows(x=x_TH)
+    require_contiguous(weights=weights_TK, experts=experts_TK, gate_up=gate_up_E2IH, down=down_EHI)
     num_rows, top_k = experts_TK.shape
     num_experts, hidden_size, width = down_EHI.shape
     out_TH = torch.empty(num_rows, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
@@ -145,13 +150,12 @@ def _choose_experts_kernel(  # type: ignore[no-untyped-def]
     inside = e_E < num_experts
     logit_E = tl.load(logits_TE + row * row_stride + e_E, mask=inside, other=float("-inf"))
     exp_E = tl.where(inside, tl.exp(logit_E - tl.max(logit_E, axis=0)), 0.0)
-    # A NaN ranks last but for the padding, so that every row chooses K different experts, and stays NaN as a weight.
-    key_E = tl.where(exp_E == exp_E, exp_E, -1.0)  # noqa: PLR0124
-    key_E = tl.where(inside, key_E, -2.0)
+    # A NaN ranks first, as the reference sorts it: every row chooses K different experts, and its weights are NaN.
+    key_E = tl.where(logit_E == logit_E, logit_E, float("inf"))  # noqa: PLR0124
     is_better_EE = (key_E[None, :] > key_E[:, None]) | (
         (key_E[None, :] == key_E[:, None]) & (e_E[None, :] < e_E[:, None])
     )
-    rank_E = tl.sum(is_better_EE.to(tl.int32), axis=1)
+    rank_E = tl.sum(is_better_EE.to(tl.int32), axis=1)  # the padding is behind every expert: no better key, larger e
     chosen_E = rank_E < TOP_K
     total = tl.sum(tl.where(chosen_E, exp_E, 0.0), axis=0)
     scale = tl.load(scale_E + e_E, mask=chosen_E, other=0.0).to(tl.float32)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_contiguous, require_rows
+
 
 def apply_rope(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     """As `gemray_kernels.rope.apply_rope`."""
@@ -42,6 +44,8 @@ def write_normed_kv(
         return
     if k_pages.stride() != v_pages.stride() or k_TKD.stride() != v_TKD.stride():
         raise ValueError("K and V, and their pages, must be laid out alike")
+    require_rows(k=k_TKD, k_pages=k_pages)
+    require_contiguous(k_weight=k_weight_D, cos=cos_T1D, sin=sin_T1D, slot_mapping=slot_mapping_T)
     _write_normed_kv_kernel[(num_rows, num_heads)](
         k_TKD,
         v_TKD,
@@ -66,6 +70,10 @@ def write_normed_kv(
 
 
 def _rotated(x_TND: Tensor, weight_D: Tensor | None, cos_T1D: Tensor, sin_T1D: Tensor, eps: float) -> Tensor:
+    require_rows(x=x_TND)
+    require_contiguous(cos=cos_T1D, sin=sin_T1D)
+    if weight_D is not None:
+        require_contiguous(weight=weight_D)
     num_rows, num_heads, head_dim = x_TND.shape
     out_TND = torch.empty(x_TND.shape, dtype=x_TND.dtype, device=x_TND.device)
     if out_TND.numel():

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.triton_dot import dot
 
 MAX_SPLIT_ROWS = 32
@@ -67,6 +68,8 @@ def paged_attention(
     if num_rows == 0:
         return out_TND
     _check(q_TND, k_pages, v_pages)
+    require_rows(block_table=block_table_SP)
+    require_contiguous(query_start=query_start_S1, kv_len=kv_len_S)
     group = num_heads // num_kv_heads
     page_size = k_pages.shape[1]
 

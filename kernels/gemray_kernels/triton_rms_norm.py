@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_contiguous, require_rows
+
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """As `gemray_kernels.rms_norm.rms_norm`."""
@@ -25,6 +27,8 @@ def add_rms_norm(
     residual_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float, scale: Tensor | None = None
 ) -> Tensor:
     """As `gemray_kernels.rms_norm.add_rms_norm`."""
+    require_rows(residual=residual_TD, x=x_TD)
+    require_contiguous(weight=weight_D)
     num_rows, width = x_TD.shape
     out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
     if num_rows:
@@ -57,6 +61,9 @@ def _normed(x: Tensor, weight: Tensor | None, eps: float, *, round_before_weight
         return out
     # Heads of a stacked projection lie apart: [T, N, D] with any stride of T.
     x_TND = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+    require_rows(x=x_TND)
+    if weight is not None:
+        require_contiguous(weight=weight)
     num_heads, width = x_TND.shape[1], x_TND.shape[2]
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(x_TND.shape[0] * num_heads,)](

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.kernel_parity import AttentionCase, kernel_errors, kernel_runs
+from support.kernel_parity import (
+    AttentionCase,
+    accepted_transposed,
+    kernel_errors,
+    kernel_runs,
+    router_differences,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -69,6 +75,22 @@ def test_the_other_kernels(rows: int, dtype: torch.dtype) -> None:
     errors = kernel_errors(triton_kernels(), runs, dtype)
     assert len(errors) == len(runs) > 10
     assert {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]} == {}
+
+
+def test_equal_logits_choose_the_reference_s_experts() -> None:
+    from gemray_kernels.table import REFERENCE, triton_kernels
+
+    assert router_differences(triton_kernels(), "cuda") == 0
+    logits = torch.randint(0, 4, (512, 128)).float()
+    scale = torch.ones(128)
+    on_cpu = REFERENCE.choose_experts(logits, scale, 8)[1]
+    assert torch.equal(REFERENCE.choose_experts(logits.cuda(), scale.cuda(), 8)[1].cpu(), on_cpu)
+
+
+def test_layouts_that_no_kernel_reads_are_refused() -> None:
+    from gemray_kernels.table import triton_kernels
+
+    assert accepted_transposed(triton_kernels(), "cuda") == []
 
 
 def test_bfloat16_is_rounded_where_the_references_round() -> None:

@@ -6,7 +6,13 @@ import torch
 
 from gemray_kernels.table import triton_kernels
 from gemray_kernels.triton_paged_attention import paged_attention
-from support.kernel_parity import AttentionCase, kernel_errors, kernel_runs
+from support.kernel_parity import (
+    AttentionCase,
+    accepted_transposed,
+    kernel_errors,
+    kernel_runs,
+    router_differences,
+)
 
 DECODE = [(1, 1), (5, 5), (1, 19), (7, 13), (3, 8), (1, 4)]
 LONG = [(1, 700), (5, 300), (40, 200), (17, 301)]
@@ -33,6 +39,8 @@ def main() -> None:
         runs = kernel_runs("cpu", 7, rows=6, width=96, heads=4, kv_heads=2, head_dim=32, experts=12, top_k=3)
         for name, error in kernel_errors(triton_kernels(), runs, dtype).items():
             print(dtype, name, error, sep="\t")
+    print("layouts", "accepted transposed", len(accepted_transposed(triton_kernels(), "cpu")), sep="\t")
+    print("router", "rows that differ", router_differences(triton_kernels(), "cpu"), sep="\t")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gemray_kernels.activation import gelu_tanh, gelu_tanh_and_mul
+from gemray_kernels.experts import choose_experts
 from gemray_kernels.grouped_linear import grouped_linear
 from gemray_kernels.precision import compute_dtype, wide_linear
 from gemray_kernels.rms_norm import rms_norm
@@ -30,6 +31,18 @@ def test_rms_norm_rounds_as_transformers_does(dtype: torch.dtype, with_weight: b
         theirs.weight.data = weight = torch.randn(48).to(dtype)
     x = (torch.randn(5, 3, 48) * 10).to(dtype)
     assert torch.equal(rms_norm(x, weight, 1e-6), theirs(x))
+
+
+def test_equal_logits_choose_the_experts_of_smaller_numbers() -> None:
+    logits = torch.zeros(300, 128)
+    logits[:, 77] = 1.0
+    logits[1, :3] = torch.tensor([-5000.0, -4000.0, -6000.0])  # all of probability 0
+    logits[1, 3:] = 200.0
+    weights, experts = choose_experts(logits, torch.ones(128), 8)
+    assert experts[0].tolist() == [77, 0, 1, 2, 3, 4, 5, 6]
+    assert torch.equal(experts[2:], experts[:1].expand(298, 8))
+    assert choose_experts(logits[1:2], torch.ones(128), 128)[1][0, -3:].tolist() == [1, 0, 2]
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(300))
 
 
 def test_rms_norm_in_float64_keeps_its_precision() -> None:

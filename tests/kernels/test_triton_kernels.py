@@ -16,7 +16,8 @@ pytest.importorskip("triton", reason="triton comes with CUDA builds of torch; it
 from support.kernel_parity import kernel_runs
 from support.triton_compile import MAX_SHARED_BYTES, compile_launches
 
-TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2}
+TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2, "layouts": 0.5, "router": 0.5}
+"""By dtype: relative errors; of the two others, which are counts: none."""
 
 
 def test_interpreted_kernels_equal_the_references() -> None:
@@ -28,7 +29,7 @@ def test_interpreted_kernels_equal_the_references() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == 2 * (9 + 13)
+    assert len(lines) == 2 * (9 + 13) + 2
     wrong = [(dtype, name, error) for dtype, name, error in lines if not float(error) < TOLERANCE[dtype]]
     assert not wrong
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -146,6 +146,99 @@ def kernel_runs(
         "choose_experts": routed,
         "gated_experts": lambda k, t: k.gated_experts(x.to(t), chosen_weights, chosen, gate_up.to(t), down.to(t)),
     }
+
+
+def router_differences(kernels: Kernels, device: str) -> int:
+    """Rows whose experts are others than the reference's: equal logits, logits whose probabilities tie, and NaN."""
+    num_experts, top_k = 24, 8
+    generator = torch.Generator().manual_seed(3)
+    few = torch.randint(0, 4, (64, num_experts), generator=generator).float()
+    equal = torch.zeros(1, num_experts)
+    # The probability of a logit far below the best is 0 whatever the logit.
+    far = torch.cat([torch.full((1, 2), 200.0), torch.arange(num_experts - 2.0).view(1, -1)], dim=1)
+    close = 1.0 + torch.rand(64, num_experts, generator=generator).mul(8).floor() * torch.finfo(torch.float32).eps
+    logits = torch.cat([few, equal, far, close]).to(device)
+    with_nan = logits[:1].clone()
+    with_nan[0, 5] = torch.nan
+    logits = torch.cat([logits, with_nan])
+    scale = torch.ones(num_experts, device=device)
+    expected_weights, expected = REFERENCE.choose_experts(logits, scale, top_k)
+    weights, found = kernels.choose_experts(logits, scale, top_k)
+    is_nan_alike = weights.isnan().eq(expected_weights.isnan()).all(dim=1)
+    return int((~((found == expected).all(dim=1) & is_nan_alike)).sum())
+
+
+def accepted_transposed(kernels: Kernels, device: str) -> list[str]:
+    """Arguments that a kernel takes with another layout than it reads, instead of raising ValueError: should be none.
+
+    The memory of a transposed tensor holds other numbers where the kernel looks.
+    """
+
+    def flipped(*shape: int) -> Tensor:
+        return torch.ones(*shape[:-2], shape[-1], shape[-2], device=device).transpose(-1, -2)
+
+    def spaced(size: int) -> Tensor:
+        return torch.ones(size, 2, device=device)[:, 0]
+
+    def whole(*shape: int) -> Tensor:
+        return torch.ones(*shape, device=device)
+
+    def ids(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.int64, device=device)
+
+    def pages() -> tuple[Tensor, Tensor]:
+        return whole(2, 4, 2, 8), whole(2, 4, 2, 8)
+
+    heads, angles, head_weight = whole(3, 2, 8), whole(3, 1, 8), whole(8)
+    k = kernels
+    calls: dict[str, Callable[[], object]] = {
+        "rms_norm x": lambda: k.rms_norm(flipped(3, 8), head_weight, 1e-6),
+        "rms_norm x of heads": lambda: k.rms_norm(flipped(3, 2, 8), None, 1e-6),
+        "rms_norm weight": lambda: k.rms_norm(whole(3, 8), spaced(8), 1e-6),
+        "rms_norm_then_scale x": lambda: k.rms_norm_then_scale(flipped(3, 8), head_weight, 1e-6),
+        "add_rms_norm residual": lambda: k.add_rms_norm(flipped(3, 8), whole(3, 8), head_weight, 1e-6, None),
+        "add_rms_norm x": lambda: k.add_rms_norm(whole(3, 8), flipped(3, 8), head_weight, 1e-6, None),
+        "add_rms_norm weight": lambda: k.add_rms_norm(whole(3, 8), whole(3, 8), spaced(8), 1e-6, None),
+        "apply_rope x": lambda: k.apply_rope(flipped(3, 2, 8), angles, angles),
+        "apply_rope cos": lambda: k.apply_rope(heads, whole(8, 1, 3).permute(2, 1, 0), angles),
+        "apply_rope sin": lambda: k.apply_rope(heads, angles, whole(8, 1, 3).permute(2, 1, 0)),
+        "norm_rope x": lambda: k.norm_rope(flipped(3, 2, 8), head_weight, angles, angles, 1e-6),
+        "norm_rope weight": lambda: k.norm_rope(heads, spaced(8), angles, angles, 1e-6),
+        "write_normed_kv k and v": lambda: k.write_normed_kv(
+            flipped(3, 2, 8), flipped(3, 2, 8), head_weight, angles, angles, 1e-6, *pages(), ids(3)
+        ),
+        "write_normed_kv weight": lambda: k.write_normed_kv(
+            heads, heads, spaced(8), angles, angles, 1e-6, *pages(), ids(3)
+        ),
+        "write_normed_kv pages": lambda: k.write_normed_kv(
+            heads, heads, head_weight, angles, angles, 1e-6, flipped(2, 4, 2, 8), flipped(2, 4, 2, 8), ids(3)
+        ),
+        "write_normed_kv slots": lambda: k.write_normed_kv(
+            heads, heads, head_weight, angles, angles, 1e-6, *pages(), ids(3, 2)[:, 0]
+        ),
+        "gelu_tanh_and_mul": lambda: k.gelu_tanh_and_mul(flipped(3, 8)),
+        "silu_and_mul": lambda: k.silu_and_mul(flipped(3, 8)),
+        "choose_experts logits": lambda: k.choose_experts(flipped(3, 4), whole(4), 2),
+        "choose_experts scale": lambda: k.choose_experts(whole(3, 4), spaced(4), 2),
+        "gated_experts x": lambda: k.gated_experts(
+            flipped(3, 8), whole(3, 2), ids(3, 2), whole(4, 8, 8), whole(4, 8, 4)
+        ),
+        "gated_experts weights": lambda: k.gated_experts(
+            whole(3, 8), flipped(3, 2), ids(3, 2), whole(4, 8, 8), whole(4, 8, 4)
+        ),
+        "gated_experts gate_up": lambda: k.gated_experts(
+            whole(3, 8), whole(3, 2), ids(3, 2), flipped(4, 8, 8), whole(4, 8, 4)
+        ),
+        "gated_experts down": lambda: k.gated_experts(
+            whole(3, 8), whole(3, 2), ids(3, 2), whole(4, 8, 8), flipped(4, 8, 4)
+        ),
+    }
+    accepted = []
+    for name, call in calls.items():
+        with suppress(ValueError):
+            call()
+            accepted.append(name)
+    return accepted
 
 
 def kernel_errors(kernels: Kernels, runs: dict[str, Run], dtype: torch.dtype) -> dict[str, float]:

@@ -1,0 +1,23 @@
+"""How the Triton kernels expect tensors to lie in memory: another layout is refused, never read as if it were this."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def require_rows(**tensors: Tensor) -> None:
+    """Raise ValueError unless the last axis of each tensor is contiguous; other axes may have any stride."""
+    for name, tensor in tensors.items():
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(f"the last axis of {name} must be contiguous; {_layout(tensor)} is not")
+
+
+def require_contiguous(**tensors: Tensor) -> None:
+    """Raise ValueError unless each tensor is contiguous as a whole."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous; {_layout(tensor)} is not")
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"shape {list(tensor.shape)} with strides {list(tensor.stride())}"
