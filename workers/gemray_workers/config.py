@@ -15,6 +15,7 @@ DeviceName = Literal["cpu", "cuda"]
 MethodName = Literal["auto", "none", "mtp", "dflash"]
 DFlashCausalName = Literal["config", "sliding", "all", "none"]
 PlacementName = Literal["colocated", "dedicated"]
+CaptureName = Literal["start", "use"]
 
 USUAL_STEP_TOKENS = 512
 """Rows of one forward pass where nothing asks for more."""
@@ -31,6 +32,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "method": get_args(MethodName),
     "drafter_placement": get_args(PlacementName),
     "dflash_causal": get_args(DFlashCausalName),
+    "capture": get_args(CaptureName),
 }
 
 
@@ -84,6 +86,9 @@ class EngineConfig:
     """Seeded random weights for target and drafter instead of those on disk: only the configs are read."""
     enforce_eager: bool = False
     """On CUDA, run cycles kernel by kernel instead of as graphs."""
+    capture: CaptureName = "start"
+    """When graphs are captured: all at ``start``, so that nothing compiles while serving, or each at its first
+    ``use``, for measurements of a few shapes."""
     lag: int = 0
     """Steps that may be in flight while the next one is planned: 0, or 1 so that the device never waits for the
     host. Tokens are the same."""

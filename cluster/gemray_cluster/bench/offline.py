@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -24,6 +25,11 @@ from gemray_workers.sampling.verify import Accept, verify
 from gemray_workers.worker import GangWorker
 
 PROFILED_CYCLES = 3
+SAMPLING: Mapping[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "published": {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": 0.0, "suppress_tokens": (258882, 258883)},
+}
+"""The published ids to forbid are those that begin images and audio."""
 
 
 class OfflineRank:
@@ -97,17 +103,14 @@ class OfflineRank:
         return verify if length is None else MadeUpAcceptance(length)
 
     def _submits(self, batch: int, max_tokens: int) -> list[Submit]:
-        """Greedy requests of random ids, the same in every run."""
+        """Requests of random ids, the same in every run."""
         ids = random.Random(0)
         longest = self._model.max_model_len - self._setup.prompt_len
-        params = SamplingParams(
-            temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=min(max_tokens, longest)
-        )
         return [
             Submit(
                 request_id=str(i),
                 prompt_ids=[ids.randrange(self._model.vocab_size) for _ in range(self._setup.prompt_len)],
-                params=params,
+                params=SamplingParams(**SAMPLING[self._setup.sampling], seed=i, max_tokens=min(max_tokens, longest)),
             )
             for i in range(batch)
         ]

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gemray_workers.config import DeviceName, DTypeName, EngineConfig, MethodName, PlacementName
 from gemray_workers.errors import InvalidField
@@ -40,6 +40,10 @@ class Setup:
     acceptance_length: float | None = None
     """Tokens that each cycle is made to give on average; None leaves it to the drafter."""
     random_weights: bool = False
+    sampling: Literal["greedy", "published"] = "greedy"
+    """``published`` draws as the checkpoints' generation_config says: T 1, top_k 64, top_p 0.95, two ids forbidden."""
+    enforce_eager: bool = False
+    lag: int = 0
     kv_memory: int = KV_MEMORY
     page_size: int = 16
     profile: bool = False
@@ -50,6 +54,8 @@ class Setup:
         for name in ("prompt_len", "steps", "warm_up_steps", "prefills"):
             if getattr(self, name) < 1:
                 raise InvalidField(name, getattr(self, name), "an integer >= 1")
+        if self.sampling not in ("greedy", "published"):
+            raise InvalidField("sampling", self.sampling, "greedy or published")
         if not self.batch or min(self.batch) < 1:
             raise InvalidField("batch", self.batch, "integers >= 1")
         if self.draft_tokens and self.drafter is None:
@@ -104,6 +110,9 @@ class Setup:
             max_draft_tokens=self.draft_tokens,
             drafter_placement=self.drafter_placement,
             random_weights=self.random_weights,
+            enforce_eager=self.enforce_eager,
+            capture="use",
+            lag=self.lag,
         )
 
 

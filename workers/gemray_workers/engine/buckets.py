@@ -8,8 +8,8 @@ from dataclasses import replace
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import CANDIDATE_COUNTS, Features
 
-PROMPT_ROWS = (0, 256)
-"""Room for prompt chunks beside sequences that decode: none, or one chunk of the default length."""
+MOST_PROMPT_ROWS = 512
+"""Longer chunks run eagerly: their kernels take longer than their launches."""
 
 CAPTURED_FEATURES = (Features(), Features(candidates=CANDIDATE_COUNTS[0], masks=True))
 """Greedy requests alone, and what the published defaults ask for (T 1, top_k 64, top_p 0.95, forbidden ids). Batches

@@ -35,34 +35,35 @@ class _Captured:
 class GraphedCycle:
     """`Cycle` whose buckets are replayed."""
 
-    def __init__(self, cycle: Cycle, *, null_slot: int, device: torch.device) -> None:
-        """With no bucket yet: everything runs eagerly."""
+    def __init__(
+        self, cycle: Cycle, keys: Sequence[tuple[CycleShape, Features]], *, null_slot: int, device: torch.device
+    ) -> None:
+        """For the buckets and features of `keys`; each is captured by `capture`, or when a plan first fits it."""
         self._cycle = cycle
+        self._keys = tuple(keys)
         self._null_slot = null_slot
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[CycleShape, Features], _Captured] = {}
 
     @torch.inference_mode()
-    def capture(
-        self,
-        shapes: Sequence[CycleShape],
-        features: Sequence[Features],
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Capture each bucket with each set of features, largest first, so that all live in the memory of the largest.
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture all, the largest first, so that the others live in its memory.
 
         Every rank captures the same ones in the same order: collectives are among what is captured.
         """
-        keys = [(shape, one) for shape in shapes for one in features]
-        for i, key in enumerate(keys):
+        for i, key in enumerate(self._keys):
             self._captured[key] = self._capture(*key)
             if progress is not None:
-                progress(i + 1, len(keys))
+                progress(i + 1, len(self._keys))
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
         """The plan in the shape of the bucket that holds it, or as it is when it will run eagerly."""
-        return fit(plan, self._captured)
+        fitted = fit(plan, self._keys)
+        key = fitted.shape, fitted.features
+        if fitted is not plan and key not in self._captured:
+            self._captured[key] = self._capture(*key)
+        return fitted
 
     def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
         """As `Cycle.draft`."""

@@ -52,7 +52,7 @@ class OutcomeReader:
             prompt_logprobs = {}
         by_slot = {r.slot: e for r, e in zip(flight.cycle.rows, emitted, strict=False)}
         nothing = Emitted([0, 0, NOTHING])
-        return [by_slot.get(r.slot, nothing).outcome(r.slot, prompt_logprobs.get(r.slot)) for r in flight.plan.rows]
+        return [by_slot.get(r.slot, nothing).outcome(r, prompt_logprobs.get(r.slot)) for r in flight.plan.rows]
 
     def _add_logprobs(self, flight: Flight, emitted: Sequence[Emitted]) -> None:
         """Fill in the log-probabilities of emitted tokens where a request wants them."""
@@ -119,10 +119,10 @@ class Emitted:
         self.ids = [token for token in ids if token >= 0]
         self.logprobs: list[TokenLogprob] | None = None
 
-    def outcome(self, slot: int, prompt_logprobs: list[TokenLogprob] | None) -> SequenceOutcome:
+    def outcome(self, rows: ScheduledRows, prompt_logprobs: list[TokenLogprob] | None) -> SequenceOutcome:
         """As the scheduler takes it."""
         return SequenceOutcome(
-            slot=slot,
+            slot=rows.slot,
             token_ids=self.ids,
             num_accepted=self.num_accepted,
             num_drafts=self.num_drafts,

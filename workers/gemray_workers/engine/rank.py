@@ -17,7 +17,7 @@ from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.engine.blueprint import Blueprint, device_name
-from gemray_workers.engine.buckets import CAPTURED_FEATURES, PROMPT_ROWS, buckets
+from gemray_workers.engine.buckets import CAPTURED_FEATURES, MOST_PROMPT_ROWS, buckets
 from gemray_workers.engine.cycle import Cycle, CycleRunner
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.graphs import GraphedCycle
@@ -130,22 +130,23 @@ class EngineRank:
         )
         if self._blueprint.why_eager() is not None:
             return cycle
-        graphed = GraphedCycle(cycle, null_slot=self._slots.null_slot, device=self._device)
         shapes = buckets(
             max_num_seqs=self._config.max_num_seqs,
             max_draft_tokens=self._traits.max_draft_tokens,
-            prompt_rows=PROMPT_ROWS,
+            prompt_rows=(0, min(self._config.prefill_chunk, MOST_PROMPT_ROWS)),
         )
+        keys = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
+        graphed = GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device)
+        if self._config.capture == "start":
+            self._capture(graphed, len(keys))
+        return graphed
+
+    def _capture(self, graphed: GraphedCycle, count: int) -> None:
         started, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
         with progress_bar("capturing graphs", rank=self._comm.rank, unit="graphs") as progress:
-            graphed.capture(shapes, CAPTURED_FEATURES, progress)
-        logger.info(
-            "captured %d shapes of cycles in %.1f s, %.2f GiB",
-            len(shapes) * len(CAPTURED_FEATURES),
-            time.perf_counter() - started,
-            (torch.cuda.memory_reserved(self._device) - before) / 2**30,
-        )
-        return graphed
+            graphed.capture(progress)
+        seconds, num_bytes = time.perf_counter() - started, torch.cuda.memory_reserved(self._device) - before
+        logger.info("captured %d shapes of cycles in %.1f s, %.2f GiB", count, seconds, num_bytes / 2**30)
 
     def warm_up(self) -> None:
         """Generate a few tokens through every part of a step; raise if the model gives no usable logits."""
