@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
-from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.checkpoint.generation import HONOURED, GenerationDefaults
+from gemray_workers.checkpoint.generation_fields import NEUTRAL_VALUES, WITHOUT_EFFECT
 from gemray_workers.errors import CheckpointError, InvalidField
 
 GEMMA_GENERATION = {
@@ -153,6 +155,34 @@ def test_eos_token_that_the_tokenizer_does_not_know(tmp_path: Path) -> None:
         ("top_k", -1),
         ("top_k", 2.5),
         ("top_k", True),
+        ("temperature", 1e-6),
+        ("temperature", 101.0),
+        ("temperature", 10**400),
+        ("top_k", 2**31),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", "0.1"),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1000.0),
+        ("repetition_penalty", float("nan")),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 1.5),
+        ("max_length", 1),
+        ("min_new_tokens", -1),
+        ("stop_strings", [""]),
+        ("stop_strings", ["x"] * 17),
+        ("stop_strings", ["x" * 257]),
+        ("stop_strings", [7]),
+        ("eos_token_id", 2**32),
+        ("num_beams", 4),
+        ("no_repeat_ngram_size", 3),
+        ("typical_p", 0.9),
+        ("bad_words_ids", [[5]]),
+        ("sequence_bias", [[[5], -10.0]]),
+        ("forced_eos_token_id", 1),
+        ("begin_suppress_tokens", [5]),
+        ("min_length", 10),
+        ("guidance_scale", 1.5),
         ("top_p", 0),
         ("top_p", 1.01),
         ("top_p", float("nan")),
@@ -173,6 +203,45 @@ def test_values_out_of_range_name_file_and_field(tmp_path: Path, field: str, val
         GenerationDefaults.from_directory(tmp_path)
     assert error.value.field == f"generation_config.json: {field}"
     assert repr(error.value.value) == repr(value) or float(error.value.value) == float(value)
+
+
+def test_all_that_is_honoured_is_read(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        generation_config={
+            "repetition_penalty": 1.3,
+            "min_p": 0.1,
+            "max_new_tokens": 20,
+            "max_length": 100,
+            "min_new_tokens": 2,
+            "stop_strings": ["\n\n", "END"],
+        },
+    )
+    read = GenerationDefaults.from_directory(tmp_path)
+    assert (read.repetition_penalty, read.min_p, read.stop_strings) == (1.3, 0.1, ("\n\n", "END"))
+    assert (read.max_new_tokens, read.max_length, read.min_new_tokens) == (20, 100, 2)
+    write(tmp_path, generation_config={"stop_strings": "END"})
+    assert GenerationDefaults.from_directory(tmp_path).stop_strings == ("END",)
+
+
+def test_neutral_values_of_fields_that_are_not_computed_are_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    neutral = {field: values[0] if values else None for field, values in NEUTRAL_VALUES.items()}
+    write(tmp_path, generation_config=GEMMA_GENERATION | neutral | dict.fromkeys(WITHOUT_EFFECT, 1))
+    assert GenerationDefaults.from_directory(tmp_path).top_k == 64
+    assert not caplog.text
+
+
+def test_a_field_that_nobody_knows_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    GenerationDefaults.from_directory(write(tmp_path, generation_config={"temprature": 0.5}))
+    assert "does not know temprature" in caplog.text
+
+
+def test_each_field_of_transformers_has_a_place() -> None:
+    known = NEUTRAL_VALUES.keys() | WITHOUT_EFFECT | set(HONOURED)
+    assert set(vars(GenerationConfig())) <= known, "a newer transformers has fields to decide on"
+    assert len(known) == len(NEUTRAL_VALUES) + len(WITHOUT_EFFECT) + len(HONOURED), "each in one place"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def _model(model: pb.GetModelInfoResponse) -> Table:
         "dtype, ranks": f"{model.dtype}, {model.tensor_parallel_size}",
         "drafter": _drafter(model.drafter) if model.HasField("drafter") else "none",
         "defaults": f"temperature {defaults.temperature:g}, top_k {defaults.top_k}, top_p {defaults.top_p:g}, "
+        f"min_p {defaults.min_p:g}, repetition penalty {defaults.repetition_penalty:g}, "
         f"stop ids {list(defaults.stop_token_ids)}",
     }
     for name, value in rows.items():

@@ -120,6 +120,12 @@ def model_info(info: GangInfo, defaults: GenerationDefaults) -> pb.GetModelInfoR
             top_p=defaults.top_p,
             stop_token_ids=defaults.stop_token_ids,
             suppress_tokens=defaults.suppress_tokens,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+            max_tokens=defaults.max_new_tokens,
+            min_tokens=defaults.min_new_tokens,
+            stop=defaults.stop_strings,
+            max_length=defaults.max_length,
         ),
     )
 

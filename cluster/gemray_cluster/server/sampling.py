@@ -9,20 +9,13 @@ from gemray_cluster.server.fields import at_most, check_token_ids, integer, numb
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo
+from gemray_workers.sampling import bounds
 from gemray_workers.sampling.params import SamplingParams
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 256
-MIN_TEMPERATURE = 1e-5
-"""Below it logits / T leave float32's range; 0 itself is greedy."""
-MAX_TEMPERATURE = 100.0
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
-MIN_REPETITION_PENALTY = 0.01
-MAX_REPETITION_PENALTY = 100.0
-"""Beyond these, logits / penalty could leave float32's range."""
 
 
 def read_sampling(
@@ -37,19 +30,19 @@ def read_sampling(
 
     What is unset comes from `defaults`; an unset seed is drawn.
     """
-    max_tokens, min_tokens = _read_budgets(sampling, room=model.max_model_len - prompt_len)
+    max_tokens, min_tokens = _read_budgets(sampling, defaults, prompt_len, room=model.max_model_len - prompt_len)
     own_stop_ids = _read_stop_token_ids(sampling, model.vocab_size)
     checkpoint_stop_ids = () if sampling.ignore_eos else tuple(defaults.stop_token_ids)
     params = SamplingParams(
         temperature=_read_temperature(sampling, defaults),
         top_k=integer("sampling.top_k", sampling.top_k if sampling.HasField("top_k") else defaults.top_k, 0, None),
         top_p=_read_top_p(sampling, defaults),
-        min_p=number("sampling.min_p", sampling.min_p, 0.0, 1.0),
+        min_p=number("sampling.min_p", sampling.min_p if sampling.HasField("min_p") else defaults.min_p, 0.0, 1.0),
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop_token_ids=tuple(dict.fromkeys((*checkpoint_stop_ids, *own_stop_ids))),
-        repetition_penalty=_read_repetition_penalty(sampling),
+        repetition_penalty=_read_repetition_penalty(sampling, defaults),
         presence_penalty=number("sampling.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
         frequency_penalty=number("sampling.frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
         logit_bias=_read_logit_bias(sampling, model.vocab_size),
@@ -60,14 +53,19 @@ def read_sampling(
         num_draft_tokens=_read_num_draft_tokens(speculation, model),
     )
     _check_something_can_be_chosen(params)
-    return params, _read_stop_strings(sampling)
+    return params, _read_stop_strings(sampling) or defaults.stop_strings
 
 
-def _read_budgets(sampling: pb.SamplingParameters, *, room: int) -> tuple[int, int]:
+def _read_budgets(
+    sampling: pb.SamplingParameters, defaults: GenerationDefaults, prompt_len: int, *, room: int
+) -> tuple[int, int]:
     """(max_tokens, min_tokens). More than the model's length leaves is cut to it: it then finishes by LENGTH."""
-    max_tokens = room
     if sampling.HasField("max_tokens"):
         max_tokens = min(room, integer("sampling.max_tokens", sampling.max_tokens, 1, None))
+    else:
+        max_tokens = min(room, _default_max_tokens(defaults, prompt_len, room))
+    if not sampling.HasField("min_tokens"):
+        return max_tokens, min(defaults.min_new_tokens, max_tokens)
     min_tokens = integer("sampling.min_tokens", sampling.min_tokens, 0, None)
     if min_tokens > max_tokens:
         raise InvalidField(
@@ -76,25 +74,40 @@ def _read_budgets(sampling: pb.SamplingParameters, *, room: int) -> tuple[int, i
     return max_tokens, min_tokens
 
 
+def _default_max_tokens(defaults: GenerationDefaults, prompt_len: int, room: int) -> int:
+    if defaults.max_new_tokens is not None:
+        return defaults.max_new_tokens
+    if defaults.max_length is None:
+        return room
+    if defaults.max_length <= prompt_len:
+        raise InvalidField(
+            "sampling.max_tokens",
+            Summary("unset"),
+            f"a number: the checkpoint's max_length of {defaults.max_length} leaves no room behind a prompt of "
+            f"{prompt_len} tokens",
+        )
+    return defaults.max_length - prompt_len
+
+
 def _read_temperature(sampling: pb.SamplingParameters, defaults: GenerationDefaults) -> float:
     value = sampling.temperature if sampling.HasField("temperature") else defaults.temperature
-    if value != 0 and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:  # NaN compares false
-        raise InvalidField("sampling.temperature", value, f"0 (greedy), or {MIN_TEMPERATURE} to {MAX_TEMPERATURE}")
+    if not bounds.is_temperature(value):
+        raise InvalidField("sampling.temperature", value, bounds.TEMPERATURE_ALLOWED)
     return abs(value)
 
 
 def _read_top_p(sampling: pb.SamplingParameters, defaults: GenerationDefaults) -> float:
     value = sampling.top_p if sampling.HasField("top_p") else defaults.top_p
-    if not 0 < value <= 1:
-        raise InvalidField("sampling.top_p", value, "0 < top_p <= 1")
+    if not bounds.is_top_p(value):
+        raise InvalidField("sampling.top_p", value, bounds.TOP_P_ALLOWED)
     return value
 
 
-def _read_repetition_penalty(sampling: pb.SamplingParameters) -> float:
-    value = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
-    if not MIN_REPETITION_PENALTY <= value <= MAX_REPETITION_PENALTY:
-        allowed = f"{MIN_REPETITION_PENALTY} <= value <= {MAX_REPETITION_PENALTY}"
-        raise InvalidField("sampling.repetition_penalty", value, allowed)
+def _read_repetition_penalty(sampling: pb.SamplingParameters, defaults: GenerationDefaults) -> float:
+    is_set = sampling.HasField("repetition_penalty")
+    value = sampling.repetition_penalty if is_set else defaults.repetition_penalty
+    if not bounds.is_repetition_penalty(value):
+        raise InvalidField("sampling.repetition_penalty", value, bounds.REPETITION_PENALTY_ALLOWED)
     return value
 
 
@@ -133,13 +146,15 @@ def _read_num_draft_tokens(speculation: pb.SpeculationParameters, model: ModelIn
 
 
 def _read_stop_strings(sampling: pb.SamplingParameters) -> tuple[str, ...]:
-    if len(sampling.stop) > MAX_STOP_STRINGS:
+    if len(sampling.stop) > bounds.MAX_STOP_STRINGS:
         raise InvalidField(
-            "sampling.stop", Summary(f"{len(sampling.stop)} strings"), f"at most {MAX_STOP_STRINGS} strings"
+            "sampling.stop", Summary(f"{len(sampling.stop)} strings"), f"at most {bounds.MAX_STOP_STRINGS} strings"
         )
     for index, stop in enumerate(sampling.stop):
-        if not 0 < len(stop) <= MAX_STOP_CHARS:
-            raise InvalidField(f"sampling.stop[{index}]", Summary.of_text(stop), f"1 to {MAX_STOP_CHARS} characters")
+        if not 0 < len(stop) <= bounds.MAX_STOP_CHARS:
+            raise InvalidField(
+                f"sampling.stop[{index}]", Summary.of_text(stop), f"1 to {bounds.MAX_STOP_CHARS} characters"
+            )
     return tuple(sampling.stop)
 
 

@@ -6,17 +6,37 @@ while the model ends its turns with 106, which only generation_config.json lists
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemray_workers.checkpoint.generation_fields import FILE, check_other_fields
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.sampling import bounds
 
 Json = Mapping[str, Any]
+
+_MOST = 2**31 - 1
+"""Of integers, which requests and answers carry in 32 bits."""
+
+HONOURED = (
+    "do_sample",
+    "eos_token_id",
+    "max_length",
+    "max_new_tokens",
+    "min_new_tokens",
+    "min_p",
+    "repetition_penalty",
+    "stop_strings",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+)
+"""Fields of generation_config.json that requests take where theirs are unset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +52,14 @@ class GenerationDefaults:
     top_p: float
     suppress_tokens: tuple[int, ...]
     """Ids never to choose, ascending."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+    """Most tokens to generate."""
+    max_length: int | None = None
+    """Most tokens of prompt and output; `max_new_tokens` wins over it, as in transformers."""
+    min_new_tokens: int = 0
+    stop_strings: tuple[str, ...] = ()
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> GenerationDefaults:
@@ -40,7 +68,8 @@ class GenerationDefaults:
         Raises:
             CheckpointError: no config.json, a file that is no JSON object, or an end-of-sequence token that the
                 tokenizer does not know.
-            InvalidField: a value out of range; the field reads ``generation_config.json: top_p``.
+            InvalidField: a value that no request could have, or a field that would change the tokens and is not
+                computed; it reads ``generation_config.json: top_p``.
         """
         directory = Path(path)
         config = _read(directory / "config.json")
@@ -49,11 +78,12 @@ class GenerationDefaults:
         text_config = config.get("text_config") or {}
         if not isinstance(text_config, Mapping):
             raise InvalidField("config.json: text_config", text_config, "an object")
-        generation = _read(directory / "generation_config.json") or {}
+        generation = _read(directory / FILE) or {}
+        check_other_fields(generation, honoured=HONOURED)
         stop_ids = {
             *_ids(config, "eos_token_id", "config.json: "),
             *_ids(text_config, "eos_token_id", "config.json: text_config."),
-            *_ids(generation, "eos_token_id", "generation_config.json: "),
+            *_ids(generation, "eos_token_id", f"{FILE}: "),
             *_tokenizer_eos(directory),
         }
         return cls(
@@ -61,17 +91,23 @@ class GenerationDefaults:
             temperature=_temperature(generation),
             top_k=_top_k(generation),
             top_p=_top_p(generation),
-            suppress_tokens=tuple(sorted(_ids(generation, "suppress_tokens", "generation_config.json: "))),
+            suppress_tokens=tuple(sorted(_ids(generation, "suppress_tokens", f"{FILE}: "))),
+            min_p=_min_p(generation),
+            repetition_penalty=_repetition_penalty(generation),
+            max_new_tokens=_count(generation, "max_new_tokens", least=1),
+            max_length=_count(generation, "max_length", least=2),
+            min_new_tokens=_count(generation, "min_new_tokens", least=0) or 0,
+            stop_strings=_stop_strings(generation),
         )
 
 
 def _temperature(generation: Json) -> float:
     temperature = _number(generation, "temperature", default=1.0)
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise InvalidField("generation_config.json: temperature", temperature, "a finite number >= 0")
+    if not bounds.is_temperature(temperature):
+        raise InvalidField(f"{FILE}: temperature", temperature, bounds.TEMPERATURE_ALLOWED)
     do_sample = generation.get("do_sample")
     if do_sample is not None and not isinstance(do_sample, bool):
-        raise InvalidField("generation_config.json: do_sample", do_sample, "true or false")
+        raise InvalidField(f"{FILE}: do_sample", do_sample, "true or false")
     return 0.0 if do_sample is False else temperature
 
 
@@ -79,16 +115,48 @@ def _top_k(generation: Json) -> int:
     top_k = generation.get("top_k")
     if top_k is None:
         return 0
-    if not _is_natural(top_k):
-        raise InvalidField("generation_config.json: top_k", top_k, "an integer >= 0 (0 keeps all)")
+    if not _is_natural(top_k) or top_k > bounds.MAX_TOP_K:
+        raise InvalidField(f"{FILE}: top_k", top_k, f"an integer 0..{bounds.MAX_TOP_K} (0 keeps all)")
     return int(top_k)
 
 
 def _top_p(generation: Json) -> float:
     top_p = _number(generation, "top_p", default=1.0)
-    if not 0 < top_p <= 1:
-        raise InvalidField("generation_config.json: top_p", top_p, "0 < top_p <= 1")
+    if not bounds.is_top_p(top_p):
+        raise InvalidField(f"{FILE}: top_p", top_p, bounds.TOP_P_ALLOWED)
     return top_p
+
+
+def _min_p(generation: Json) -> float:
+    min_p = _number(generation, "min_p", default=0.0)
+    if not 0 <= min_p <= 1:
+        raise InvalidField(f"{FILE}: min_p", min_p, "0 <= min_p <= 1")
+    return min_p
+
+
+def _repetition_penalty(generation: Json) -> float:
+    penalty = _number(generation, "repetition_penalty", default=1.0)
+    if not bounds.is_repetition_penalty(penalty):
+        raise InvalidField(f"{FILE}: repetition_penalty", penalty, bounds.REPETITION_PENALTY_ALLOWED)
+    return penalty
+
+
+def _count(generation: Json, field: str, *, least: int) -> int | None:
+    value = generation.get(field)
+    if value is not None and not (_is_natural(value) and least <= value <= _MOST):
+        raise InvalidField(f"{FILE}: {field}", value, f"an integer {least}..{_MOST}, or null")
+    return value
+
+
+def _stop_strings(generation: Json) -> tuple[str, ...]:
+    value = generation.get("stop_strings")
+    strings = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(text, str) and 0 < len(text) <= bounds.MAX_STOP_CHARS for text in strings) or (
+        len(strings) > bounds.MAX_STOP_STRINGS
+    ):
+        allowed = f"at most {bounds.MAX_STOP_STRINGS} strings of 1 to {bounds.MAX_STOP_CHARS} characters"
+        raise InvalidField(f"{FILE}: stop_strings", value, allowed)
+    return tuple(strings)
 
 
 def _number(generation: Json, field: str, *, default: float) -> float:
@@ -96,8 +164,11 @@ def _number(generation: Json, field: str, *, default: float) -> float:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidField(f"generation_config.json: {field}", value, "a number")
-    return float(value)
+        raise InvalidField(f"{FILE}: {field}", value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidField(f"{FILE}: {field}", value, "a number") from None
 
 
 def _ids(content: Json, field: str, where: str) -> set[int]:
@@ -105,12 +176,12 @@ def _ids(content: Json, field: str, where: str) -> set[int]:
     value = content.get(field)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(map(_is_natural, ids)):
-        raise InvalidField(where + field, value, "a token id (an integer >= 0), a list of them, or null")
+        raise InvalidField(where + field, value, "a token id (an integer 0..2147483647), a list of them, or null")
     return set(ids)
 
 
 def _is_natural(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def _tokenizer_eos(directory: Path) -> set[int]:
