@@ -97,11 +97,12 @@ def edited(  # type: ignore[no-untyped-def]
         logit = tl.where(((word >> (column & 31)) & 1) != 0, logit + float("-inf"), logit)
     if occurrences_NV is not None:
         occurrences = tl.load(occurrences_NV + slot * num_columns + column, mask=inside, other=0)
-        b = 0
-        while b < num_drafts:
-            draft = tl.load(drafts_RB + row * num_drafts + b)
-            occurrences += ((token == draft) & (draft >= 0)).to(tl.int32)
-            b += 1
+        if drafts_RB is not None:
+            b = 0
+            while b < num_drafts:
+                draft = tl.load(drafts_RB + row * num_drafts + b)
+                occurrences += ((token == draft) & (draft >= 0)).to(tl.int32)
+                b += 1
         repetition = number(words_NF, slot, _REPETITION_PENALTY).to(tl.float32)
         repeated = tl.where(logit > 0, tl.div_rn(logit, repetition), logit * repetition)
         logit = tl.where(occurrences != 0, repeated, logit)
