@@ -8,7 +8,11 @@ import torch
 from gemray_kernels import keyed_noise
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.sampling.choose import choose
+from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.logprobs import token_logprobs
+from gemray_workers.sampling.state import SamplingState
+from support.choice_parity import CASES, PUBLISHED
 from support.sampling_oracle.chooser import choose_tokens
 from support.sampling_oracle.rows import RowRequest, SamplingRows
 from support.sampling_reference import choose_rows, local_columns, sampling_params
@@ -64,6 +68,60 @@ def test_choices_on_cuda_equal_the_cpu():
     assert found.ids_R.tolist() == expected.ids_R.tolist()
     assert found.ok_R.tolist() == expected.ok_R.tolist()
     assert [i for i, ok in enumerate(expected.ok_R.tolist()) if not ok] == [3, 9]
+
+
+@pytest.mark.parametrize("name", [*CASES, *PUBLISHED])
+def test_the_kernels_choose_what_the_reference_chooses(name):
+    from gemray_kernels.triton_token_choice import TritonKernels
+
+    case = {**CASES, **PUBLISHED}[name]
+    assert list(case.mismatches(TritonKernels(), torch.device("cuda"))) == []
+
+
+PARAMS = {
+    "greedy": [{"temperature": 0.0}],
+    "published": [{"top_k": 64, "top_p": 0.95, "suppress_tokens": (258882, 258883)}],
+    "all": [{"temperature": 0.0, "repetition_penalty": 1.2}, {"top_k": 70}, {"top_p": 0.8, "logit_bias": {5: 2.0}}],
+}
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_captured_choice_follows_the_tables(name):
+    """Captured once, replayed for other logits, positions and requests: the ids are those of an eager choice."""
+    cuda, comm = torch.device("cuda"), SoloCommunicator()
+    shard = ShardIndices.of_rank(0, 1, org_vocab_size=262144)
+    state = SamplingState(3, shard, torch.float32, cuda)
+    features = Features.union(Features.of(sampling_params(**params)) for params in PARAMS[name])
+    state.reserve(features)
+    logits_RV = torch.randn(6, 262144, device=cuda) * 6
+    slot_R = torch.tensor([0, 0, 1, 1, 2, 3], device=cuda)  # the last row is padding
+    position_R = torch.tensor([9, 10, 5, 6, 7, 0], device=cuda)
+    drafts_RB = torch.tensor([[-1], [8], [-1], [9], [-1], [-1]], device=cuda)
+
+    def chosen():
+        return choose(
+            logits_RV, slot_R, position_R, state, comm, features=features, drafts_RB=drafts_RB, softcap=30.0
+        ).ids_R
+
+    chosen()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids_R = chosen()
+    found = []
+    for round_number in range(4):
+        for slot in range(3):
+            if round_number:
+                state.release(slot)
+            kinds = PARAMS[name]
+            params = sampling_params(seed=round_number * 7 + slot, **kinds[(slot + round_number) % len(kinds)])
+            state.admit(slot, params, [3, 1, 4, round_number], 3)
+        logits_RV.normal_().mul_(6)
+        position_R.add_(1)
+        graph.replay()
+        found.append(ids_R.tolist())
+        assert found[-1] == chosen().tolist()
+    assert len({tuple(ids) for ids in found}) == 4
 
 
 def test_logprobs_on_cuda_equal_log_softmax():

@@ -115,6 +115,20 @@ class ParityCase:
         return RowRequest(params, 8 - i % 2, 3, token_ids=[7, 250, 7, 130, 7, i], draft_ids=[7, 130][: 2 - i % 2])
 
 
+PUBLISHED = {
+    f"{name}, {ranks} ranks": ParityCase(
+        kinds, org=262144, added=0, ranks=ranks, rows_of_each=rows, candidates=candidates, softcap=softcap
+    )
+    for name, kinds, candidates in (
+        ("greedy", ("greedy",), 0),
+        ("candidates", ("candidates", "candidates above a floor", "greedy"), 64),
+        ("200 candidates", ("candidates", "greedy"), 200),
+        ("everything", tuple(KINDS), 64),
+    )
+    for ranks, rows, softcap in ((1, 1, None), (1, 9, 30.0), (2, 5, 30.0), (8, 2, None))
+}
+"""At the size of the published vocabulary: for a GPU."""
+
 CASES = {
     "greedy": ParityCase(("greedy",)),
     "greedy, capped": ParityCase(("greedy",), softcap=5.0, ranks=2),
@@ -123,9 +137,7 @@ CASES = {
     "candidates": ParityCase(("candidates", "candidates above a floor", "greedy")),
     "candidates, ties": ParityCase(("candidates", "greedy"), ties=True),
     "candidates, capped": ParityCase(("candidates",), softcap=6.0),
-    "candidates of four ranks": ParityCase(
-        ("candidates", "candidates above a floor", "drawn"), ranks=4, rows_of_each=1
-    ),
+    "four ranks": ParityCase(("candidates", "candidates above a floor", "drawn"), ranks=4, rows_of_each=1),
     "few candidates allowed": ParityCase(("two ids allowed", "nothing allowed"), rows_of_each=1),
     "drawn and candidates": ParityCase(("drawn", "candidates", "greedy", "one id allowed"), rows_of_each=1),
     "edits": ParityCase(("bias", "penalties", "greedy with penalties"), softcap=20.0),

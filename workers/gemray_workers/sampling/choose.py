@@ -69,6 +69,8 @@ def choose(
     expected = (len(slot_R), state.shard.num_elements_padded)
     if logits_RV.shape != expected:
         raise ValueError(f"logits are {tuple(logits_RV.shape)}, expected {expected}: rows, local vocabulary columns")
+    if not len(slot_R):
+        return Choice(slot_R)
     features = state.features if features is None else features
     rows = state.rows(features, slot_R, position_R, drafts_RB)
     kernels, columns = state.kernels, state.columns
