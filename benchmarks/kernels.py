@@ -24,7 +24,7 @@ import triton
 from torch import Tensor
 
 from gemray_kernels.table import REFERENCE, Kernels, triton_kernels
-from gemray_kernels.triton_paged_attention import paged_attention
+from gemray_kernels.triton.paged_attention import paged_attention
 
 DEVICE = torch.device("cuda")
 PAGE_SIZE = 16

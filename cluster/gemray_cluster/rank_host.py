@@ -23,12 +23,12 @@ from gemray_workers.parallel.network_interface import choose_interface
 
 logger = logging.getLogger(__name__)
 
-GANG_WORKER = "gemray_workers.worker:GangWorker"
+GANG_WORKER = "gemray_workers.rank.worker:GangWorker"
 """Import path of the class that does a rank's work; tests put another one in its place."""
 
 
 class RankWorker(Protocol):
-    """A rank's work; see `gemray_workers.worker.GangWorker`."""
+    """A rank's work; see `gemray_workers.rank.worker.GangWorker`."""
 
     def load(self) -> tuple[ModelInfo, RankInfo]:
         """Join the gang and load."""

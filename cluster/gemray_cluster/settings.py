@@ -33,7 +33,7 @@ from gemray_workers.errors import InvalidField
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName, EngineConfig
-    from gemray_workers.engine.blueprint import Blueprint
+    from gemray_workers.rank.blueprint import Blueprint
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ class ServeSettings:
 
     def blueprint(self, device: DeviceName) -> Blueprint:
         """What the gang will be on `device`; raises InvalidSetting, CheckpointError, CapacityError."""
-        from gemray_workers.engine.blueprint import Blueprint
+        from gemray_workers.rank.blueprint import Blueprint
 
         config = self.engine_config(device)
         with self._naming_origins(ENGINE_NAMES):

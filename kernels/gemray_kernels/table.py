@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_kernels import activation, experts, norm_rope, rms_norm, rope
+from gemray_kernels.reference import activation, experts, norm_rope, rms_norm, rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,10 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
 
 def triton_kernels() -> Kernels:
     """Every kernel in Triton. Imports triton, which only CUDA builds of torch bring along."""
-    from gemray_kernels import triton_activation, triton_experts, triton_norm_rope, triton_rms_norm
+    from gemray_kernels.triton import activation as triton_activation
+    from gemray_kernels.triton import experts as triton_experts
+    from gemray_kernels.triton import norm_rope as triton_norm_rope
+    from gemray_kernels.triton import rms_norm as triton_rms_norm
 
     return Kernels(
         rms_norm=triton_rms_norm.rms_norm,

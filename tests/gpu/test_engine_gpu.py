@@ -13,9 +13,9 @@ import torch
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasuringInbox
 from gemray_workers.config import EngineConfig
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.target_rank import EngineRank
 from support.engine_runner import engine_config, request, run_engine
 from support.gang import RunOnGang
 from support.gpu import needs_gpus, published_config, run_on_gpus

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gemray_workers.engine.graphs import GraphedCycle
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.verify import verify
 from support.engine_runner import engine_config, request, serve
 from support.gpu import needs_gpus

@@ -32,7 +32,7 @@ GROUPS = {
 @pytest.mark.parametrize("lengths", [DECODE, VERIFY, MIXED], ids=["decode", "verify", "mixed"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_attention_of_the_target(group: str, lengths: list[tuple[int, int]], dtype: torch.dtype) -> None:
-    from gemray_kernels.triton_paged_attention import paged_attention
+    from gemray_kernels.triton.paged_attention import paged_attention
 
     heads, kv_heads, head_dim, window = GROUPS[group]
     for page_size in (16, 32):
@@ -43,7 +43,7 @@ def test_attention_of_the_target(group: str, lengths: list[tuple[int, int]], dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("window", "causal"), [(2048, True), (2048, False), (None, False), (None, True)])
 def test_attention_of_a_block_drafter(window: int | None, causal: bool, dtype: torch.dtype) -> None:
-    from gemray_kernels.triton_paged_attention import paged_attention
+    from gemray_kernels.triton.paged_attention import paged_attention
 
     lengths = [(16, 16), (16, 600), (8, 5000), (2, 2049), (40, 3000)]
     case = AttentionCase(lengths, 64, 8, 128, window=window, causal=causal, scale=128**-0.5)
@@ -52,7 +52,7 @@ def test_attention_of_a_block_drafter(window: int | None, causal: bool, dtype: t
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     """The same bits alone and in a batch, at every batch size."""
-    from gemray_kernels.triton_paged_attention import paged_attention
+    from gemray_kernels.triton.paged_attention import paged_attention
 
     case = AttentionCase([(5, 3000), (5, 90), (5, 1024), (5, 17), (5, 2500)], 32, 4, 512)
     q_TND, k_pages, v_pages, table_SP, start_S1, kv_len_S = case.batch(torch.bfloat16, "cuda", seed=5)
@@ -105,7 +105,7 @@ def test_bfloat16_is_rounded_where_the_references_round() -> None:
 
 
 def test_a_row_of_nan_logits_leaves_the_other_rows_their_experts() -> None:
-    from gemray_kernels.triton_experts import choose_experts, gated_experts
+    from gemray_kernels.triton.experts import choose_experts, gated_experts
 
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 128, generator=generator).cuda()
@@ -124,7 +124,7 @@ def test_a_row_of_nan_logits_leaves_the_other_rows_their_experts() -> None:
 
 def test_no_launch_waits_for_the_device_and_a_graph_holds_them() -> None:
     from gemray_kernels.table import triton_kernels
-    from gemray_kernels.triton_paged_attention import paged_attention
+    from gemray_kernels.triton.paged_attention import paged_attention
 
     kernels = triton_kernels()
     runs = kernel_runs("cuda", 2, rows=8, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)

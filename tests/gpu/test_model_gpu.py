@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gemray_kernels.paged_attention import paged_attention
+from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.model.config import (

@@ -14,11 +14,11 @@ from torch import Tensor
 from gemray_kernels.table import kernels_for
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.random_weights import random_weights
-from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.messages import Submit
 from gemray_workers.model import placement
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.blueprint import Blueprint
 from support.engine_runner import Run, request
 from support.gang import RunOnGang
 from support.gpu import needs_gpus, published_config, run_on_gpus

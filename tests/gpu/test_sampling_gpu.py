@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemray_kernels import keyed_noise
+from gemray_kernels.reference import keyed_noise
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.choose import choose
@@ -33,7 +33,7 @@ KINDS = [
 def noise_functions():
     functions = [pytest.param(keyed_noise.keyed_gumbel, id="torch")]
     try:
-        from gemray_kernels import triton_keyed_noise
+        from gemray_kernels.triton import keyed_noise as triton_keyed_noise
     except ImportError:
         return functions
     return [*functions, pytest.param(triton_keyed_noise.keyed_gumbel, id="triton")]
@@ -72,7 +72,7 @@ def test_choices_on_cuda_equal_the_cpu():
 
 @pytest.mark.parametrize("name", [*CASES, *PUBLISHED])
 def test_the_kernels_choose_what_the_reference_chooses(name):
-    from gemray_kernels.triton_token_choice import TritonKernels
+    from gemray_kernels.triton.token_choice import TritonKernels
 
     case = {**CASES, **PUBLISHED}[name]
     assert list(case.mismatches(TritonKernels(), torch.device("cuda"))) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gemray_kernels.table import triton_kernels
-from gemray_kernels.triton_paged_attention import paged_attention
+from gemray_kernels.triton.paged_attention import paged_attention
 from support.kernel_parity import (
     AttentionCase,
     accepted_transposed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gemray_kernels.triton_token_choice import TritonKernels
+from gemray_kernels.triton.token_choice import TritonKernels
 from support.choice_parity import CASES
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from gemray_kernels.keyed_noise import gumbel_of_word, keyed_gumbel, philox4x32
+from gemray_kernels.reference.keyed_noise import gumbel_of_word, keyed_gumbel, philox4x32
 
 WORD = st.integers(0, 2**32 - 1)
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from gemray_kernels.activation import gelu_tanh, gelu_tanh_and_mul
-from gemray_kernels.experts import choose_experts
-from gemray_kernels.grouped_linear import grouped_linear
 from gemray_kernels.precision import compute_dtype, wide_linear
-from gemray_kernels.rms_norm import rms_norm
-from gemray_kernels.rope import apply_rope, inverse_frequencies, rope_cos_sin
+from gemray_kernels.reference.activation import gelu_tanh, gelu_tanh_and_mul
+from gemray_kernels.reference.experts import choose_experts
+from gemray_kernels.reference.grouped_linear import grouped_linear
+from gemray_kernels.reference.rms_norm import rms_norm
+from gemray_kernels.reference.rope import apply_rope, inverse_frequencies, rope_cos_sin
 
 
 @pytest.fixture(autouse=True)

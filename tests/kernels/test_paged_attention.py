@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gemray_kernels.kv_write import write_kv
-from gemray_kernels.paged_attention import paged_attention
+from gemray_kernels.reference.kv_write import write_kv
+from gemray_kernels.reference.paged_attention import paged_attention
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 4, 2, 8, 4
 

@@ -43,7 +43,7 @@ def test_interpreted_kernels_equal_the_references() -> None:
 def test_attention_compiles_for_hopper(
     rows: int, heads: int, kv_heads: int, head_dim: int, window: int | None, causal: bool
 ) -> None:
-    from gemray_kernels.triton_paged_attention import paged_attention
+    from gemray_kernels.triton.paged_attention import paged_attention
 
     q_TND = torch.empty(rows, heads, head_dim, dtype=torch.bfloat16)
     pages = torch.empty(9, 16, kv_heads, head_dim, dtype=torch.bfloat16)

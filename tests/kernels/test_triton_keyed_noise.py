@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="triton comes with CUDA builds of torch")
 
 COMPARE = """
 import torch
-from gemray_kernels import keyed_noise, triton_keyed_noise
+from gemray_kernels.reference import keyed_noise
+from gemray_kernels.triton import keyed_noise as triton_keyed_noise
 
 seeds = torch.tensor([0, -1, 2**62 + 12345, -(2**63)])
 positions = torch.tensor([0, 7, 2**32 - 1, 2**33 + 5])

@@ -49,7 +49,7 @@ PUBLISHED = {"top_k": 64, "top_p": 0.95, "suppress_tokens": (258882, 258883)}
 )
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_a_choice_compiles_for_hopper(kinds: list[dict[str, object]], names: list[str], softcap: float | None) -> None:
-    from gemray_kernels.triton_token_choice import TritonKernels
+    from gemray_kernels.triton.token_choice import TritonKernels
 
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=262144)
     requests = [RowRequest(sampling_params(**kind), 9, 4, token_ids=[5] * 7, draft_ids=[1, 2]) for kind in kinds]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gemray_kernels.token_choice import ChoiceKernels, ReferenceKernels
+from gemray_kernels.reference.token_choice import ChoiceKernels, ReferenceKernels
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.cut import vocabulary_cut

@@ -9,9 +9,9 @@ import torch
 
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.params import SamplingParams
 
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gemray_workers.config import EngineConfig
-from gemray_workers.drafters.dedicated.rank import DrafterRank
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.rank.drafter_rank import DrafterRank
+from gemray_workers.rank.target_rank import EngineRank
 from support.engine_runner import Run, engine_config, serve
 from support.tiny import Shape
 

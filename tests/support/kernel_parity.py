@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_kernels import paged_attention
+from gemray_kernels.reference import paged_attention
 from gemray_kernels.table import REFERENCE, Kernels
 from gemray_workers.model.attention import AttentionKernel
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gemray_kernels.keyed_noise import keyed_gumbel
+from gemray_kernels.reference.keyed_noise import keyed_gumbel
 from gemray_workers.messages import Submit
 from support.oracle import solo_model, whole_logits
 from support.paged import PagedCache, Rows

@@ -43,7 +43,7 @@ class ProcessRank:
     def __init__(self, engine: EngineConfig, rank: int, worker_class: str) -> None:
         # Ranks fork from a server that has imported torch and nothing of this process: seconds less each.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["gemray_workers.worker", "support.fake_worker", __name__])
+        context.set_forkserver_preload(["gemray_workers.rank.worker", "support.fake_worker", __name__])
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, engine, rank, worker_class), daemon=True)
         self.process.start()

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gemray_kernels.token_choice import ChoiceKernels
+from gemray_kernels.reference.token_choice import ChoiceKernels
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.choose import Choice, choose

@@ -119,7 +119,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_every_backend_is_declared_and_the_reference_has_a_kernel() -> None:
-    from gemray_kernels.paged_attention import paged_attention
+    from gemray_kernels.reference.paged_attention import paged_attention
 
     assert attention_kernel(chosen("torch")) is paged_attention
     with pytest.raises(KeyError):

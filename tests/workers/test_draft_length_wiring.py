@@ -10,10 +10,10 @@ from gemray_workers.drafters import controller as controller_module
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import Estimates, Load
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.messages import EngineStats
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.errors import CheckpointError
 from gemray_workers.messages import Cancel, FromGang, StepOutput, Stop, Submit, ToGang
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.scheduling.plan import TokenLogprob
 from support.engine_runner import Run, engine_config, request, run_engine, serve
 from support.oracle import prompt_logits, solo_model

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gemray_kernels.paged_attention import paged_attention
+from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.checkpoint.loader import load_weights
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel

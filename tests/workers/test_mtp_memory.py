@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemray_workers.engine.blueprint import Blueprint
+from gemray_workers.rank.blueprint import Blueprint
 from support.engine_runner import engine_config
 
 CONFIGS = Path(__file__).resolve().parents[2] / "benchmarks" / "configs"

@@ -14,11 +14,11 @@ from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.drafters.mtp.config import AssistantConfig
-from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.errors import InvalidField
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.blueprint import Blueprint
 
 CONFIGS = Path(__file__).resolve().parents[2] / "benchmarks" / "configs"
 META = torch.device("meta")

@@ -10,8 +10,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gemray_kernels.candidates import local_top
+from gemray_kernels.reference.token_choice import ReferenceKernels
 from gemray_kernels.slot_tables import MAX_CANDIDATES
-from gemray_kernels.token_choice import ReferenceKernels
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from support.sampling_oracle.row_request import RowRequest

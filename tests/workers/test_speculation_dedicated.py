@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from gemray_workers.config import EngineConfig
-from gemray_workers.drafters.dedicated.rank import DrafterRank
 from gemray_workers.embedded import embedded_path
-from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.messages import SpeculationCounters, Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.drafter_rank import DrafterRank
+from gemray_workers.rank.target_rank import EngineRank
 from support.engine_runner import Run, collect, engine_config, run_engine
 from support.gang import RunOnGang
 from support.held_out_requests import held_out_requests

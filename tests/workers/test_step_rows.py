@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.errors import InvalidField
+from gemray_workers.rank.blueprint import Blueprint
 from support.engine_runner import engine_config
 from support.tiny import tiny_checkpoint
 from support.tiny_drafters import tiny_assistant, tiny_dflash

@@ -17,10 +17,10 @@ from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.drafters.mtp.config import AssistantConfig
-from gemray_workers.engine.blueprint import Blueprint
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.rank.blueprint import Blueprint
 
 _META = torch.device("meta")
 

@@ -20,9 +20,9 @@ from gemray_cluster.bench.profile import CycleProfile
 from gemray_cluster.bench.report import Row, Spread
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.messages import ModelInfo, RankInfo, Submit
+from gemray_workers.rank.worker import GangWorker
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.verify import Accept, verify
-from gemray_workers.worker import GangWorker
 
 PROFILED_CYCLES = 3
 SAMPLING: Mapping[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from gemray_workers.errors import GemrayError
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName
-    from gemray_workers.engine.blueprint import Blueprint
+    from gemray_workers.rank.blueprint import Blueprint
 
 NAME = "fit"
 

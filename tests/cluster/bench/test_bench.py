@@ -225,7 +225,7 @@ def test_refusals_are_sentences(arguments: list[str], words: str) -> None:
 
 def test_suites_of_the_repository_name_what_is_there() -> None:
     from gemray_cluster.bench.settings import read_suite
-    from gemray_workers.engine.blueprint import Blueprint
+    from gemray_workers.rank.blueprint import Blueprint
 
     benchmarks = Path(__file__).resolve().parents[3] / "benchmarks"
     peers = read_peers(benchmarks / "peers.toml")

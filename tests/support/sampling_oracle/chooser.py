@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_kernels.keyed_noise import KeyedNoise, keyed_gumbel
+from gemray_kernels.reference.keyed_noise import KeyedNoise, keyed_gumbel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from support.sampling_oracle.edits import apply_edits

@@ -12,12 +12,12 @@ def attention_kernel(choice: Choice) -> AttentionKernel:
 
 
 def _torch() -> AttentionKernel:
-    from gemray_kernels.paged_attention import paged_attention
+    from gemray_kernels.reference.paged_attention import paged_attention
 
     return paged_attention
 
 
 def _triton() -> AttentionKernel:
-    from gemray_kernels.triton_paged_attention import paged_attention
+    from gemray_kernels.triton.paged_attention import paged_attention
 
     return paged_attention

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from gemray_kernels.paged_attention import paged_attention
+from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.attention.choice import AttentionNeeds
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.execution.cycle_rows import CycleRows, PackedRows

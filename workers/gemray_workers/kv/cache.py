@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from gemray_kernels.kv_write import write_kv
+from gemray_kernels.reference.kv_write import write_kv
 from gemray_workers.kv.spec import KVGroupSpec
 
 

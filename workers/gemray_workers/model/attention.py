@@ -26,7 +26,7 @@ ATTENTION_SCALE = 1.0
 
 
 class AttentionKernel(Protocol):
-    """Signature of `gemray_kernels.paged_attention.paged_attention`, which states the masks."""
+    """Signature of `gemray_kernels.reference.paged_attention.paged_attention`, which states the masks."""
 
     def __call__(
         self,

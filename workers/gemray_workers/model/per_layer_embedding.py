@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.activation import gelu_tanh
+from gemray_kernels.reference.activation import gelu_tanh
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, PerLayerEmbeddingConfig
 from gemray_workers.model.linear import ReplicatedLinear

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from gemray_kernels.rope import inverse_frequencies, rope_cos_sin
+from gemray_kernels.reference.rope import inverse_frequencies, rope_cos_sin
 from gemray_workers.model.config import LayerConfig, LayerKind
 
 CosSin = tuple[Tensor, Tensor]

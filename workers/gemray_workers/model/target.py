@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.paged_attention import paged_attention
+from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget, bytes_held
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from gemray_kernels.reference.token_choice import Cut, mass_of
 from gemray_kernels.slot_tables import MAX_CANDIDATES, ChoiceRows, Columns, Field
-from gemray_kernels.token_choice import Cut, mass_of
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.features import Features
 

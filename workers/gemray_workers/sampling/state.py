@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gemray_kernels.reference.token_choice import ChoiceKernels
 from gemray_kernels.slot_tables import PROMPT_SEEN, ChoiceRows, Columns, Field, SlotTables
-from gemray_kernels.token_choice import ChoiceKernels
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.kernels import choice_kernels

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.paged_attention import paged_attention
+from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.drafters.dflash.layer import DFlashLayer, ScaleNorm

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gemray_kernels.paged_attention import paged_attention
+from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.drafters.mtp.config import AssistantConfig
 from gemray_workers.drafters.mtp.heads import assistant_head

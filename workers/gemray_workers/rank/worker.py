@@ -8,13 +8,13 @@ from gemray_workers.channel import ChannelAddress, LeadChannel
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
-from gemray_workers.drafters.dedicated.rank import DrafterRank
 from gemray_workers.engine.planner import Inbox
-from gemray_workers.engine.rank import EngineRank
 from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.rank.drafter_rank import DrafterRank
+from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.verify import Accept, verify
 
 

@@ -1,4 +1,4 @@
-"""The gated activations, each in one Triton kernel that rounds where `gemray_kernels.activation` rounds.
+"""The gated activations, each in one Triton kernel that rounds where `gemray_kernels.reference.activation` rounds.
 
 Shape legend: T rows, I width of the gate.
 """
@@ -16,12 +16,12 @@ BLOCK = 1024
 
 
 def gelu_tanh_and_mul(gate_up_T2I: Tensor) -> Tensor:
-    """As `gemray_kernels.activation.gelu_tanh_and_mul`."""
+    """As `gemray_kernels.reference.activation.gelu_tanh_and_mul`."""
     return _gated(gate_up_T2I, gelu=True)
 
 
 def silu_and_mul(gate_up_T2I: Tensor) -> Tensor:
-    """As `gemray_kernels.activation.silu_and_mul`."""
+    """As `gemray_kernels.reference.activation.silu_and_mul`."""
     return _gated(gate_up_T2I, gelu=False)
 
 

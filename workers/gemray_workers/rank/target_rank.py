@@ -16,7 +16,6 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
-from gemray_workers.engine.blueprint import Blueprint, device_name
 from gemray_workers.engine.buckets import CAPTURED_FEATURES, MOST_PROMPT_ROWS, buckets
 from gemray_workers.engine.cycle import Cycle, CycleRunner
 from gemray_workers.engine.engine import Engine
@@ -31,6 +30,7 @@ from gemray_workers.messages import ModelInfo, RankInfo, Submit
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.rank.blueprint import Blueprint, device_name
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.state import SamplingState
 from gemray_workers.sampling.verify import Accept, verify

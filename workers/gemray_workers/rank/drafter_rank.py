@@ -10,9 +10,8 @@ from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
-from gemray_workers.drafters.dedicated.engine import DrafterEngine
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
-from gemray_workers.engine.blueprint import Blueprint, device_name
+from gemray_workers.engine.drafter_engine import DrafterEngine
 from gemray_workers.engine.planner import FollowPlanner
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
@@ -22,6 +21,7 @@ from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
 from gemray_workers.parallel.communicator import SoloCommunicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.rank.blueprint import Blueprint, device_name
 from gemray_workers.sampling.state import SamplingState
 
 

@@ -1,4 +1,4 @@
-"""Norms, each in one Triton kernel that rounds where `gemray_kernels.rms_norm` rounds.
+"""Norms, each in one Triton kernel that rounds where `gemray_kernels.reference.rms_norm` rounds.
 
 Shape legend: T rows, N heads, D the axis that is normed.
 """
@@ -14,19 +14,19 @@ from gemray_kernels.layout import require_contiguous, require_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """As `gemray_kernels.rms_norm.rms_norm`."""
+    """As `gemray_kernels.reference.rms_norm.rms_norm`."""
     return _normed(x, weight, eps, round_before_weight=False)
 
 
 def rms_norm_then_scale(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `gemray_kernels.rms_norm.rms_norm_then_scale`."""
+    """As `gemray_kernels.reference.rms_norm.rms_norm_then_scale`."""
     return _normed(x, weight, eps, round_before_weight=True)
 
 
 def add_rms_norm(
     residual_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float, scale: Tensor | None = None
 ) -> Tensor:
-    """As `gemray_kernels.rms_norm.add_rms_norm`."""
+    """As `gemray_kernels.reference.rms_norm.add_rms_norm`."""
     require_rows(residual=residual_TD, x=x_TD)
     require_contiguous(weight=weight_D)
     num_rows, width = x_TD.shape

@@ -2,7 +2,7 @@
 
     token = argmax over v of  filter(edited logits_v / T) + g(seed, position, v),   g = 0 at T = 0
 
-Plain PyTorch, for every device and dtype; `triton_token_choice` gives the same in one pass over the logits. Shapes
+Plain PyTorch, for every device and dtype; `triton.token_choice` gives the same in one pass over the logits. Shapes
 follow from the arguments' shapes alone and nothing is read back, so all of it can be captured in a CUDA graph.
 
 Edits come in this order: allowed ids, forbidden ids, repetition penalty (ids of prompt and output), presence and
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.candidates import Candidates, local_largest, local_top
-from gemray_kernels.keyed_noise import KeyedNoise, keyed_gumbel
 from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.keyed_noise import KeyedNoise, keyed_gumbel
 from gemray_kernels.slot_tables import PROMPT_SEEN, ChoiceRows, Columns, Field
 
 MASS_ONE = float(1 << 44)

@@ -17,12 +17,12 @@ import torch
 import triton
 from torch import Tensor
 
-from gemray_kernels import triton_keyed_noise
 from gemray_kernels.candidates import Candidates, local_top
+from gemray_kernels.reference.token_choice import Cut, ReferenceKernels
 from gemray_kernels.slot_tables import ChoiceRows, Columns
-from gemray_kernels.token_choice import Cut, ReferenceKernels
-from gemray_kernels.triton_choice_kernels import best_kernel, decide_kernel, edit_kernel, list_kernel, merge_kernel
-from gemray_kernels.triton_choice_parts import NO_ID
+from gemray_kernels.triton import keyed_noise as triton_keyed_noise
+from gemray_kernels.triton.choice_kernels import best_kernel, decide_kernel, edit_kernel, list_kernel, merge_kernel
+from gemray_kernels.triton.choice_parts import NO_ID
 
 MOST_LISTED = 64
 """Most candidates that are found by lists; more are cut from edited logits by torch's topk."""
@@ -35,7 +35,7 @@ BELOW_ONE = 1.0 - torch.finfo(torch.float32).eps / 2
 
 
 class TritonKernels:
-    """On CUDA; see `gemray_kernels.token_choice.ChoiceKernels`."""
+    """On CUDA; see `gemray_kernels.reference.token_choice.ChoiceKernels`."""
 
     def __init__(self) -> None:
         self._reference = ReferenceKernels(triton_keyed_noise.keyed_gumbel)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.activation import gelu_tanh_and_mul
-from gemray_kernels.grouped_linear import grouped_linear
 from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.activation import gelu_tanh_and_mul
+from gemray_kernels.reference.grouped_linear import grouped_linear
 
 
 def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

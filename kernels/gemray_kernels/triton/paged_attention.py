@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
-from gemray_kernels.triton_dot import dot
+from gemray_kernels.triton.dot import dot
 
 MAX_SPLIT_ROWS = 32
 """Sequences of more rows are not split: they fill the device, and their partial results would be large."""
@@ -57,7 +57,7 @@ def paged_attention(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """Softmax attention [T, N, D]; arguments, masks and result as in `gemray_kernels.paged_attention`.
+    """Softmax attention [T, N, D]; arguments, masks and result as in `gemray_kernels.reference.paged_attention`.
 
     Sums are float32; probabilities are rounded to `q`'s dtype before they weigh the values. `q`, `k_pages` and
     `v_pages` are bfloat16 or float32, all the same, with heads contiguous.

@@ -1,4 +1,4 @@
-"""The Triton kernels of the token choice; `triton_token_choice` launches them and tells how they fit together.
+"""The Triton kernels of the token choice; `triton.token_choice` launches them and tells how they fit together.
 
 Shape legend: R rows, V local vocabulary columns, N blocks of columns or slots, L listed ids of a row, P ranks, W pairs
 that a rank offers for a row.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemray_kernels.reference.token_choice import MASS_ONE
 from gemray_kernels.slot_tables import Field
-from gemray_kernels.token_choice import MASS_ONE
-from gemray_kernels.triton_choice_parts import (
+from gemray_kernels.triton.choice_parts import (
     EMPTY,
     edited,
     integer,
@@ -24,7 +24,7 @@ from gemray_kernels.triton_choice_parts import (
     unpack_id,
     unpack_value,
 )
-from gemray_kernels.triton_keyed_noise import gumbel
+from gemray_kernels.triton.keyed_noise import gumbel
 
 TOP_K = tl.constexpr(int(Field.TOP_K))
 TOP_P = tl.constexpr(int(Field.TOP_P))

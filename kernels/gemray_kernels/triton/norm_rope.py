@@ -1,4 +1,4 @@
-"""Norm, rotation and the write to pages in one Triton kernel each, rounded where `gemray_kernels.norm_rope` rounds.
+"""Norm, rotation and the write to pages in one Triton kernel each, rounded as in `gemray_kernels.reference.norm_rope`.
 
 Compiled without fused multiply-add: in bfloat16 the compiler would make one of a rounded product and its sum, and
 leave a rounding out.
@@ -18,12 +18,12 @@ from gemray_kernels.layout import require_contiguous, require_rows
 
 
 def apply_rope(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """As `gemray_kernels.rope.apply_rope`."""
+    """As `gemray_kernels.reference.rope.apply_rope`."""
     return _rotated(x_TND, None, cos_T1D, sin_T1D, 0.0)
 
 
 def norm_rope(x_TND: Tensor, weight_D: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, eps: float) -> Tensor:
-    """As `gemray_kernels.norm_rope.norm_rope`."""
+    """As `gemray_kernels.reference.norm_rope.norm_rope`."""
     return _rotated(x_TND, weight_D, cos_T1D, sin_T1D, eps)
 
 
@@ -38,7 +38,7 @@ def write_normed_kv(
     v_pages: Tensor,
     slot_mapping_T: Tensor,
 ) -> None:
-    """As `gemray_kernels.norm_rope.write_normed_kv`."""
+    """As `gemray_kernels.reference.norm_rope.write_normed_kv`."""
     num_rows, num_heads, head_dim = k_TKD.shape
     if not num_rows:
         return

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gemray_kernels.kv_write import write_kv
-from gemray_kernels.rms_norm import rms_norm
-from gemray_kernels.rope import apply_rope
+from gemray_kernels.reference.kv_write import write_kv
+from gemray_kernels.reference.rms_norm import rms_norm
+from gemray_kernels.reference.rope import apply_rope
 
 
 def norm_rope(x_TND: Tensor, weight_D: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, eps: float) -> Tensor:

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
-from gemray_kernels.triton_activation import gelu_tanh
-from gemray_kernels.triton_dot import dot
+from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.dot import dot
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Tile:
 
 
 def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """As `gemray_kernels.experts.choose_experts`."""
+    """As `gemray_kernels.reference.experts.choose_experts`."""
     require_rows(logits=logits_TE)
     require_contiguous(scale=scale_E)
     num_rows, num_experts = logits_TE.shape
@@ -57,7 +57,7 @@ def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tens
 def gated_experts(
     x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor
 ) -> Tensor:
-    """As `gemray_kernels.experts.gated_experts`."""
+    """As `gemray_kernels.reference.experts.gated_experts`."""
     require_rows(x=x_TH)
     require_contiguous(weights=weights_TK, experts=experts_TK, gate_up=gate_up_E2IH, down=down_EHI)
     num_rows, top_k = experts_TK.shape

@@ -16,7 +16,7 @@ BLOCK = 1024
 
 
 def keyed_gumbel(seed_R: Tensor, position_R: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standard Gumbel noise of each (row, id); arguments and result as in `gemray_kernels.keyed_noise`."""
+    """Standard Gumbel noise of each (row, id); arguments and result as in `gemray_kernels.reference.keyed_noise`."""
     num_rows, num_ids = len(seed_R), token_ids.shape[-1]
     ids_RV = token_ids.expand(num_rows, num_ids)
     noise_RV = torch.empty(num_rows, num_ids, dtype=dtype, device=token_ids.device)

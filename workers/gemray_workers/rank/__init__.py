@@ -1,0 +1,1 @@
+"""One rank of a gang: its plan, its loading, its life."""
