@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from gemray_cluster.blocking import in_own_thread
+from gemray_cluster.ray_runtime.blocking import in_own_thread
 
 NEVER_RETURNS = """
 import asyncio, threading
-from gemray_cluster.blocking import in_own_thread
+from gemray_cluster.ray_runtime.blocking import in_own_thread
 
 async def main():
     try:

@@ -16,7 +16,7 @@ from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import check_room
 from gemray_cluster.check.result import Status, fail, failed, ok
 from gemray_cluster.check.shared_memory import check_shared_memory, local_size
-from gemray_cluster.placement import NodeResources
+from gemray_cluster.ray_runtime.placement import NodeResources
 
 GIB = 2**30
 GPU_RANK = {"GPU": 1.0, "CPU": 1.0}

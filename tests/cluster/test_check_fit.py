@@ -11,7 +11,7 @@ import pytest
 
 from gemray_cluster.check.fit import check_fit, check_front_end
 from gemray_cluster.check.result import Status
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.settings.settings import ServeSettings
 from support.servable_checkpoint import write_servable_checkpoint
 from support.tiny import tiny_checkpoint
 from support.tiny_drafters import tiny_assistant, tiny_dflash

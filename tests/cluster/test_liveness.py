@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray_cluster.check import health_probe
-from gemray_cluster.gang_client import GangState
+from gemray_cluster.gang.client import GangState
 from gemray_cluster.server.health import LIVENESS
 from gemray_cluster.server.service import SERVICE_NAME
 from support.certificates import make_certificates

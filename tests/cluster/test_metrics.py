@@ -9,8 +9,8 @@ import socket
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gemray_cluster.gang_client import GangState
-from gemray_cluster.metrics import EngineCollector, MetricsServer
+from gemray_cluster.gang.client import GangState
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer
 from gemray_workers.errors import GemrayError
 from support.fake_gang import FakeGang
 from support.helm_chart import CHART

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
-from gemray_cluster.request_trace import RequestTrace, TracedGang, TraceInterceptor, key_values
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.observability.request_trace import RequestTrace, TracedGang, TraceInterceptor, key_values
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta
 from support.fake_gang import FakeGang, Script

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.setting_types import parse_size
-from gemray_cluster.settings import (
+from gemray_cluster.settings.settings import (
     ENGINE_NAMES,
     InvalidSetting,
     MissingSetting,
@@ -21,6 +20,7 @@ from gemray_cluster.settings import (
     settings_of,
     unknown_variables,
 )
+from gemray_cluster.settings.types import parse_size
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import InvalidField
 

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.settings.settings import ServeSettings
 from support.chart_values import DEPLOYMENTS
 from support.commands import serve_flags_in
 from support.helm_chart import pick, render

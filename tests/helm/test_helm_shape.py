@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.settings.settings import ServeSettings
 from support.chart_values import DEPLOYMENTS
 from support.commands import serve_flags_in
 from support.helm_chart import Manifest, pick, render

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gemray_cluster.gang_client import GangState, GangUnavailable
+from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_workers.messages import (
     Choice,
     EngineStats,

@@ -7,10 +7,10 @@ import json
 import sys
 import time
 
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.launcher import StartProgress
-from gemray_cluster.ray_gang import RayGang
-from gemray_cluster.ray_session import RaySession
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.launcher import StartProgress
+from gemray_cluster.ray_runtime.launcher import RayGang
+from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import Submit

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from gemray_cluster.launcher import ProgressListener, Rank, RankDied, RankFacts, RankSetup
-from gemray_cluster.rank_host import GANG_WORKER, RankHost, process_facts
+from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, RankFacts, RankSetup
+from gemray_cluster.gang.rank_host import GANG_WORKER, RankHost, process_facts
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import ModelInfo, RankInfo

@@ -7,7 +7,7 @@ import urllib.request
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_workers.messages import EngineStats, SpeculationCounters
 from support.fake_gang import FakeGang
 

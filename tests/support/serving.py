@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.gang_client import GangClient
+from gemray_cluster.gang.client import GangClient
 from gemray_cluster.server.channel_options import client_options
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.requests import RequestReader

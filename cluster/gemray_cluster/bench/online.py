@@ -10,7 +10,7 @@ from typing import Any
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.bench.report import OnlineRow, Spread
-from gemray_cluster.client import ServerAddress, connected
+from gemray_cluster.client.client import ServerAddress, connected
 
 
 @dataclass

@@ -21,7 +21,7 @@ from gemray_cluster.bench.settings import Setup
 from gemray_cluster.bench.tables import markdown, one_line, online_table, read_peers, terminal_table
 
 if TYPE_CHECKING:
-    from gemray_cluster.client import ServerAddress
+    from gemray_cluster.client.client import ServerAddress
 
 
 def run_offline(setups: Sequence[Setup], output: Path, peers: Path | None, console: Console) -> Report:

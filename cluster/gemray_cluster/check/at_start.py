@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.check import resources
 from gemray_cluster.check.cluster import check_cluster
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.node import NODE_CHECKS
 from gemray_cluster.check.result import Status
-from gemray_cluster.placement import Resources
+from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.placement import Resources
 from gemray_workers.errors import CapacityError
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.node import NO_ANSWER, check_this_node
 from gemray_cluster.check.resources import check_room, ranks_that_fit
 from gemray_cluster.check.result import CheckResult, fail, ok
-from gemray_cluster.placement import Resources, list_nodes
+from gemray_cluster.ray_runtime.placement import Resources, list_nodes
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemray_cluster.check.result import CheckResult, fail, ok
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.errors import GemrayError
 
 if TYPE_CHECKING:

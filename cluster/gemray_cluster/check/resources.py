@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gemray_cluster.check.result import CheckResult, fail, ok, warn
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.placement import NodeResources, Resources
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.ray_runtime.placement import NodeResources, Resources
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName

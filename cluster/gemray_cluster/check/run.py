@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gemray_cluster.blocking import in_own_thread
 from gemray_cluster.check.cluster import check_cluster
 from gemray_cluster.check.fit import check_fit, check_front_end
 from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.check.result import CheckResult, Status, fail
-from gemray_cluster.ray_session import RaySession
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.session import RaySession
+from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.errors import GemrayError
 
 HERE = "this machine"
@@ -50,7 +50,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         note(fail("ray", f"{error}."))
         return results
     try:
-        from gemray_cluster.serving import choose_device
+        from gemray_cluster.serving.app import choose_device
 
         device = choose_device(settings)
         if here.status is not Status.FAIL:

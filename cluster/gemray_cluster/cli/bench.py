@@ -90,7 +90,7 @@ def bench(
         raise typer.Exit(1 if report.failures else 0)
     if beyond := flags.keys() - {"batch", "prompt_len", "steps"}:
         raise InvalidField("address", address, f"unset with --{', --'.join(sorted(beyond)).replace('_', '-')}")
-    from gemray_cluster.client import ServerAddress
+    from gemray_cluster.client.client import ServerAddress
 
     server = ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)
     run_online(server, _integers("batch", batch or "1,8"), prompt_len or 512, steps or 128, Path(output), console)
@@ -121,7 +121,7 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
 
 
 def _size(name: str, text: str) -> int:
-    from gemray_cluster.setting_types import parse_size
+    from gemray_cluster.settings.types import parse_size
 
     try:
         return parse_size(text)

@@ -28,7 +28,7 @@ def chat(
     """Talk to a server. Ctrl-C ends an answer, Ctrl-D the conversation."""
     from gemray.v1 import generation_pb2 as pb
     from gemray_cluster.cli.statistics import Stopwatch
-    from gemray_cluster.client import ServerAddress, connected
+    from gemray_cluster.client.client import ServerAddress, connected
 
     sampling = pb.SamplingParameters(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gemray_cluster.client_errors import RequestRefused, ServerUnreachable
+from gemray_cluster.client.errors import RequestRefused, ServerUnreachable
 from gemray_cluster.server.errors import AddressUnavailable
 from gemray_workers.errors import CapacityError, CheckpointError, GemrayError, InvalidField
 

@@ -31,7 +31,7 @@ def generate(
     """Send one request to a server."""
     from gemray.v1 import generation_pb2 as pb
     from gemray_cluster.cli.statistics import Stopwatch
-    from gemray_cluster.client import ServerAddress, connected
+    from gemray_cluster.client.client import ServerAddress, connected
 
     text = sys.stdin.read() if prompt == "-" else prompt
     request = pb.GenerateStreamRequest(

@@ -24,7 +24,7 @@ def info(
     from rich.console import Console
 
     from gemray.v1 import generation_pb2 as pb
-    from gemray_cluster.client import ServerAddress, connected
+    from gemray_cluster.client.client import ServerAddress, connected
 
     with connected(ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)) as stub:
         model = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gemray_cluster.setting_types import SWITCH
-from gemray_cluster.settings import CONFIG, ServeSettings, settings_of, unknown_variables
+from gemray_cluster.settings.settings import CONFIG, ServeSettings, settings_of, unknown_variables
+from gemray_cluster.settings.types import SWITCH
 
 INT32_MAX = 2**31 - 1
 """The protocol's integers; larger ones would not fit a message."""

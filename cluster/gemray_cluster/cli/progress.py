@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gemray_cluster.launcher import ProgressListener, StartProgress
+from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 
 _STAGES = {
     "ray": "connecting to Ray",

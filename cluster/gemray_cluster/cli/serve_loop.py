@@ -9,11 +9,11 @@ import sys
 from contextlib import AsyncExitStack
 
 from gemray_cluster.cli.progress import start_progress
-from gemray_cluster.gang_client import GangState, GangUnavailable
-from gemray_cluster.launcher import StartProgress
+from gemray_cluster.gang.client import GangState, GangUnavailable
+from gemray_cluster.gang.launcher import StartProgress
 from gemray_cluster.server.server import GenerationServer
-from gemray_cluster.serving import Serving, serving
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.serving.app import Serving, serving
+from gemray_cluster.settings.settings import ServeSettings
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

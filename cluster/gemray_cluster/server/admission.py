@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gemray_cluster.gang_client import GangUnavailable
+from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.server.errors import QueueFull
 from gemray_workers.errors import InvalidField
 

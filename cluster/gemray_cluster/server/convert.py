@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.gang_client import GangState
+from gemray_cluster.gang.client import GangState
 from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.text.output import Ending, OutputPiece

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from gemray_cluster.gang_client import GangClient, GangUnavailable
+from gemray_cluster.gang.client import GangClient, GangUnavailable
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.requests import AcceptedRequest
 from gemray_cluster.text.detokenizer import Detokenizer

@@ -11,7 +11,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio  # type: ignore[attr-defined]
 
-from gemray_cluster.gang_client import GangClient, GangState
+from gemray_cluster.gang.client import GangClient, GangState
 from gemray_cluster.server.admission import Admission
 
 LIVENESS = "gemray.liveness"

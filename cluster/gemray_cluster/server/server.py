@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.gang_client import GangClient
+from gemray_cluster.gang.client import GangClient
 from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.auth import BearerAuth, read_tokens
 from gemray_cluster.server.channel_options import server_options

@@ -9,8 +9,8 @@ from functools import partial
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable, why_not_serving
-from gemray_cluster.request_trace import completed, identify
+from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, why_not_serving
+from gemray_cluster.observability.request_trace import completed, identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.errors import EngineFault

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from gemray_cluster.gang_client import GangUnavailable
+from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.server.errors import EngineFault, QueueFull
 from gemray_workers.errors import InvalidField
 

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from gemray_cluster.cli.exit_codes import exit_code_of
-from gemray_cluster.client_errors import RequestFailed
-from gemray_cluster.settings import InvalidSetting
+from gemray_cluster.client.errors import RequestFailed
+from gemray_cluster.settings.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from gemray_workers.messages import Choice, SpeculationCounters

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from gemray_cluster.gang_channel import GangChannel
+from gemray_cluster.gang.channel import GangChannel
 from gemray_workers.channel import ChannelAddress, LeadChannel, NumberedFrames
 from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import Cancel, GangFailed, SequenceDelta, StepOutput, Stop, Submit

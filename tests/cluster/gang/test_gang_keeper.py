@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.gang import Gang
-from gemray_cluster.gang_client import GangState, GangUnavailable
-from gemray_cluster.gang_keeper import PERIOD_S, GangKeeper
-from gemray_cluster.live_request import FRUITLESS_FAILURES, LiveRequest, Suspects
+from gemray_cluster.gang.client import GangState, GangUnavailable
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.live_request import FRUITLESS_FAILURES, LiveRequest, Suspects
+from gemray_cluster.gang.supervisor import PERIOD_S, GangKeeper
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams

@@ -12,11 +12,11 @@ from contextlib import aclosing
 
 import pytest
 
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.gang import Gang
-from gemray_cluster.gang_client import GangState, GangUnavailable
-from gemray_cluster.launcher import StartProgress
-from gemray_cluster.ray_gang import RayGang
+from gemray_cluster.gang.client import GangState, GangUnavailable
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.launcher import StartProgress
+from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CheckpointError
 from gemray_workers.messages import SequenceDelta, Submit

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.gang import Gang
-from gemray_cluster.gang_client import GangState, GangUnavailable
-from gemray_cluster.ray_gang import RayGang
+from gemray_cluster.gang.client import GangState, GangUnavailable
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.gang import Gang
+from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator

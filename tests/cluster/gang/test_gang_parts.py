@@ -10,12 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.diagnosis import require_same_versions, same_model
-from gemray_cluster.gang_client import GangUnavailable
-from gemray_cluster.launcher import RankFacts
-from gemray_cluster.rank_host import RankHost
-from gemray_cluster.ray_session import ClusterUnreachable, _reach
+from gemray_cluster.gang.client import GangUnavailable
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.diagnosis import require_same_versions, same_model
+from gemray_cluster.gang.launcher import RankFacts
+from gemray_cluster.gang.rank_host import RankHost
+from gemray_cluster.ray_runtime.session import ClusterUnreachable, _reach
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import ModelInfo

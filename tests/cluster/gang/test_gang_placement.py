@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import ray
 
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.placement import (
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.ray_runtime.actor import gpu_ordinal
+from gemray_cluster.ray_runtime.launcher import RayLauncher
+from gemray_cluster.ray_runtime.placement import (
     NodeResources,
     _nodes_of_bundles,
     choose_strategy,
@@ -19,8 +21,6 @@ from gemray_cluster.placement import (
     release,
     reserve,
 )
-from gemray_cluster.ray_gang import RayLauncher
-from gemray_cluster.ray_worker import gpu_ordinal
 from gemray_workers.errors import CapacityError
 from support.engine_runner import engine_config
 
@@ -106,7 +106,7 @@ async def test_a_dedicated_drafter_on_another_node_is_told(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("gemray_cluster.placement._nodes_of_bundles", lambda group: nodes)
+    monkeypatch.setattr("gemray_cluster.ray_runtime.placement._nodes_of_bundles", lambda group: nodes)
     monkeypatch.setattr(RayLauncher, "_start_actor", lambda *_: None)
     engine = engine_config("target", drafter_path="drafter", drafter_placement=placement)
     launcher = RayLauncher(ClusterConfig(), engine, "no worker is started")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.settings.settings import ServeSettings
 from support.commands import serve_flags_in
 from support.helm_chart import ROOT
 

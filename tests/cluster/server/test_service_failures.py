@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.gang import no_listener
-from gemray_cluster.gang_client import GangState
-from gemray_cluster.gang_keeper import GangKeeper
-from gemray_cluster.launcher import ProgressListener
+from gemray_cluster.gang.client import GangState
+from gemray_cluster.gang.gang import no_listener
+from gemray_cluster.gang.launcher import ProgressListener
+from gemray_cluster.gang.supervisor import GangKeeper
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.fake_gang import FakeGang, Script
 from support.serving import Serving, retry_delay_of, serving

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gemray_cluster.gang_client import GangUnavailable
-from gemray_cluster.launcher import RankDied, RankFacts
+from gemray_cluster.gang.client import GangUnavailable
+from gemray_cluster.gang.launcher import RankDied, RankFacts
 from gemray_workers.errors import CommunicationError, GemrayError
 from gemray_workers.messages import ModelInfo
 

@@ -15,16 +15,16 @@ from prometheus_client import CollectorRegistry
 from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.resources import rank_bundle
-from gemray_cluster.gang import no_listener
-from gemray_cluster.gang_keeper import GangKeeper
-from gemray_cluster.launcher import ProgressListener, StartProgress
-from gemray_cluster.metrics import EngineCollector, MetricsServer, RequestMetrics
-from gemray_cluster.ray_gang import RayGang
-from gemray_cluster.ray_session import RaySession
-from gemray_cluster.request_trace import TracedGang, TraceInterceptor
+from gemray_cluster.gang.gang import no_listener
+from gemray_cluster.gang.launcher import ProgressListener, StartProgress
+from gemray_cluster.gang.supervisor import GangKeeper
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.observability.request_trace import TracedGang, TraceInterceptor
+from gemray_cluster.ray_runtime.launcher import RayGang
+from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
-from gemray_cluster.settings import ServeSettings
+from gemray_cluster.settings.settings import ServeSettings
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName

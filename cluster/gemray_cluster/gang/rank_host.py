@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from gemray_cluster.launcher import RankFacts, RankSetup
+from gemray_cluster.gang.launcher import RankFacts, RankSetup
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import InvalidField

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
-from gemray_cluster.diagnosis import in_words
-from gemray_cluster.gang import no_listener
-from gemray_cluster.gang_client import GangClient, GangState, GangUnavailable, why_not_serving
-from gemray_cluster.launcher import ProgressListener
-from gemray_cluster.live_request import LiveRequest, Suspects
+from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, why_not_serving
+from gemray_cluster.gang.diagnosis import in_words
+from gemray_cluster.gang.gang import no_listener
+from gemray_cluster.gang.launcher import ProgressListener
+from gemray_cluster.gang.live_request import LiveRequest, Suspects
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
 
 logger = logging.getLogger(__name__)

@@ -17,11 +17,11 @@ from typing import TypeVar
 
 import msgspec
 
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.diagnosis import account, errors_by_cause, in_words, require_same_versions, same_model
-from gemray_cluster.gang_channel import GangChannel
-from gemray_cluster.gang_client import GangState, GangUnavailable
-from gemray_cluster.launcher import (
+from gemray_cluster.gang.channel import GangChannel
+from gemray_cluster.gang.client import GangState, GangUnavailable
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.diagnosis import account, errors_by_cause, in_words, require_same_versions, same_model
+from gemray_cluster.gang.launcher import (
     Launcher,
     ProgressListener,
     Rank,
@@ -30,7 +30,7 @@ from gemray_cluster.launcher import (
     RankSetup,
     StartProgress,
 )
-from gemray_cluster.streams import StreamTable
+from gemray_cluster.gang.streams import StreamTable
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CommunicationError, GemrayError
 from gemray_workers.messages import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from gemray_cluster.launcher import RankFacts, RankSetup
-from gemray_cluster.rank_host import RankHost, process_facts
+from gemray_cluster.gang.launcher import RankFacts, RankSetup
+from gemray_cluster.gang.rank_host import RankHost, process_facts
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError

@@ -19,8 +19,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gemray_cluster.gang_client import GangClient, GangState
-from gemray_cluster.metrics import RequestMetrics
+from gemray_cluster.gang.client import GangClient, GangState
+from gemray_cluster.observability.metrics import RequestMetrics
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, SpeculationCounters, Submit
 
 logger = logging.getLogger("gemray.request")

@@ -13,10 +13,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from gemray_cluster.blocking import in_own_thread
-from gemray_cluster.config import ClusterConfig
-from gemray_cluster.gang import Gang
-from gemray_cluster.launcher import (
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.launcher import (
     ProgressListener,
     Rank,
     RankDied,
@@ -24,10 +23,11 @@ from gemray_cluster.launcher import (
     RankSetup,
     StartProgress,
 )
-from gemray_cluster.placement import release, reserve, warn_if_apart
-from gemray_cluster.rank_host import GANG_WORKER
-from gemray_cluster.ray_session import NOSET_DEVICES
-from gemray_cluster.ray_worker import ACTOR_OPTIONS, RankActor, node_ip
+from gemray_cluster.gang.rank_host import GANG_WORKER
+from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, RankActor, node_ip
+from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
+from gemray_cluster.ray_runtime.session import NOSET_DEVICES
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import ModelInfo, RankInfo

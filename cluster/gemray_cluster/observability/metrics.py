@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gemray_cluster.gang_client import GangState
+from gemray_cluster.gang.client import GangState
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import EngineStats
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gemray_cluster.gang_client import GangUnavailable
+from gemray_cluster.gang.client import GangUnavailable
 from gemray_workers.messages import SequenceDelta
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.client_errors import RequestFailed, RequestRefused, ServerUnreachable
+from gemray_cluster.client.errors import RequestFailed, RequestRefused, ServerUnreachable
 from gemray_cluster.server.channel_options import client_options
 from gemray_workers.errors import GemrayError, InvalidField
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import ray
 
-from gemray_cluster.blocking import in_own_thread
-from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_workers.errors import GemrayError
 
 logger = logging.getLogger(__name__)

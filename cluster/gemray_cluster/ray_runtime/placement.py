@@ -17,8 +17,8 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from gemray_cluster.blocking import in_own_thread
-from gemray_cluster.config import PlacementStrategy
+from gemray_cluster.gang.config import PlacementStrategy
+from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_workers.errors import CapacityError
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gemray_cluster.config import ClusterConfig
+from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.setting_types import (
+from gemray_cluster.settings.types import (
     AUTO,
     INTEGER,
     INTEGER_OR_AUTO,

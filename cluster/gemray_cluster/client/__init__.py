@@ -1,0 +1,1 @@
+"""A gRPC client for the command line."""

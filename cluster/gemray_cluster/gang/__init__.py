@@ -1,0 +1,1 @@
+"""A gang of ranks as the coordinator sees it: started, watched, replaced, spoken to."""

@@ -1,0 +1,1 @@
+"""Metrics and one log line for each request."""

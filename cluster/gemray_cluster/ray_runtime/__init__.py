@@ -1,0 +1,1 @@
+"""Ray: a session, placement, and ranks as actors."""

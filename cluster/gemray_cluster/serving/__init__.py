@@ -1,0 +1,1 @@
+"""A whole server: Ray, gang and gRPC service, started and ended together."""
