@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from support.gang import GangPools, RunOnGang
+from support.processes.gang import GangPools, RunOnGang
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.text import tiny_tokenizer
+from support.cluster.text import tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 from gemray_cluster.bench.processes import RankProcesses
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.embedded import embedded_path
-from support.gpu import needs_gpus
+from support.engine.gpu import needs_gpus
 
 pytestmark = pytest.mark.gpu
 

@@ -16,11 +16,11 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.target_rank import EngineRank
-from support.engine_runner import engine_config, request, run_engine
-from support.gang import RunOnGang
-from support.gpu import needs_gpus, published_config, run_on_gpus
-from support.tiny import Shape, tiny_checkpoint
-from support.tiny_drafters import tiny_assistant, tiny_dflash
+from support.checkpoints.tiny import Shape, tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
+from support.engine.engine_runner import engine_config, request, run_engine
+from support.engine.gpu import needs_gpus, published_config, run_on_gpus
+from support.processes.gang import RunOnGang
 
 pytestmark = pytest.mark.gpu
 

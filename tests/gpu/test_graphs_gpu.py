@@ -13,10 +13,10 @@ from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.verify import verify
-from support.engine_runner import engine_config, request, serve
-from support.gpu import needs_gpus
-from support.tiny import VOCAB_SIZE, Shape, tiny_checkpoint
-from support.tiny_drafters import tiny_assistant, tiny_dflash
+from support.checkpoints.tiny import VOCAB_SIZE, Shape, tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
+from support.engine.engine_runner import engine_config, request, serve
+from support.engine.gpu import needs_gpus
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.kernel_parity import (
+from support.kernels.kernel_parity import (
     AttentionCase,
     accepted_transposed,
     kernel_errors,

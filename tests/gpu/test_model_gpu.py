@@ -22,7 +22,7 @@ from gemray_workers.model.config import (
 from gemray_workers.model.kv_groups import kv_group_specs
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
-from support.paged import PagedCache, Rows
+from support.oracles.paged import PagedCache, Rows
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.self_test import self_test
-from support.gang import RunOnGang
-from support.gpu import join_on_gpu, needs_gpus
+from support.engine.gpu import join_on_gpu, needs_gpus
+from support.processes.gang import RunOnGang
 
 pytestmark = pytest.mark.gpu
 

@@ -19,12 +19,12 @@ from gemray_workers.model import placement
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.blueprint import Blueprint
-from support.engine_runner import Run, request
-from support.gang import RunOnGang
-from support.gpu import needs_gpus, published_config, run_on_gpus
-from support.near_ties import partings, told
-from support.paged import PagedCache, Rows
-from support.tiny import Shape
+from support.checkpoints.tiny import Shape
+from support.engine.engine_runner import Run, request
+from support.engine.gpu import needs_gpus, published_config, run_on_gpus
+from support.engine.near_ties import partings, told
+from support.oracles.paged import PagedCache, Rows
+from support.processes.gang import RunOnGang
 
 pytestmark = pytest.mark.gpu
 

@@ -12,10 +12,10 @@ from gemray_workers.sampling.choose import choose
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.logprobs import token_logprobs
 from gemray_workers.sampling.state import SamplingState
-from support.choice_parity import CASES, PUBLISHED
-from support.sampling_oracle.chooser import choose_tokens
-from support.sampling_oracle.rows import RowRequest, SamplingRows
-from support.sampling_reference import choose_rows, local_columns, sampling_params
+from support.kernels.choice_parity import CASES, PUBLISHED
+from support.oracles.sampling_oracle.chooser import choose_tokens
+from support.oracles.sampling_oracle.rows import RowRequest, SamplingRows
+from support.oracles.sampling_reference import choose_rows, local_columns, sampling_params
 
 pytestmark = pytest.mark.gpu
 

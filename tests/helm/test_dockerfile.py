@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.helm_chart import CHART, ROOT
+from support.deployment.helm_chart import CHART, ROOT
 
 DOCKERFILE = ROOT / "helm" / "docker" / "Dockerfile"
 

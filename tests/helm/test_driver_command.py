@@ -24,10 +24,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.settings.settings import ServeSettings
-from support.chart_values import DEPLOYMENTS
-from support.commands import serve_flags_in
-from support.helm_chart import pick, render
-from support.servable_checkpoint import write_servable_checkpoint
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.deployment.chart_values import DEPLOYMENTS
+from support.deployment.commands import serve_flags_in
+from support.deployment.helm_chart import pick, render
 
 BIN = sysconfig.get_path("scripts")
 HEAD = "127.0.0.1"

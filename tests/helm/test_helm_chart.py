@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.chart_values import DEPLOYMENTS, REFUSALS
-from support.helm_chart import CHART, ROOT, helm, pick, problems, render, render_text
+from support.deployment.chart_values import DEPLOYMENTS, REFUSALS
+from support.deployment.helm_chart import CHART, ROOT, helm, pick, problems, render, render_text
 
 HELM_MAJORS = (3, 4)
 SNAPSHOT = ROOT / "tests" / "helm" / "snapshots" / "default.yaml"

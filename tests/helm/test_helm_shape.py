@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gemray_cluster.settings.settings import ServeSettings
-from support.chart_values import DEPLOYMENTS
-from support.commands import serve_flags_in
-from support.helm_chart import Manifest, pick, render
+from support.deployment.chart_values import DEPLOYMENTS
+from support.deployment.commands import serve_flags_in
+from support.deployment.helm_chart import Manifest, pick, render
 
 
 def _driver(manifests: list[Manifest]) -> Manifest:

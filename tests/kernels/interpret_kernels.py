@@ -6,7 +6,7 @@ import torch
 
 from gemray_kernels.table import triton_kernels
 from gemray_kernels.triton.paged_attention import paged_attention
-from support.kernel_parity import (
+from support.kernels.kernel_parity import (
     AttentionCase,
     accepted_transposed,
     kernel_errors,

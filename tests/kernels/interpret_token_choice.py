@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gemray_kernels.triton.token_choice import TritonKernels
-from support.choice_parity import CASES
+from support.kernels.choice_parity import CASES
 
 
 def main() -> None:

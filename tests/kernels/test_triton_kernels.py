@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton comes with CUDA builds of torch; it is not among the test packages")
 
-from support.kernel_parity import kernel_runs
-from support.triton_compile import MAX_SHARED_BYTES, compile_launches
+from support.kernels.kernel_parity import kernel_runs
+from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
 
 TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2, "layouts": 0.5, "router": 0.5}
 """By dtype: relative errors; of the two others, which are counts: none."""

@@ -14,10 +14,10 @@ pytest.importorskip("triton", reason="triton comes with CUDA builds of torch; it
 
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from support.choice_parity import CASES, KINDS
-from support.sampling_oracle.row_request import RowRequest
-from support.sampling_reference import choose_rows, sampling_params
-from support.triton_compile import MAX_SHARED_BYTES, compile_launches
+from support.kernels.choice_parity import CASES, KINDS
+from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
+from support.oracles.sampling_oracle.row_request import RowRequest
+from support.oracles.sampling_reference import choose_rows, sampling_params
 
 
 def test_interpreted_kernels_choose_what_the_reference_chooses() -> None:

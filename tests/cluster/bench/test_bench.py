@@ -18,8 +18,8 @@ from gemray_cluster.bench.report import Report, Row, Spread
 from gemray_cluster.bench.tables import markdown, read_peers
 from gemray_cluster.cli import app
 from gemray_workers.errors import InvalidField
-from support.tiny import Shape, tiny_checkpoint
-from support.tiny_drafters import tiny_assistant, tiny_dflash
+from support.checkpoints.tiny import Shape, tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 WITHOUT_RAY = [

@@ -10,8 +10,8 @@ import msgspec
 
 from gemray_cluster.bench.report import Report
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.fake_gang import FakeGang, Script
-from support.serving import serving
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import serving
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 

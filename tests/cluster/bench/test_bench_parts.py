@@ -19,7 +19,7 @@ from gemray_cluster.bench.settings import Setup, read_suite
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import EngineStats, SequenceDelta, SpeculationCounters, StepOutput, Stop, Submit
 from gemray_workers.sampling.verify import verify
-from support.engine_runner import request
+from support.engine.engine_runner import request
 
 CONFIGS = Path(__file__).resolve().parents[3] / "benchmarks" / "configs"
 

@@ -20,9 +20,9 @@ from gemray_cluster.settings.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from gemray_workers.messages import Choice, SpeculationCounters
-from support.fake_gang import FakeGang, Script, gang_info
-from support.servable_checkpoint import write_servable_checkpoint
-from support.serving import Serving, serving
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.cluster.fake_gang import FakeGang, Script, gang_info
+from support.cluster.serving import Serving, serving
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 

@@ -18,7 +18,7 @@ from psutil import Process
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from support.servable_checkpoint import write_servable_checkpoint
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 START_S = 120

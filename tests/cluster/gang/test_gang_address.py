@@ -17,7 +17,7 @@ from typing import cast
 
 import pytest
 
-from support.fake_worker import expected_token
+from support.cluster.fake_worker import expected_token
 
 TESTS = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -67,7 +67,7 @@ class PrivateCluster:
 
     def drive(self, token: str = "a" * 64) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "support.gang_driver", self.address],
+            [sys.executable, "-m", "support.cluster.gang_driver", self.address],
             env=self.environment(token),
             cwd=self.directory,
             stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from gemray_workers.channel import ChannelAddress, LeadChannel, NumberedFrames
 from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import Cancel, GangFailed, SequenceDelta, StepOutput, Stop, Submit
 from gemray_workers.sampling.params import SamplingParams
-from support.fake_worker import _stats
+from support.cluster.fake_worker import _stats
 
 PARAMS = SamplingParams(
     temperature=0.7, top_k=64, top_p=0.95, min_p=0.0, seed=2**64 - 1, max_tokens=5, stop_token_ids=(1, 106),

@@ -19,8 +19,8 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
 from support import waiting
-from support.fake_worker import DEADLY_PROMPT, FAKE_WORKER, expected_token
-from support.process_launcher import ProcessLauncher
+from support.cluster.fake_worker import DEADLY_PROMPT, FAKE_WORKER, expected_token
+from support.cluster.process_launcher import ProcessLauncher
 
 CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
 

@@ -18,9 +18,9 @@ from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
-from support.engine_runner import engine_config, request, run_engine
-from support.process_launcher import ProcessLauncher
-from support.tiny import tiny_checkpoint
+from support.checkpoints.tiny import tiny_checkpoint
+from support.cluster.process_launcher import ProcessLauncher
+from support.engine.engine_runner import engine_config, request, run_engine
 
 CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=60, stop_deadline_s=5)
 SAMPLED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "seed": 2**63 + 5}

@@ -22,7 +22,7 @@ from gemray_cluster.ray_runtime.placement import (
     reserve,
 )
 from gemray_workers.errors import CapacityError
-from support.engine_runner import engine_config
+from support.engine.engine_runner import engine_config
 
 
 def node(address: str, total: dict[str, float], available: dict[str, float] | None = None) -> NodeResources:

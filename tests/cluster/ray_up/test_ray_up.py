@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.commands import commands_run_by
-from support.helm_chart import ROOT
-from support.namespace_hosts import Host, Hosts, namespace_hosts, ssh, why_impossible
-from support.servable_checkpoint import write_servable_checkpoint
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.deployment.commands import commands_run_by
+from support.deployment.helm_chart import ROOT
+from support.deployment.namespace_hosts import Host, Hosts, namespace_hosts, ssh, why_impossible
 
 ONPREM = ROOT / "cluster" / "ray-up" / "onprem.yaml"
 BIN = sysconfig.get_path("scripts")

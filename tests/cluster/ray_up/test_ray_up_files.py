@@ -10,8 +10,8 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from gemray_cluster.settings.settings import ServeSettings
-from support.commands import serve_flags_in
-from support.helm_chart import ROOT
+from support.deployment.commands import serve_flags_in
+from support.deployment.helm_chart import ROOT
 
 FOLDER = ROOT / "cluster" / "ray-up"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.fake_gang import FakeGang, Script
-from support.serving import Serving, serving
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,9 +15,9 @@ from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.sampling import read_sampling
 from gemray_workers.errors import InvalidField
 from gemray_workers.sampling.params import SamplingParams
-from support.fake_gang import gang_info
-from support.servable_checkpoint import write_servable_checkpoint
-from support.serving import DEFAULTS
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.cluster.fake_gang import gang_info
+from support.cluster.serving import DEFAULTS
 
 INFO = gang_info(max_model_len=256)
 SAID = dataclasses.replace(DEFAULTS, min_p=0.1, repetition_penalty=1.3, min_new_tokens=3, stop_strings=("END",))

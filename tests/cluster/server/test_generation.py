@@ -12,7 +12,7 @@ from gemray_cluster.server.requests import AcceptedRequest
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
-from support.text import byte_ids
+from support.cluster.text import byte_ids
 
 PARAMS = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=99)
 

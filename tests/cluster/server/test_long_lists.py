@@ -10,8 +10,8 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.fields import at_most
 from gemray_cluster.server.sampling import read_sampling
 from gemray_workers.errors import InvalidField
-from support.fake_gang import gang_info
-from support.serving import DEFAULTS
+from support.cluster.fake_gang import gang_info
+from support.cluster.serving import DEFAULTS
 
 
 class Untouchable(Collection[int]):

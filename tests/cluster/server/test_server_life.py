@@ -19,9 +19,9 @@ from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
-from support.certificates import make_certificates
-from support.fake_gang import FakeGang, Script
-from support.serving import Serving, reader_of, serving
+from support.cluster.certificates import make_certificates
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, reader_of, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

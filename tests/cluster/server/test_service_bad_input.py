@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.fake_gang import FakeGang, Script, gang_info
-from support.serving import Serving, bad_request_of, serving
+from support.cluster.fake_gang import FakeGang, Script, gang_info
+from support.cluster.serving import Serving, bad_request_of, serving
 
 NAN = math.nan
 INF = math.inf

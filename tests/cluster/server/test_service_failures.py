@@ -15,8 +15,8 @@ from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.supervisor import GangKeeper
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.fake_gang import FakeGang, Script
-from support.serving import Serving, retry_delay_of, serving
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, retry_delay_of, serving
 
 SLOW = Script([180] * 250, delay_s=0.05)
 HI = pb.GenerateRequest(text="Hi")

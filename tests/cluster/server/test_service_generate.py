@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import BOS_ID, SPECIAL_TOKENS, ChatTokenizer
-from support.fake_gang import FakeGang, Script, gang_info
-from support.serving import DEFAULTS, Serving, serving
-from support.text import MULTILINGUAL, byte_ids
+from support.cluster.fake_gang import FakeGang, Script, gang_info
+from support.cluster.serving import DEFAULTS, Serving, serving
+from support.cluster.text import MULTILINGUAL, byte_ids
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.fake_gang import FakeGang, Script, gang_info
-from support.neighbour import neighbour
-from support.serving import Serving, bad_request_of, retry_delay_of, serving
+from support.cluster.fake_gang import FakeGang, Script, gang_info
+from support.cluster.neighbour import neighbour
+from support.cluster.serving import Serving, bad_request_of, retry_delay_of, serving
 
 MIB = 1 << 20
 MANUAL = "The manual of the printer says that one should not. "

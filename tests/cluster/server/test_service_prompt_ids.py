@@ -13,9 +13,9 @@ import pytest
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.fake_gang import FakeGang, Script
-from support.servable_checkpoint import write_servable_checkpoint
-from support.serving import bad_request_of, serving
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import bad_request_of, serving
 
 ADDED = "<|new|>"
 

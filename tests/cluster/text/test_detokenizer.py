@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.tokenizer import BOS_ID, ChatTokenizer
-from support.text import MULTILINGUAL, VOCAB_SIZE, byte_ids
+from support.cluster.text import MULTILINGUAL, VOCAB_SIZE, byte_ids
 
 
 def pieces_of(tokenizer: ChatTokenizer, ids: list[int]) -> list[str]:

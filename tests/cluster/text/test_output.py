@@ -11,7 +11,7 @@ from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import FinishReason, SequenceDelta
 from gemray_workers.scheduling.plan import TokenLogprob
-from support.text import byte_ids
+from support.cluster.text import byte_ids
 
 
 def deltas(

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from gemray_cluster.text.tokenizer import BOS_ID, SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.errors import CheckpointError, InvalidField
-from support.text import MULTILINGUAL, VOCAB_SIZE
-from support.tiny_tokenizer import write_tiny_tokenizer
+from support.checkpoints.tiny_tokenizer import write_tiny_tokenizer
+from support.cluster.text import MULTILINGUAL, VOCAB_SIZE
 
 HI = [{"role": "user", "content": "Hi"}]
 

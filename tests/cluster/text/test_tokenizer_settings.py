@@ -12,8 +12,8 @@ import pytest
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CheckpointError
-from support.text import MULTILINGUAL
-from support.tiny_tokenizer import write_tiny_tokenizer
+from support.checkpoints.tiny_tokenizer import write_tiny_tokenizer
+from support.cluster.text import MULTILINGUAL
 
 TRUNCATION = {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}
 PADDING = {

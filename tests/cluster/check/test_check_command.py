@@ -1,0 +1,99 @@
+"""`gemray check` for real, and the same checks on the way up of `gemray serve`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from gemray_cluster.check import at_start
+from gemray_cluster.check.at_start import look_before_start
+from gemray_cluster.check.model_directory import Checkpoints
+from gemray_cluster.check.result import CheckResult, Status
+from gemray_workers.errors import CapacityError
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+
+GEMRAY = Path(sysconfig.get_path("scripts")) / "gemray"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def _check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [GEMRAY, "check", *flags],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_a_machine_that_can_serve(tmp_path: Path) -> None:
+    """With an empty home and no word about authentication: gemray turns Ray's token on by itself."""
+    model = write_servable_checkpoint(tmp_path / "model")
+    del_mode = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
+    done = subprocess.run(
+        [GEMRAY, "check", f"--model={model}", "--tp=2", "--device=cpu", "--local-num-cpus=2", "--port=0"],
+        env={**del_mode, "HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gemray serve can start" in done.stdout
+    for name in ("grpc port", "model", "ray", "resources", "shared memory", "interface"):
+        assert f"{name}: " in done.stdout
+    assert (tmp_path / ".ray" / "auth_token").exists()
+
+
+def test_a_machine_that_cannot(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = _check(f"--model={tmp_path}", "--tp=2", "--device=cuda", "--local-num-gpus=1", f"--port={port}")
+    assert done.returncode == 1
+    lines = [line for line in done.stdout.splitlines() if line.startswith("fail")]
+    assert f"fail  grpc port: 127.0.0.1:{port} is taken" in lines[0]
+    assert "lacks config.json" in lines[1]
+    assert "2 x {CPU: 1, GPU: 1} wanted, 1 available" in lines[2]
+    assert "lacks config.json, tokenizer.json, model.safetensors" in lines[3], "the node itself looked, too"
+    assert done.stdout.splitlines()[-1].startswith(f"{len(lines)} of ")
+
+
+def test_an_unreachable_cluster_is_a_sentence(tmp_path: Path) -> None:
+    done = _check(f"--model={tmp_path}", "--address=127.0.0.1:9", "--port=0", "--connect-deadline-s=1")
+    assert done.returncode == 1
+    assert "fail  ray: " in done.stdout
+    assert "127.0.0.1:9" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("unfit", "stops"), [([], False), (["10.0.0.2"], False), (["10.0.0.1", "10.0.0.2"], True)])
+async def test_a_start_needs_one_fit_node(
+    unfit: list[str], stops: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def found(**_: object) -> list[CheckResult]:
+        room = CheckResult("resources", Status.FAIL, "2 wanted, 0 available.")
+        models = [
+            CheckResult("model", Status.FAIL if node in unfit else Status.OK, f"model on {node}.", node)
+            for node in ("10.0.0.1", "10.0.0.2")
+        ]
+        memory = [CheckResult("shared memory", Status.OK, "enough.", node) for node in ("10.0.0.1", "10.0.0.2")]
+        return [room, *models, *memory]
+
+    monkeypatch.setattr(at_start, "check_cluster", found)
+    start = look_before_start(num_ranks=2, bundle={"CPU": 1.0}, checkpoints=Checkpoints("/models/target", drafter=None))
+    if stops:
+        with pytest.raises(CapacityError, match=r"no node is fit.*10\.0\.0\.1.*10\.0\.0\.2"):
+            await start
+    else:
+        await start
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [f"fail  model: model on {node}." for node in unfit]

@@ -1,0 +1,114 @@
+"""`gemray check` refuses what the ranks would refuse, from configs and headers alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemray_cluster.check.fit import check_fit, check_front_end
+from gemray_cluster.check.result import Status
+from gemray_cluster.settings.settings import ServeSettings
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.checkpoints.tiny import tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
+
+TARGET = tiny_checkpoint("31B")
+
+
+def check(**settings: Any) -> tuple[Status, str]:
+    (result,) = check_fit(ServeSettings(**{"model": str(TARGET), "kv_memory": 64 << 20, **settings}), "cpu")
+    return result.status, result.sentence
+
+
+def test_what_fits_says_how_long_requests_may_be() -> None:
+    status, sentence = check(tp=2, drafter=str(tiny_dflash(TARGET)))
+    assert status is Status.OK
+    assert "on 2 ranks, drafter dflash: requests of up to 4096 tokens" in sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tp": 3}, "it must divide"),
+        ({"kv_memory": 1024}, "too small"),
+        ({"drafter": str(tiny_assistant(TARGET)), "drafter_placement": "dedicated"}, "shares the target's KV cache"),
+        ({"drafter": str(tiny_assistant(tiny_checkpoint("31B", vocab_size=300)))}, "the target's vocab_size"),
+        (
+            {"drafter": str(tiny_dflash(TARGET)), "draft_tokens": 20},
+            "draft_tokens = 20 (from the default) is not allowed",
+        ),
+        ({"draft_tokens": 4}, "0 or auto, as there is no drafter"),
+        ({"max_model_len": 1 << 20}, "max_model_len = 1048576 (from the default) is not allowed: 2 to 4096"),
+        ({"attention_backend": "flash"}, "attention_backend = 'flash'"),
+        ({"max_num_seqs": 64, "max_step_tokens": 63}, "max_step_tokens = 63 (from the default) is not allowed: >= 64"),
+        (
+            {"drafter": str(tiny_dflash(TARGET, block_size=16)), "max_num_seqs": 64, "max_step_tokens": 512},
+            "is not allowed: >= 1024, so that each of max_num_seqs = 64 sequences can decode in every step with all of "
+            "its 15 drafts",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(settings: Any, words: str) -> None:
+    status, sentence = check(**settings)
+    assert status is Status.FAIL
+    assert words in sentence
+
+
+@pytest.mark.parametrize("settings", [{"max_num_seqs": 64}, {"draft_tokens": 15}, {"max_num_seqs": 1024}])
+def test_rows_of_a_step_follow_from_what_runs(settings: Any) -> None:
+    assert check(drafter=str(tiny_dflash(TARGET, block_size=16)), **settings)[0] is Status.OK
+    assert check(drafter=str(tiny_assistant(TARGET)), **settings)[0] is Status.OK
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TARGET, model)
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"]["intermediate_size"] *= 2
+    (model / "config.json").write_text(json.dumps(config))
+    status, sentence = check(model=str(model))
+    assert status is Status.FAIL
+    assert "mlp.down_proj.weight has shape" in sentence
+    assert sentence.count("\n") < 20
+    assert check(model=str(model), random_weights=True)[0] is Status.OK
+
+
+def test_weights_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TARGET, model)
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").mkdir()
+    status, sentence = check(model=str(model))
+    assert status is Status.FAIL
+    assert "model.safetensors" in sentence
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("tokenizer.json", "{}", "tokenizer"),
+        ("generation_config.json", '{"temperature": "warm"}', "temperature = 'warm'"),
+        ("chat_template.jinja", "{% for x in %}", "template"),
+    ],
+)
+def test_what_the_server_itself_reads_is_read(tmp_path: Path, file: str, text: str, words: str) -> None:
+    model = write_servable_checkpoint(tmp_path / "model")
+    assert check_front_end(str(model)).status is Status.OK
+    (model / file).write_text(text)
+    result = check_front_end(str(model))
+    assert result.status is Status.FAIL
+    assert words in result.sentence
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TARGET, model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    status, sentence = check(model=str(model))
+    assert status is Status.FAIL
+    assert "model.safetensors" in sentence

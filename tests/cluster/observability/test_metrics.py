@@ -1,0 +1,84 @@
+"""The series of a gang: names, values, and that every one of the dashboard exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gemray_cluster.gang.client import GangState
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer
+from gemray_workers.errors import GemrayError
+from support.cluster.fake_gang import FakeGang
+from support.cluster.series import SteppedGang, all_names, scrape
+from support.deployment.helm_chart import CHART
+
+
+def test_engine_series() -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: SteppedGang(seconds_since_heartbeat=0.25)))
+    samples = scrape(registry)
+    expected = {
+        ("gemray_engine_running_requests",): 3,
+        ("gemray_engine_waiting_requests",): 2,
+        ("gemray_engine_step_seconds",): 0.0125,
+        ("gemray_engine_steps_total",): 12,
+        ("gemray_engine_preemptions_total",): 1,
+        ("gemray_engine_prompt_tokens_total",): 700,
+        ("gemray_engine_generated_tokens_total",): 90,
+        ("gemray_engine_draft_seconds_total",): 0.5,
+        ("gemray_engine_verify_seconds_total",): 2.5,
+        ("gemray_heartbeat_age_seconds",): 0.25,
+        ("gemray_kv_pages_in_use", ("group", "sliding")): 5,
+        ("gemray_kv_pages_in_use", ("group", "full")): 9,
+        ("gemray_kv_pages", ("group", "full")): 80,
+        ("gemray_speculation_rounds_total",): 20,
+        ("gemray_speculation_drafted_tokens_total",): 80,
+        ("gemray_speculation_accepted_tokens_total",): 50,
+        ("gemray_speculation_accepted_position_tokens_total", ("position", "0")): 19,
+        ("gemray_speculation_accepted_position_tokens_total", ("position", "3")): 6,
+        ("gemray_gang_state", ("state", "serving")): 1,
+        ("gemray_gang_state", ("state", "failed")): 0,
+    }
+    found = {(name, *labels): samples[name, frozenset(labels)] for name, *labels in expected}
+    assert found == expected
+
+
+@pytest.mark.parametrize("gang", [None, FakeGang(state=GangState.STARTING)])
+def test_a_starting_gang_has_a_state_and_no_engine(gang: FakeGang | None) -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: gang))
+    samples = scrape(registry)
+    assert samples["gemray_gang_state", frozenset({("state", "starting")})] == 1
+    assert not [name for name, _ in samples if name.startswith("gemray_engine_")]
+
+
+def test_names_end_with_what_they_count() -> None:
+    units = "seconds|tokens|requests?|pages|steps|preemptions|rebuilds|rounds|pages_in_use|requests_in_flight|state"
+    allowed = re.compile(rf"gemray(_\w+)??_({units})(_total|_created|_bucket|_count|_sum)?")
+    assert [name for name in all_names() if not allowed.fullmatch(name)] == []
+
+
+def test_every_series_of_the_dashboard_exists() -> None:
+    dashboard = json.loads((CHART / "dashboards" / "gemray.json").read_text())
+    used = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"gemray_\w+", target["expr"])
+    }
+    used |= {
+        name for variable in dashboard["templating"]["list"] for name in re.findall(r"gemray_\w+", variable["query"])
+    }
+    assert len(used) > 15
+    assert used - all_names() == set()
+
+
+def test_a_taken_port_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(GemrayError, match=rf"127\.0\.0\.1:{port}.*in use.*--metrics-port"):
+            MetricsServer(CollectorRegistry(), host="127.0.0.1", port=port)

@@ -1,0 +1,192 @@
+"""Each request is counted once, with the outcome that its client saw, and leaves one log line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.observability.request_trace import RequestTrace, TracedGang, TraceInterceptor, key_values
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.messages import SequenceDelta
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, serving
+from support.cluster.text import tiny_tokenizer
+
+SAMPLING = pb.SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return tiny_tokenizer(Path(tmp_path_factory.mktemp("tokenizer")))
+
+
+@dataclass
+class Watched:
+    """A traced server and its series."""
+
+    serving: Serving
+    registry: CollectorRegistry
+    url: str
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def outcomes(self) -> dict[str, float]:
+        return {
+            sample.labels["outcome"]: sample.value
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == "gemray_request_total"
+        }
+
+    async def scrape(self) -> str:
+        def read() -> str:
+            with urllib.request.urlopen(self.url, timeout=5) as answer:
+                return str(answer.read().decode())
+
+        return await asyncio.to_thread(read)
+
+
+@asynccontextmanager
+async def watched(tokenizer: ChatTokenizer, script: Script, **config: object) -> AsyncIterator[Watched]:
+    registry = CollectorRegistry()
+    gang = FakeGang(script)
+    registry.register(EngineCollector(lambda: gang))
+    interceptor = TraceInterceptor(RequestMetrics(registry))
+    endpoint = MetricsServer(registry, host="127.0.0.1", port=0)
+    try:
+        async with serving(tokenizer, gang, keeper=TracedGang(gang), interceptors=[interceptor], **config) as running:
+            yield Watched(running, registry, f"http://127.0.0.1:{endpoint.port}/metrics")
+    finally:
+        endpoint.close()
+
+
+def stream_request(**fields: object) -> pb.GenerateStreamRequest:
+    return pb.GenerateStreamRequest(text="hello", **{"sampling": SAMPLING, **fields})
+
+
+async def test_finished_request(tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="gemray.request")
+    async with watched(tokenizer, Script(group_sizes=(2, 1), delay_s=0.01)) as server:
+        await server.serving.stream(stream_request(request_id="one"))
+        await _until(lambda: server.outcomes() == {"length": 1})
+        assert server.value("gemray_time_to_first_token_seconds_count") == 1
+        # Groups of 2, 1, 2, 1: the second token came with the first, so four have a time of their own.
+        assert server.value("gemray_inter_token_latency_seconds_count") == 4
+        assert 0.02 < server.value("gemray_inter_token_latency_seconds_sum") < 1
+        assert server.value("gemray_request_completion_tokens_sum") == 6
+        assert server.value("gemray_requests_in_flight") == 0
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "gemray.request"]
+    assert server.serving.gang.submitted[0].request_id in line
+    fields = dict(part.split("=", 1) for part in line.split()[1:])
+    assert line.startswith("request id=one ")
+    assert (fields["rpc"], fields["outcome"], fields["status"]) == ("GenerateStream", "length", "OK")
+    assert fields["completion_tokens"] == "6"
+    assert float(fields["first_token_ms"]) <= float(fields["duration_ms"])
+
+
+async def test_outcomes_are_those_that_clients_see(tokenizer: ChatTokenizer) -> None:
+    async with watched(tokenizer, Script(delay_s=0.02), max_live_requests=2) as server:
+        stub = server.serving.stub
+        await stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Generate(pb.GenerateRequest(text="hello", sampling=pb.SamplingParameters(top_p=7)))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING), timeout=0.05)
+        call = stub.GenerateStream(stream_request(sampling=pb.SamplingParameters(max_tokens=200, ignore_eos=True)))
+        await call.read()
+        assert server.value("gemray_requests_in_flight") == 1
+        call.cancel()
+        full = [stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING)) for _ in range(4)]
+        await asyncio.gather(*full, return_exceptions=True)
+        await _until(lambda: server.value("gemray_requests_in_flight") == 0)
+        await _until(lambda: sum(server.outcomes().values()) == 1 + 3 + 4)
+        found = server.outcomes()
+        assert found.pop("rejected") + found.pop("length") == 1 + 4
+        assert found == {"invalid": 1, "deadline": 1, "cancelled": 1}
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"), [(Script(fault_after=2), "error"), (Script(die_after=2), "unavailable")]
+)
+async def test_engine_trouble(tokenizer: ChatTokenizer, script: Script, outcome: str) -> None:
+    async with watched(tokenizer, script) as server:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await server.serving.stream(stream_request())
+        await _until(lambda: server.outcomes() == {outcome: 1})
+
+
+async def test_a_stop_string_is_an_outcome_of_its_own(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode("one two three")
+    async with watched(tokenizer, Script(token_ids=ids, group_sizes=(len(ids),))) as server:
+        sampling = pb.SamplingParameters(max_tokens=len(ids), temperature=0.0, ignore_eos=True, stop=["two"])
+        answer = await server.serving.stub.Generate(pb.GenerateRequest(text="hello", sampling=sampling))
+        assert answer.completion.finish_reason == pb.FINISH_REASON_STOP_STRING
+        await _until(lambda: server.outcomes() == {"stop_string": 1})
+        assert answer.completion.usage.completion_tokens < len(ids)
+        counted = server.value("gemray_request_completion_tokens_sum")
+        assert counted == answer.completion.usage.completion_tokens, "what the client got, not what the engine gave"
+
+
+async def test_unauthenticated_calls_are_counted(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("secret\n")
+    async with watched(tokenizer, Script(), auth_token_file=str(tmp_path / "tokens")) as server:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await server.serving.stream(stream_request())
+        await _until(lambda: server.outcomes() == {"unauthenticated": 1})
+
+
+async def test_endpoint_parses_under_load(tokenizer: ChatTokenizer) -> None:
+    async with watched(tokenizer, Script(group_sizes=(3, 1), delay_s=0.002)) as server:
+        load = asyncio.gather(*(server.serving.stream(stream_request()) for _ in range(40)))
+        scrapes = 0
+        while not load.done():
+            assert list(text_string_to_metric_families(await server.scrape()))
+            scrapes += 1
+        await load
+        assert scrapes >= 2
+        families = {family.name: family for family in text_string_to_metric_families(await server.scrape())}
+        (requests,) = [s for s in families["gemray_request"].samples if s.name == "gemray_request_total"]
+        assert (requests.labels, requests.value) == ({"outcome": "length"}, 40)
+        count = [s.value for s in families["gemray_time_to_first_token_seconds"].samples if s.name.endswith("_count")]
+        assert count == [40]
+
+
+def test_tokens_of_one_step_share_its_time() -> None:
+    registry = CollectorRegistry()
+    times = iter([0.0, 0.5, 0.9, 1.0, 1.5])
+    trace = RequestTrace("GenerateStream", RequestMetrics(registry), clock=lambda: next(times))
+    for ids in ([1], [2, 3, 4, 5], [6]):
+        trace.delta(SequenceDelta(request_id="r", token_ids=ids))
+    trace.ended(grpc.StatusCode.OK)
+    assert registry.get_sample_value("gemray_time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert registry.get_sample_value("gemray_inter_token_latency_seconds_count") == 5
+    assert registry.get_sample_value("gemray_inter_token_latency_seconds_sum") == pytest.approx(0.5)
+    # Four tokens at 0.1 s each, one at 0.1 s.
+    assert registry.get_sample_value("gemray_inter_token_latency_seconds_bucket", {"le": "0.25"}) == 5
+    assert registry.get_sample_value("gemray_inter_token_latency_seconds_bucket", {"le": "0.05"}) == 0
+    assert registry.get_sample_value("gemray_request_duration_seconds_sum") == pytest.approx(1.5)
+
+
+def test_a_client_cannot_forge_a_log_line() -> None:
+    line = key_values({"id": "x\nrequest id=y outcome=ok", "empty": "", "plain": "a-1_b.c"})
+    assert "\n" not in line
+    assert line == r'id="x\nrequest id=y outcome=ok" empty="" plain=a-1_b.c'
+
+
+async def _until(condition: object, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)

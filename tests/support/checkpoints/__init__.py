@@ -1,0 +1,1 @@
+"""Checkpoints, tokenizers and weight files made on the spot."""

@@ -1,0 +1,1 @@
+"""Gangs, servers and clients without a model."""

@@ -1,0 +1,135 @@
+"""A worker without a model: ranks meet over gloo, rank 0 echoes keyed tokens. For tests of what runs workers.
+
+Token p of a request is `expected_token(seed, p)`, so a replay with `emitted_ids` continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+
+from gemray_workers.channel import ChannelAddress, LeadChannel
+from gemray_workers.config import EngineConfig
+from gemray_workers.errors import CheckpointError
+from gemray_workers.messages import (
+    Cancel,
+    Choice,
+    EngineStats,
+    GangFailed,
+    ModelInfo,
+    RankInfo,
+    SequenceDelta,
+    SpeculationCounters,
+    StepOutput,
+    Stop,
+    Submit,
+)
+from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+
+FAKE_WORKER = "support.cluster.fake_worker:FakeWorker"
+STEP_S = 0.005
+SILENT_PROMPT = [666]
+"""A request with this prompt makes rank 0 hang."""
+DEADLY_PROMPT = [667]
+"""A request with this prompt ends rank 0's process."""
+
+
+def expected_token(seed: int, position: int) -> int:
+    return (seed * 7919 + position * 104729) % 1000
+
+
+class FakeWorker:
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: str) -> None:
+        self._config, self._rank, self._rendezvous = config, rank, rendezvous
+        self._comm: TorchCommunicator | None = None
+
+    def load(self) -> tuple[ModelInfo, RankInfo]:
+        if self._config.model_path == "/missing":
+            raise CheckpointError("/missing/config.json: no such file")
+        if self._config.model_path == "/dies" and self._rank == 1:
+            os._exit(3)
+        time.sleep({"/slow": 60.0, "/pauses": 3.0}.get(self._config.model_path, 0.0))
+        size = self._config.tensor_parallel_size
+        self._comm = join_gang(
+            self._rank, size, self._rendezvous, device="cpu", timeout_s=self._config.collective_timeout_s
+        )
+        total = self._comm.all_reduce(torch.tensor([self._rank + 1.0]))
+        assert total.item() == size * (size + 1) / 2
+        model = ModelInfo(
+            model_type="fake", hidden_size=8, num_layers=1, num_attention_heads=1, layer_types=["full_attention"],
+            vocab_size=1000, max_model_len=4096, max_position_embeddings=4096, dtype=self._config.dtype,
+            tensor_parallel_size=size, sliding_window=16, choices=[Choice("worker", "fake", "a test")],
+        )  # fmt: skip
+        return model, RankInfo(
+            rank=self._rank,
+            host=str(os.getpid()),
+            device=f"cpu:{torch.get_num_threads()}",
+            shard_indices={},
+            weight_bytes=0,
+            kv_groups=[],
+        )
+
+    def run(self, address: ChannelAddress | None) -> None:
+        assert self._comm is not None
+        if address is None:
+            while self._comm.broadcast_bytes(None) != b"stop":
+                pass
+            return
+        channel = LeadChannel(address)
+        try:
+            self._lead(channel, self._comm)
+        except Exception as error:
+            channel.send(GangFailed(f"rank 0: {error}"))
+            raise
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        if self._comm is not None:
+            self._comm.close()
+
+    def _lead(self, channel: LeadChannel, comm: TorchCommunicator) -> None:
+        running: dict[str, tuple[Submit, int]] = {}
+        step = 0
+        stopping = False
+        while not (stopping and not running):
+            deltas: list[SequenceDelta] = []
+            for message in channel.poll(0.0 if running else 0.1):
+                match message:
+                    case Submit():
+                        if message.prompt_ids == SILENT_PROMPT:
+                            time.sleep(3600)
+                        if message.prompt_ids == DEADLY_PROMPT:
+                            os._exit(9)
+                        running[message.request_id] = (message, len(message.emitted_ids))
+                    case Cancel(request_id):
+                        if running.pop(request_id, None):
+                            deltas.append(SequenceDelta(request_id=request_id, token_ids=[], finish="cancelled"))
+                    case Stop():
+                        stopping = True
+                        deltas += [SequenceDelta(request_id=r, token_ids=[], finish="cancelled") for r in running]
+                        running.clear()
+            comm.broadcast_bytes(b"step")
+            time.sleep(STEP_S)
+            for request_id, (submit, count) in list(running.items()):
+                finish = "length" if count + 1 >= submit.params.max_tokens else None
+                deltas.append(
+                    SequenceDelta(
+                        request_id=request_id, token_ids=[expected_token(submit.params.seed, count)], finish=finish
+                    )
+                )
+                running[request_id] = (submit, count + 1)
+                if finish:
+                    del running[request_id]
+            step += 1
+            channel.send(StepOutput(deltas, _stats(step, len(running))))
+        comm.broadcast_bytes(b"stop")
+
+
+def _stats(step: int, num_running: int) -> EngineStats:
+    return EngineStats(
+        step=step, num_running=num_running, num_waiting=0, num_preemptions=0, pages_in_use={}, pages_total={},
+        prompt_tokens=0, generated_tokens=0, last_step_seconds=STEP_S, speculation=SpeculationCounters(),
+    )  # fmt: skip

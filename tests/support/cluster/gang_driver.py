@@ -1,0 +1,48 @@
+"""Join the cluster at argv[1], run a gang of two fake workers, print JSON of what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.launcher import StartProgress
+from gemray_cluster.ray_runtime.launcher import RayGang
+from gemray_cluster.ray_runtime.session import RaySession
+from gemray_workers.config import EngineConfig
+from gemray_workers.errors import GemrayError
+from gemray_workers.messages import Submit
+from gemray_workers.sampling.params import SamplingParams
+from support.cluster.fake_worker import FAKE_WORKER
+
+
+async def main(address: str) -> None:
+    config = ClusterConfig(address=address, placement_deadline_s=40, start_deadline_s=40, connect_deadline_s=10)
+    engine = EngineConfig(model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1)
+    began = time.monotonic()
+    waited_for: list[str] = []
+
+    def progress(step: StartProgress) -> None:
+        if step.stage == "placement" and step.detail:
+            waited_for.append(step.detail)
+            print("WAITING", file=sys.stderr, flush=True)
+
+    try:
+        session = await RaySession.open(config)
+        gang = RayGang(config, engine, worker_class=FAKE_WORKER)
+        await gang.launch(progress)
+    except GemrayError as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))
+        return
+    params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, max_tokens=6)
+    submit = Submit(request_id="r", prompt_ids=[1], params=params)
+    ids = [token async for delta in gang.generate(submit) for token in delta.token_ids]
+    await gang.stop()
+    await session.close()
+    print(json.dumps({"ids": ids, "waited_for": waited_for, "state": gang.state.value}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,138 @@
+"""A `Launcher` over plain processes: the same gang and worker as under Ray, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, RankFacts, RankSetup
+from gemray_cluster.gang.rank_host import GANG_WORKER, RankHost, process_facts
+from gemray_workers.channel import ChannelAddress
+from gemray_workers.config import EngineConfig
+from gemray_workers.messages import ModelInfo, RankInfo
+
+NODE = ("this-machine", "127.0.0.1")
+
+
+class ProcessLauncher:
+    def __init__(self, engine: EngineConfig, worker_class: str = GANG_WORKER) -> None:
+        self._engine, self._worker_class = engine, worker_class
+
+    async def launch(self, num_ranks: int, progress: ProgressListener) -> list[Rank]:
+        return await asyncio.to_thread(
+            lambda: [ProcessRank(self._engine, rank, self._worker_class) for rank in range(num_ranks)]
+        )
+
+    async def here(self) -> tuple[str, str]:
+        return NODE
+
+    async def release(self) -> None:
+        pass
+
+
+class ProcessRank:
+    """A spawned process that answers calls over a pipe; one thread here reads the answers."""
+
+    def __init__(self, engine: EngineConfig, rank: int, worker_class: str) -> None:
+        # Ranks fork from a server that has imported torch and nothing of this process: seconds less each.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["gemray_workers.rank.worker", "support.cluster.fake_worker", __name__])
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, engine, rank, worker_class), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
+        self._calls = 0
+        self._dead = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    async def facts(self) -> RankFacts:
+        return await self._call("facts")
+
+    async def open_rendezvous(self, host: str) -> str:
+        return await self._call("open_rendezvous", host)
+
+    async def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
+        return await self._call("load", setup)
+
+    async def run(self, address: ChannelAddress | None) -> None:
+        await self._call("run", address)
+
+    async def close(self) -> None:
+        await self._call("close")
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await asyncio.to_thread(self.process.join, 5)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        with self._lock:
+            if self._dead:
+                raise RankDied("its process died")
+            number, self._calls = self._calls, self._calls + 1
+            self._waiting[number] = (loop, answer)
+        self._pipe.send((number, method, args))
+        return await answer
+
+    def _read(self) -> None:
+        try:
+            while True:
+                number, result, error = self._pipe.recv()
+                self._answer(self._waiting.pop(number), result, error)
+        except (EOFError, OSError):
+            self.process.join(1)
+            with self._lock:
+                self._dead = True
+                died = RankDied(f"its process died (pid {self.process.pid}, exit code {self.process.exitcode})")
+                for waiting in self._waiting.values():
+                    self._answer(waiting, None, died)
+
+    @staticmethod
+    def _answer(waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]], result: Any, error: Any) -> None:
+        loop, future = waiting
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_exception(error) if error is not None else future.set_result(result)
+
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(resolve)
+
+
+def _serve(pipe: Connection, engine: EngineConfig, rank: int, worker_class: str) -> None:
+    torch.set_num_threads(1)
+    host = RankHost(engine, rank, worker_class, gpu=None)
+    methods: dict[str, Callable[..., Any]] = {
+        "facts": lambda: process_facts(*NODE),
+        "open_rendezvous": host.open_rendezvous,
+        "load": host.load,
+        "run": host.run,
+        "close": host.close,
+    }
+    lock = threading.Lock()
+
+    def answer(number: int, method: str, args: tuple[Any, ...]) -> None:
+        result, error = None, None
+        try:
+            result = methods[method](*args)
+        except Exception as raised:
+            error = raised
+        with lock:
+            pipe.send((number, result, error))
+
+    while True:
+        try:
+            call = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        threading.Thread(target=answer, args=call, daemon=True).start()

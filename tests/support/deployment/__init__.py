@@ -1,0 +1,1 @@
+"""The chart, deployment files and documents."""

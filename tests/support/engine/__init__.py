@@ -1,0 +1,1 @@
+"""Whole engines, their requests and drafters, for tests."""

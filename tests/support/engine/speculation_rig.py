@@ -1,0 +1,194 @@
+"""An engine put together from its public parts, with any drafter in it: loaded once, run many times.
+
+`EngineRank` reads settings and drafter from a config; tests of speculation want many limits, pool sizes and drafters
+over one loaded target, among them drafters that no checkpoint describes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gemray_workers.drafters.controller import DraftLengthController
+from gemray_workers.drafters.plan import plan_drafter
+from gemray_workers.drafters.protocol import Drafter, DrafterParts
+from gemray_workers.engine.cycle import Cycle
+from gemray_workers.engine.engine import Engine
+from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.engine.outcomes import OutcomeReader
+from gemray_workers.engine.planner import FollowPlanner, LeadPlanner, Planner
+from gemray_workers.execution.slots import SlotTable
+from gemray_workers.kv.pool import KVPools
+from gemray_workers.messages import Submit
+from gemray_workers.model.kv_groups import kv_group_specs
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
+from gemray_workers.sampling.state import SamplingState
+from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from support.engine.engine_runner import Run, collect, engine_config
+from support.engine.padded_cycle import PaddedCycle
+from support.oracles.oracle import CPU, solo_model
+
+NUM_SLOTS = 32
+PAGE_SIZE = 4
+
+
+class Rig:
+    """A target, pools, and the drafter of a checkpoint or none; `run` serves requests with limits of its own."""
+
+    def __init__(
+        self,
+        model: TargetModel,
+        directory: Path,
+        *,
+        drafter_path: Path | None = None,
+        max_draft_tokens: int | None = None,
+        comm: Communicator | None = None,
+        num_pages: int = 1200,
+        **settings: Any,
+    ) -> None:
+        """
+        Args:
+            model: the loaded target in `directory`.
+            directory: its checkpoint.
+            drafter_path: of a drafter's checkpoint.
+            max_draft_tokens: of the drafter's checkpoint, or of drafters given to `run`.
+            comm: the ranks of `model`.
+            num_pages: pages a KV group.
+            settings: of the engine's config.
+        """
+        self.model = model
+        self.comm = comm or SoloCommunicator()
+        self.config = engine_config(
+            directory,
+            tensor_parallel_size=self.comm.size,
+            dtype=str(model.dtype).removeprefix("torch."),
+            drafter_path=None if drafter_path is None else str(drafter_path),
+            max_draft_tokens=max_draft_tokens,
+            max_num_seqs=NUM_SLOTS,
+            page_size=PAGE_SIZE,
+            **settings,
+        )
+        self.plan = plan_drafter(self.config, model.config)
+        self.max_draft_tokens = (max_draft_tokens or 0) if drafter_path is None else self.plan.traits.max_draft_tokens
+        target_specs = kv_group_specs(
+            model.config, tp_size=self.comm.size, page_size=PAGE_SIZE, dtype=self.config.torch_dtype
+        )
+        self.target_groups = tuple(spec.name for spec in target_specs)
+        self.specs = (*target_specs, *self.plan.kv_specs)
+        self.num_pages = {spec.name: num_pages for spec in self.specs}
+        self.pools = KVPools(model.config.layers, target_specs, self.num_pages, device=CPU)
+        own = KVPools(self.plan.kv_layers, self.plan.kv_specs, self.num_pages, device=CPU)
+        self.drafter_pools = own if self.plan.kv_specs else None
+        self.drafter = self.plan.build(
+            DrafterParts(
+                embedding=model.embedding,
+                shard=model.shard,
+                target_caches=self.pools.caches,
+                own_caches=None if self.drafter_pools is None else self.drafter_pools.caches,
+                comm=self.comm,
+                num_slots=NUM_SLOTS,
+                dtype=self.config.torch_dtype,
+                device=CPU,
+            )
+        )
+
+    def engine(
+        self,
+        inbox: LocalInbox | None,
+        *,
+        drafter: Drafter | None = None,
+        captured_layers: tuple[int, ...] | None = None,
+        prefill_chunk: int = 64,
+        max_step_tokens: int | None = None,
+        max_model_len: int = 256,
+        num_pages: Mapping[str, int] | None = None,
+        num_slots: int = NUM_SLOTS,
+        admission_headroom: int = 16,
+        padded: bool = False,
+        lag: int = 0,
+    ) -> Engine:
+        """An engine over the loaded parts.
+
+        Args:
+            inbox: of rank 0; None on the other ranks.
+            drafter: instead of the checkpoint's.
+            captured_layers: instead of those that the drafter's plan names.
+            prefill_chunk: see `EngineConfig`, like the next two.
+            max_step_tokens: by default the least that every slot may draft in.
+            max_model_len: see `EngineConfig`.
+            num_pages: by group, at most what the pools have.
+            num_slots: sequences at one time.
+            admission_headroom: see `SchedulerConfig`; little of it provokes preemptions.
+            padded: run cycles in the shapes of graphs.
+            lag: steps in flight while the next is planned.
+        """
+        slots = SlotTable(
+            num_slots=num_slots,
+            max_model_len=max_model_len,
+            max_draft_tokens=self.max_draft_tokens,
+            specs=self.specs,
+            sampling=SamplingState(num_slots, self.model.shard, compute_dtype(self.model.dtype), CPU),
+            device=CPU,
+        )
+        planner: Planner = FollowPlanner(self.comm)
+        if inbox is not None:
+            draft_lengths = DraftLengthController(self.max_draft_tokens, adaptive=False)
+            least_rows = num_slots * (1 + self.max_draft_tokens)
+            scheduler = Scheduler(
+                SchedulerConfig(
+                    max_num_seqs=num_slots,
+                    max_step_tokens=max_step_tokens or max(least_rows, 64),
+                    prefill_chunk=prefill_chunk,
+                    max_model_len=max_model_len,
+                    max_draft_tokens=self.max_draft_tokens,
+                    admission_headroom=admission_headroom,
+                ),
+                self.specs,
+                {**self.num_pages, **(num_pages or {})},
+                draft_tokens_for=draft_lengths,
+            )
+            planner = LeadPlanner(scheduler, self.comm, inbox, draft_lengths)
+        drafter = drafter or self.drafter
+        cycle = Cycle(
+            model=self.model,
+            caches=self.pools.caches,
+            slots=slots,
+            drafter=drafter,
+            captured_layers=self.plan.traits.captured_layers if captured_layers is None else captured_layers,
+            comm=self.comm,
+        )
+        if padded:
+            self.padded = PaddedCycle(cycle, max_num_seqs=num_slots, max_draft_tokens=self.max_draft_tokens)
+        return Engine(
+            cycle=self.padded if padded else cycle,
+            lag=lag,
+            pools=[self.pools] if self.drafter_pools is None else [self.pools, self.drafter_pools],
+            slots=slots,
+            drafter=drafter,
+            reader=OutcomeReader(self.model, self.comm, slots),
+            planner=planner,
+            poison_freed_pages=True,
+        )
+
+    def run(self, submits: list[Submit], **limits: Any) -> Run:
+        """Serve `submits` to their end on rank 0 of a gang, or the only one; `limits` as of `engine`."""
+        inbox = LocalInbox(submits)
+        self.engine(inbox, **limits).run()
+        return collect(inbox, submits)
+
+
+@functools.lru_cache(maxsize=32)
+def solo_rig(
+    directory: Path,
+    *,
+    drafter_path: Path | None = None,
+    max_draft_tokens: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Rig:
+    """A rig on one rank, kept for the session; rigs of one checkpoint share the model."""
+    return Rig(solo_model(directory, dtype), directory, drafter_path=drafter_path, max_draft_tokens=max_draft_tokens)

@@ -1,0 +1,1 @@
+"""Kernels compared and compiled."""

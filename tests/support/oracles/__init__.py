@@ -1,0 +1,1 @@
+"""Plain implementations that results are compared with."""

@@ -1,0 +1,1 @@
+"""A scheduler without a model."""

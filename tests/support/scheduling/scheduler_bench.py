@@ -1,0 +1,75 @@
+"""A scheduler beside a fake engine, stepped by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.messages import SequenceDelta, Submit
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
+from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from support.scheduling.fake_engine import FakeEngine, token_at
+
+MAX_LEN = 64
+SPECS = [
+    KVGroupSpec("sliding", (0,), 1, 8, 4, 8, torch.float32),
+    KVGroupSpec("full", (1,), 1, 8, 4, None, torch.float32),
+]
+PLENTY = {"sliding": 200, "full": 200}
+
+
+class Bench:
+    """A scheduler and a fake engine, stepped by hand."""
+
+    def __init__(self, num_pages: dict[str, int] | None = None, drafts: int = 0, **config: int) -> None:
+        settings = {"max_num_seqs": 4, "max_step_tokens": 32, "prefill_chunk": 16, "max_model_len": MAX_LEN}
+        self.config = SchedulerConfig(**{**settings, "max_draft_tokens": drafts, **config})
+        self.scheduler = Scheduler(self.config, SPECS, num_pages or PLENTY, lambda _sequence: drafts)
+        self.engine = FakeEngine(SPECS)
+        self.deltas: list[SequenceDelta] = []
+
+    def submit(self, request_id: str, prompt_len: int, max_tokens: int = 8, **params: object) -> Submit:
+        submit = request(request_id, prompt_len, max_tokens, **params)
+        self.scheduler.submit(submit)
+        return submit
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule() or StepPlan(step=self.scheduler.step)
+        self.deltas += self.scheduler.commit(plan, self.engine.run(plan))
+        self.scheduler.check_integrity()
+        return plan
+
+    def finish(self) -> None:
+        while self.scheduler.has_work:
+            self.step()
+
+    def ids(self, request_id: str) -> list[int]:
+        return [t for delta in self.deltas if delta.request_id == request_id for t in delta.token_ids]
+
+    def final(self, request_id: str) -> SequenceDelta:
+        (final,) = [d for d in self.deltas if d.request_id == request_id and d.finish is not None]
+        return final
+
+    @property
+    def running(self) -> list[str]:
+        return [sequence.request_id for sequence in self.scheduler.running]
+
+
+def request(request_id: str, prompt_len: int, max_tokens: int = 8, **params: object) -> Submit:
+    emitted = params.pop("emitted_ids", [])
+    defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": sum(request_id.encode())}
+    return Submit(
+        request_id=request_id,
+        prompt_ids=list(range(prompt_len)),
+        params=SamplingParams(**{**defaults, "max_tokens": max_tokens, **params}),
+        emitted_ids=emitted,
+    )
+
+
+def tokens_of(seed: int, first: int, end: int) -> list[int]:
+    return [token_at(seed, position) for position in range(first, end)]
+
+
+def rows_by_slot(plan: StepPlan) -> dict[int, ScheduledRows]:
+    return {rows.slot: rows for rows in plan.rows}

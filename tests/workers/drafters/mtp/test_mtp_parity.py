@@ -1,0 +1,155 @@
+"""The MTP assistant against transformers, float32: logits and recurrent state of every draft step."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemray_workers.checkpoint.loader import load_weights
+from gemray_workers.drafters.mtp.assistant import AssistantModel
+from gemray_workers.drafters.mtp.config import AssistantConfig
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import SoloCommunicator
+from support.checkpoints.tiny import SHAPES, VOCAB_SIZE, WINDOW, Shape, tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant
+from support.oracles.mtp_reference import TargetStates, draft_steps, scaled_embedding, target_states
+from support.oracles.oracle import CPU, solo_model, whole_logits
+from support.oracles.paged import PagedCache, Rows
+
+LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW - 1, 2 * WINDOW, 2 * WINDOW + 1, 2 * WINDOW + 5)
+NUM_STEPS = 5
+TOLERANCE = 1e-5
+"""Of states, which are around one, and of logits divided by their standard deviation."""
+
+
+@functools.cache
+def load_assistant(directory: Path, target: TargetModel, *, more_keys: int = 0) -> AssistantModel:
+    """The assistant; `more_keys` widens its windows, to compare with an engine of another rule for keys."""
+    config = AssistantConfig.from_directory(directory, target.config)
+    layers = tuple(
+        replace(layer, window=None if layer.window is None else layer.window + more_keys)
+        for layer in config.decoder.layers
+    )
+    config = replace(config, decoder=replace(config.decoder, layers=layers))
+    model = AssistantModel(config, target.shard, SoloCommunicator(), dtype=target.dtype, device=CPU)
+    load_weights(directory, model.weight_targets(), prefix="", is_ignored=lambda _name: False)
+    return model
+
+
+def engine_steps(
+    assistant: AssistantModel,
+    target: TargetModel,
+    text: list[int],
+    tokens: list[int],
+    states: TargetStates | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Whole logits [k, V] and states [k, H] of the draft steps behind `text`, on the KV that the target wrote.
+
+    With `states`, on transformers' KV and hidden state instead, so that the assistants alone are compared.
+    """
+    cache = PagedCache(target.config, num_sequences=1, max_len=len(text), dtype=target.dtype)
+    prefill = cache.batch([Rows(0, text, 0)])
+    state_SH = target.forward(prefill, cache.caches).hidden_TH[-1:]
+    if states is not None:
+        state_SH = states.hidden_CH[len(text) - 1 :][:1]
+        for kind, owners in target.config.kv_owners.items():
+            k_TND, v_TND = (x[0, :, : len(text)].transpose(0, 1) for x in states.kv[f"{kind}_attention"])
+            slots_T = prefill.groups[cache.caches.group_of(owners[-1])].slot_mapping_T
+            cache.caches.writer(owners[-1]).write(k_TND, v_TND, slots_T)
+    last_row = cache.batch([Rows(0, text[-1:], len(text) - 1)])
+    one_query = replace(last_row, positions_T=last_row.positions_T + 1)
+    logits, hidden = [], []
+    for token in tokens:
+        logits_SV, state_SH = assistant.step(target.embed(torch.tensor([token])), state_SH, one_query, cache.caches)
+        logits.append(whole_logits(target, logits_SV)[0])
+        hidden.append(state_SH[0])
+    return torch.stack(logits), torch.stack(hidden)
+
+
+def random_text(length: int, seed: int) -> list[int]:
+    ids: list[int] = torch.randint(VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids
+
+
+def assert_equal_steps(
+    engine: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], *, centroids: bool, tolerance: float = TOLERANCE
+) -> None:
+    logits_KV, states_KH = engine
+    expected_KV, expected_KH = reference
+    assert expected_KH.std() > 0.1, "flat states would agree by themselves"
+    torch.testing.assert_close(states_KH, expected_KH, rtol=0, atol=tolerance)
+    scored_KV = logits_KV > -torch.inf
+    if centroids:
+        floor_K1 = expected_KV.amin(-1, keepdim=True)  # transformers' value for tokens that are not scored
+        assert torch.equal(scored_KV, expected_KV > floor_K1)
+        assert 0 < scored_KV.sum() < scored_KV.numel()
+    else:
+        assert scored_KV.all()
+    spread = expected_KV[scored_KV].std().item()  # about 5, and rounding with it
+    torch.testing.assert_close(logits_KV[scored_KV], expected_KV[scored_KV], rtol=0, atol=tolerance * spread)
+    assert torch.equal(logits_KV.argmax(-1), expected_KV.argmax(-1))
+
+
+@pytest.mark.parametrize("centroids", [False, True], ids=["dense", "centroids"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_draft_steps_equal_those_of_transformers(shape: Shape, centroids: bool) -> None:
+    """On the engine's keys: 0 to C-1 for full layers, C-W to C-1 for sliding ones."""
+    directory = tiny_checkpoint(shape)
+    drafter = tiny_assistant(directory, centroids=centroids)
+    target = solo_model(directory, torch.float32)
+    assistant = load_assistant(drafter, target)
+    for length in LENGTHS:
+        text, tokens = random_text(length, seed=length), random_text(NUM_STEPS, seed=100 + length)
+        states = target_states(directory, text)
+        reference = draft_steps(directory, drafter, states, length, tokens, window=WINDOW)
+        engine = engine_steps(assistant, target, text, tokens, states)
+        assert_equal_steps(engine, reference, centroids=centroids)
+        on_its_own_target = engine_steps(assistant, target, text, tokens)
+        assert_equal_steps(on_its_own_target, reference, centroids=centroids, tolerance=10 * TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_more_sliding_key_is_all_that_transformers_has_over_the_engine(shape: Shape) -> None:
+    """transformers' own mask on all keys shows sliding layers W + 1 of them: the engine's window, one wider."""
+    directory = tiny_checkpoint(shape)
+    drafter = tiny_assistant(directory)
+    target = solo_model(directory, torch.float32)
+    for length in LENGTHS:
+        text, tokens = random_text(length, seed=length), random_text(NUM_STEPS, seed=100 + length)
+        states = target_states(directory, text)
+        reference = draft_steps(directory, drafter, states, length, tokens, window=None)
+        wider = engine_steps(load_assistant(drafter, target, more_keys=1), target, text, tokens, states)
+        assert_equal_steps(wider, reference, centroids=False)
+        own = engine_steps(load_assistant(drafter, target), target, text, tokens, states)
+        difference = (own[0] - reference[0]).abs().max().item()
+        assert (difference > 1e-3) == (length > WINDOW), (length, difference)
+
+
+def test_the_input_is_the_targets_embedding_scaled() -> None:
+    directory = tiny_checkpoint("31B")
+    target = solo_model(directory, torch.float32)
+    for token in (0, 17, VOCAB_SIZE - 1):
+        torch.testing.assert_close(target.embed(torch.tensor([token]))[0], scaled_embedding(directory, token))
+
+
+@pytest.mark.parametrize("centroids", [False, True], ids=["dense", "centroids"])
+def test_every_part_of_the_assistant_matters(centroids: bool) -> None:
+    """What the comparison would not notice could be wrong: each weight, changed, moves the logits."""
+    directory = tiny_checkpoint("26B-A4B")
+    target = solo_model(directory, torch.float32)
+    drafter = tiny_assistant(directory, centroids=centroids)
+    text, tokens = random_text(2 * WINDOW, seed=1), random_text(3, seed=2)
+    assistant = load_assistant.__wrapped__(drafter, target)
+    before, _ = engine_steps(assistant, target, text, tokens)
+    for weight in assistant.weight_targets():
+        for copy in weight.copies:
+            saved = copy.destination.clone()
+            copy.destination.copy_(saved.flip(0) if saved.dtype == torch.int64 else saved * -1.5)
+            after, _ = engine_steps(assistant, target, text, tokens)
+            copy.destination.copy_(saved)
+            assert not torch.equal(before, after), weight.name

@@ -1,0 +1,137 @@
+"""The adaptive draft length: a pure function of measurements, and the controller around it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemray_workers.drafters.controller import DraftLengthController
+from gemray_workers.drafters.draft_length import RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
+from gemray_workers.execution.step_clock import StepTimes
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.request import Sequence
+from support.engine.adaptive_run import counters_with_a_wrong_drafter
+from support.engine.engine_runner import request
+
+SMALL = Load.of(1, 100)
+
+
+def simulated(
+    *, rate: float, verify: float, draft: float, most: int, load: Load = SMALL, steps: int = 100
+) -> tuple[Estimates, list[int]]:
+    """A server on which a step takes ``verify + draft * k`` seconds and each draft is accepted at `rate`."""
+    estimates, chosen, owed = Estimates(), [], 0.0
+    for _ in range(steps):
+        k = choose_draft_length(estimates, load, most)
+        chosen.append(k)
+        estimates = estimates.with_decision(load, k).with_step(load, k, verify + draft * k)
+        accepted = 0
+        for _ in range(k):  # an error-diffusing stand-in for chance: the rate comes out exactly
+            owed += rate
+            if owed < 1:
+                break
+            owed -= 1
+            accepted += 1
+        estimates = estimates.with_acceptance(k, accepted)
+    return estimates, chosen
+
+
+def test_drafts_many_when_they_are_cheap_and_right() -> None:
+    _, chosen = simulated(rate=0.95, verify=20e-3, draft=0.3e-3, most=8)
+    assert chosen[-10:] == [8] * 10
+
+
+def test_stops_when_drafting_costs_more_than_it_gains() -> None:
+    _, chosen = simulated(rate=0.3, verify=5e-3, draft=4e-3, most=4)
+    assert chosen[-10:] == [0] * 10
+
+
+def test_stops_for_a_drafter_that_is_always_wrong() -> None:
+    _, chosen = simulated(rate=0.0, verify=20e-3, draft=0.5e-3, most=4, steps=200)
+    assert chosen[-10:] == [0] * 10
+
+
+def test_finds_a_length_between_the_measured_ones() -> None:
+    """At rate 0.7 with drafts a twelfth of a verify pass, the best of 0..8 is neither 0, 4 nor 8."""
+    rate, verify, draft = 0.7, 12e-3, 1e-3
+    speeds = [sum(rate**i for i in range(k + 1)) / (verify + draft * k) for k in range(9)]
+    _, chosen = simulated(rate=rate, verify=verify, draft=draft, most=8, steps=220)
+    settled = set(chosen[-20:])
+    assert all(speeds[k] >= 0.97 * max(speeds) for k in settled), (settled, speeds)
+
+
+def test_every_load_has_its_own_answer() -> None:
+    """Long contexts make a step dear: the same drafter pays at 1k and not at 100k (field report 69)."""
+    long = Load.of(1, 100_000)
+    estimates, _ = simulated(rate=0.6, verify=10e-3, draft=1e-3, most=4)
+    for _ in range(3):
+        for k, seconds in ((4, 100e-3), (2, 70e-3), (0, 12e-3)):
+            estimates = estimates.with_step(long, k, seconds)
+    assert choose_draft_length(estimates, long, 4) == 0
+    assert choose_draft_length(estimates, SMALL, 4) > 0
+
+
+def test_loads_are_classes() -> None:
+    assert Load.of(5, 1000) == Load.of(8, 600)
+    assert Load.of(8, 600) != Load.of(9, 600)
+    assert Load.of(1, 1000) != Load.of(1, 100_000)
+    assert Load.of(1, 1000, 200) == Load.of(1, 1000, 100)
+    assert len({Load.of(1, 1000, rows).other_rows for rows in (0, 1, 10, 50, 200)}) == 5
+
+
+def test_tries_other_lengths_again_from_time_to_time() -> None:
+    _, chosen = simulated(rate=0.9, verify=20e-3, draft=0.5e-3, most=4, steps=3 * RETRY_EVERY)
+    late = chosen[RETRY_EVERY // 2 :]
+    assert 0 < sum(k != 4 for k in late) <= 4
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.floats(1e-4, 1.0)), max_size=60),
+    st.integers(0, 6),
+)
+def test_the_answer_is_always_a_length(history: list[tuple[int, int, float]], most: int) -> None:
+    estimates = Estimates()
+    for drafted, accepted, seconds in history:
+        estimates = estimates.with_decision(SMALL, drafted).with_step(SMALL, drafted, seconds)
+        estimates = estimates.with_acceptance(drafted, min(drafted, accepted))
+    assert 0 <= choose_draft_length(estimates, SMALL, most) <= most
+    assert all(0 <= rate <= 1 for rate in estimates.rates)
+    assert 1 <= estimates.expected_tokens(most) <= most + 1
+
+
+def decode_step(controller: DraftLengthController, k: int, accepted: int, seconds: float) -> None:
+    plan = StepPlan(step=1, rows=[ScheduledRows(slot=0, start=9, num_known=1, num_drafts=k, samples=True)])
+    outcome = SequenceOutcome(slot=0, token_ids=[1] * (accepted + 1), num_accepted=accepted)
+    controller.end_step(plan, [outcome], StepTimes(draft=seconds / 2, verify=seconds / 2))
+
+
+def running(num_draft_tokens: int | None = None) -> Sequence:
+    params = SamplingParams(
+        temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=9, num_draft_tokens=num_draft_tokens
+    )
+    return Sequence(request_id="a", params=params, tokens=[1, 2, 3], prompt_len=2, arrival=0, num_computed=2, slot=0)
+
+
+def test_a_request_that_states_a_number_is_not_second_guessed() -> None:
+    controller = DraftLengthController(4, adaptive=True)
+    for _ in range(3 * TRIES + 5):
+        controller.begin_step([running()])
+        k = controller(running())
+        decode_step(controller, k, 0, seconds=0.01 + k)
+    assert controller(running()) == 0
+    assert controller(running(num_draft_tokens=3)) == 4  # the scheduler takes the least of this and the request's 3
+
+
+def test_a_fixed_length_stays() -> None:
+    controller = DraftLengthController(4, adaptive=False)
+    for _ in range(50):
+        controller.begin_step([running()])
+        assert controller(running()) == 4
+        decode_step(controller, 4, 0, seconds=10.0)
+
+
+def test_a_live_engine_stops_drafting_what_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = counters_with_a_wrong_drafter(monkeypatch, [request("a", [5, 6, 7], 120)])
+    assert 0 < counters.rounds < 60

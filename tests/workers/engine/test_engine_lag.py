@@ -1,0 +1,95 @@
+"""One step in flight changes nothing that a client sees: ids, endings, log-probabilities, usage, counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gemray_workers.messages import SequenceDelta, Submit
+from support.checkpoints.tiny import SHAPES, Shape
+from support.engine.engine_runner import Run
+from support.engine.random_requests import MAX_MODEL_LEN, random_requests, scarce_pages, short_chunks
+from support.engine.scripted_drafters import plain_texts
+
+from .test_speculation_ids import DRAFTERS, MOST_DRAFTS, drive, outcome, plain_run, rig_of
+
+REQUESTS = 24
+
+
+def with_logprobs(submits: list[Submit]) -> list[Submit]:
+    """Every third request asks for log-probabilities, every fifth for its prompt's."""
+    changed = []
+    for i, submit in enumerate(submits):
+        params = submit.params
+        if i % 3 == 0:
+            params = msgspec.structs.replace(params, logprobs=i % 4)
+        if i % 5 == 0:
+            params = msgspec.structs.replace(params, prompt_logprobs=2)
+        changed.append(msgspec.structs.replace(submit, params=params))
+    return changed
+
+
+def seen(run: Run) -> dict[str, tuple[Any, ...]]:
+    """All that a client sees of each request, however it was cut into deltas."""
+    return {
+        request_id: (result.ids, end_of(result.last), joined(result.deltas, "logprobs"), prompt_logprobs(result.deltas))
+        for request_id, result in run.results.items()
+    }
+
+
+def end_of(delta: SequenceDelta) -> tuple[Any, ...]:
+    return delta.finish, delta.matched_stop_id, delta.fault, delta.speculation
+
+
+def joined(deltas: list[SequenceDelta], name: str) -> list[Any]:
+    return [entry for delta in deltas for entry in getattr(delta, name) or []]
+
+
+def prompt_logprobs(deltas: list[SequenceDelta]) -> list[tuple[int, float]]:
+    return [(entry.token_id, entry.logprob) for entry in joined(deltas, "prompt_logprobs")]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_step_in_flight_changes_nothing(shape: Shape, drafter: str) -> None:
+    rig, most = rig_of(shape, drafter), MOST_DRAFTS[drafter]
+    seed = 5000 + 100 * SHAPES.index(shape) + 10 * DRAFTERS.index(drafter)
+    submits = with_logprobs(random_requests(seed, REQUESTS, most_drafts=most))
+    plain = rig_of(shape, "scripted").run(
+        [msgspec.structs.replace(s, params=msgspec.structs.replace(s.params, num_draft_tokens=0)) for s in submits],
+        max_model_len=MAX_MODEL_LEN,
+    )
+    limits = short_chunks(seed, rig)
+    at_once, late = (
+        rig.run(submits, drafter=drive(rig, drafter, plain_texts(submits, plain.ids)), lag=lag, **limits)
+        for lag in (0, 1)
+    )
+    assert outcome(at_once) == outcome(plain)
+    assert seen(late) == seen(at_once)
+    assert late.speculation == at_once.speculation
+    assert late.speculation.drafted > 0
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("shape", ["E2B", "26B-A4B"])
+def test_preemption_drops_what_is_in_flight(shape: Shape, drafter: str) -> None:
+    rig, most = rig_of(shape, drafter), MOST_DRAFTS[drafter]
+    seed = 6000 + 100 * SHAPES.index(shape) + 10 * DRAFTERS.index(drafter)
+    plain = plain_run(shape, seed, most)
+    submits = random_requests(seed, REQUESTS, most_drafts=most, max_tokens=40)
+    scripted = drive(rig, drafter, plain_texts(submits, plain.ids))
+    limits = scarce_pages(seed, rig)
+    limits["num_pages"] = {name: 2 * pages for name, pages in limits["num_pages"].items()}
+    late = rig.run(submits, drafter=scripted, lag=1, **limits)
+    assert outcome(late) == outcome(plain)
+
+
+def test_the_host_runs_one_step_ahead() -> None:
+    """Without drafts every sequence costs one step more than at lag 0, at its end, and no more."""
+    rig = rig_of("E2B", "scripted")
+    submits = random_requests(1, 1, most_drafts=0, max_tokens=20)
+    at_once, late = (rig.run(submits, lag=lag, max_model_len=MAX_MODEL_LEN) for lag in (0, 1))
+    assert at_once.ids == late.ids
+    assert at_once.steps <= late.steps <= at_once.steps + 2

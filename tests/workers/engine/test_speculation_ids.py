@@ -1,0 +1,166 @@
+"""Speculation is lossless: ids with any drafter equal ids without, to the id, in float64. No exceptions.
+
+1440 random requests (5 shapes, 4 drafters, 3 situations, 24 each) are served by an engine without a drafter and by
+one with; real drafters have their drafts replaced by a script's in two of three rounds, so that every number of
+accepted drafts occurs. Freed pages are NaN in all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemray_workers.messages import Submit
+from gemray_workers.parallel.communicator import SoloCommunicator
+from support.checkpoints.tiny import SHAPES, VOCAB_SIZE, WINDOW, Shape, tiny_checkpoint
+from support.checkpoints.tiny_drafters import DFLASH_WINDOW, tiny_assistant, tiny_dflash
+from support.engine.engine_runner import Run, engine_config, run_engine
+from support.engine.random_requests import MAX_MODEL_LEN, random_requests, scarce_pages, short_chunks
+from support.engine.scripted_drafters import (
+    Script,
+    ScriptedDrafter,
+    Texts,
+    always,
+    always_right,
+    always_wrong,
+    in_turn,
+    plain_texts,
+    randomly_right,
+    right_across,
+    right_until,
+)
+from support.engine.speculation_rig import Rig, solo_rig
+
+REQUESTS = 24
+MAX_TOKENS = 40
+MASK_ID = 4
+DRAFTERS = ("scripted", "mtp", "mtp-centroids", "dflash")
+MOST_DRAFTS = {"scripted": 11, "mtp": 8, "mtp-centroids": 8, "dflash": 15}
+EDGES = (WINDOW, 2 * WINDOW, DFLASH_WINDOW, 2 * DFLASH_WINDOW, MAX_MODEL_LEN)
+
+
+def drafter_path(directory: Path, drafter: str) -> Path | None:
+    match drafter:
+        case "mtp":
+            return tiny_assistant(directory)
+        case "mtp-centroids":
+            return tiny_assistant(directory, centroids=True)
+        case "dflash":
+            return tiny_dflash(directory, block_size=16)
+    return None
+
+
+def rig_of(shape: Shape, drafter: str) -> Rig:
+    directory = tiny_checkpoint(shape)
+    path = drafter_path(directory, drafter)
+    return solo_rig(directory, drafter_path=path, max_draft_tokens=MOST_DRAFTS[drafter])
+
+
+def every_script(texts: Texts) -> Script:
+    """Right, wrong, partly right, at the edges of windows, stop ids, the mask id, the vocabulary's ends."""
+    return in_turn(
+        always_right(texts),
+        always_right(texts),
+        always_wrong(texts, VOCAB_SIZE),
+        right_until(texts, VOCAB_SIZE, 1),
+        right_until(texts, VOCAB_SIZE, 3),
+        right_until(texts, VOCAB_SIZE, 7),
+        randomly_right(texts, VOCAB_SIZE),
+        right_across(texts, VOCAB_SIZE, EDGES),
+        always(1, 106, 50, 9, 18),
+        always(MASK_ID),
+        always(0, VOCAB_SIZE - 1),
+    )
+
+
+@functools.cache
+def plain_run(shape: Shape, seed: int, most_drafts: int) -> Run:
+    submits = random_requests(seed, REQUESTS, most_drafts=most_drafts, max_tokens=MAX_TOKENS)
+    return solo_rig(tiny_checkpoint(shape)).run(submits, max_model_len=MAX_MODEL_LEN)
+
+
+def drive(rig: Rig, drafter: str, texts: Texts) -> ScriptedDrafter:
+    """The drafter with scripts in place of two of three of its rounds, or scripts alone."""
+    script = every_script(texts)
+    if drafter == "scripted":
+        return ScriptedDrafter(script)
+
+    def two_of_three(request_id: str, position: int, count: int) -> list[int] | None:
+        return script(request_id, position, count) if position % 3 else None
+
+    return ScriptedDrafter(two_of_three, rig.drafter)
+
+
+def outcome(run: Run) -> dict[str, tuple[Any, ...]]:
+    """All that a client sees but logprobs: ids, why it ended, where."""
+    return {
+        request_id: (result.ids, result.last.finish, result.last.matched_stop_id)
+        for request_id, result in run.results.items()
+    }
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ids_equal_those_without_a_drafter(shape: Shape, drafter: str) -> None:
+    rig, most = rig_of(shape, drafter), MOST_DRAFTS[drafter]
+    accepted = set()
+    for i, situation in enumerate((short_chunks, scarce_pages, None)):
+        seed = 100 * SHAPES.index(shape) + 10 * DRAFTERS.index(drafter) + i
+        submits = random_requests(seed, REQUESTS, most_drafts=most, max_tokens=MAX_TOKENS)
+        plain = plain_run(shape, seed, most)
+        scripted = drive(rig, drafter, plain_texts(submits, plain.ids))
+        limits = {"max_model_len": MAX_MODEL_LEN} if situation is None else situation(seed, rig)
+        run = rig.run(submits, drafter=scripted, **limits)
+        assert outcome(run) == outcome(plain)
+        assert (run.preemptions > 0) == (situation is scarce_pages)
+        accepted |= {r.num_accepted for r in scripted.rounds}
+    assert accepted >= set(range(min(most, 7))), "rounds of every acceptance occur"
+
+
+def check_own_drafts(shape: Shape, drafter: str) -> None:
+    """The real drafter's own drafts, round after round."""
+    submits = random_requests(7, REQUESTS, most_drafts=MOST_DRAFTS[drafter], max_tokens=MAX_TOKENS)
+    rig = rig_of(shape, drafter)
+    run = rig.run(submits, **short_chunks(7, rig))
+    assert outcome(run) == outcome(plain_run(shape, 7, MOST_DRAFTS[drafter]))
+    assert run.speculation.drafted > 500
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "mtp-centroids", "dflash"])
+@pytest.mark.parametrize("shape", ["E2B", "26B-A4B"])
+def test_ids_with_a_drafters_own_drafts(shape: Shape, drafter: str) -> None:
+    check_own_drafts(shape, drafter)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_mtp_ids_for_every_k(k: int) -> None:
+    """Through `EngineRank`, whose settings choose drafter and k."""
+    submits = [s for s in random_requests(50 + k, 9, most_drafts=8) if s.params.num_draft_tokens != 0]
+    assert_same_as_without(submits, "mtp", max_draft_tokens=k)
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 5, 8, 11, 16])
+def test_dflash_ids_for_every_block_size(block_size: int) -> None:
+    submits = [s for s in random_requests(60 + block_size, 9, most_drafts=15) if s.params.num_draft_tokens != 0]
+    assert_same_as_without(submits, "dflash", max_draft_tokens=block_size - 1)
+
+
+def assert_same_as_without(submits: list[Submit], drafter: str, **settings: Any) -> None:
+    directory = tiny_checkpoint("E4B")
+    plain = solo_rig(directory).run(submits, max_model_len=MAX_MODEL_LEN)
+    config = engine_config(
+        directory,
+        drafter_path=str(drafter_path(directory, drafter)),
+        max_model_len=MAX_MODEL_LEN,
+        max_step_tokens=128,
+        prefill_chunk=9,
+        **settings,
+    )
+    run = run_engine(SoloCommunicator(), config, submits)
+    assert run is not None
+    assert outcome(run) == outcome(plain)
+    assert run.speculation.drafted > 0
+    assert len(run.speculation.accepted_per_position) <= settings["max_draft_tokens"]

@@ -1,0 +1,196 @@
+"""The scheduler under random load: whatever happens around a request, it gets the ids that it gets alone."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gemray_workers.kv.block_table import most_pages
+from gemray_workers.kv.spec import KVGroupSpec
+from gemray_workers.messages import SequenceDelta, Submit
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.scheduling.plan import StepPlan
+from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from support.scheduling.fake_engine import STOP_ID, FakeEngine, oracle, token_at
+
+MAX_LEN = 48
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(data=st.data())
+    def build(self, data: st.DataObject) -> None:
+        max_num_seqs = data.draw(st.sampled_from([4, 5, 3, 2, 1]), "max_num_seqs")
+        max_drafts = data.draw(st.integers(0, 4), "max_draft_tokens")
+        least_rows = max_num_seqs * (1 + max_drafts)
+        self.config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_step_tokens=least_rows + data.draw(st.integers(0, 24), "spare rows"),
+            prefill_chunk=data.draw(st.sampled_from([1, 3, 7, 16, 64]), "prefill_chunk"),
+            max_model_len=MAX_LEN,
+            max_draft_tokens=max_drafts,
+            admission_headroom=data.draw(st.sampled_from([0, 0, 4, 16]), "headroom"),
+        )
+        window = data.draw(st.sampled_from([1, 4, 7, 16]), "window")
+        self.specs = [
+            KVGroupSpec("sliding", (0,), 1, 8, data.draw(st.sampled_from([1, 2, 4]), "page"), window, torch.float32),
+            KVGroupSpec("full", (1,), 1, 8, 4, None, torch.float32),
+        ]
+        num_pages = {
+            spec.name: most_pages(MAX_LEN, spec.page_size, spec.window, self.config.max_rows)
+            + data.draw(st.sampled_from([3, 0, 8, 40]), "spare pages")
+            for spec in self.specs
+        }
+        self.salt = data.draw(st.integers(0, 1 << 30), "acceptance")
+        self.scheduler = Scheduler(self.config, self.specs, num_pages, lambda seq: token_at(self.salt, seq.arrival, 6))
+        self.engine = FakeEngine(
+            self.specs, lambda request_id, position, n: token_at(self.salt, int(request_id) * 1000 + position, n + 1)
+        )
+        self.submits: dict[str, Submit] = {}
+        self.ids: dict[str, list[int]] = {}
+        self.finals: dict[str, SequenceDelta] = {}
+        self.prompt_logprobs: dict[str, list[float]] = {}
+        self.cancelled: set[str] = set()
+        self.work = 0
+
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def submit_some(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            self.submit(data)
+
+    def submit(self, data: st.DataObject) -> None:
+        request_id = str(len(self.submits))
+        seed = data.draw(st.integers(0, 1 << 30), "seed")
+        prompt_len = data.draw(st.integers(1, data.draw(st.sampled_from([8, 40]), "longest")), "prompt_len")
+        prompt_ids = [token_at(~seed, position) for position in range(prompt_len)]
+        params = SamplingParams(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            seed=seed,
+            max_tokens=data.draw(st.sampled_from([1, 10, 25, 40]), "max_tokens"),
+            min_tokens=data.draw(st.sampled_from([0, 0, 5]), "min_tokens"),
+            stop_token_ids=data.draw(st.sampled_from([(), (), (STOP_ID,), (STOP_ID, 1, 2)]), "stops"),
+            num_draft_tokens=data.draw(st.sampled_from([None, 0, 2]), "k"),
+            prompt_logprobs=data.draw(st.sampled_from([None, 0]), "prompt_logprobs"),
+        )
+        submit = Submit(request_id=request_id, prompt_ids=prompt_ids, params=params)
+        whole, _ = oracle(submit, MAX_LEN)
+        emitted = whole[: data.draw(st.sampled_from([0, 0, 0, 0, 1, len(whole) // 2, len(whole)]), "emitted")]
+        self.submits[request_id] = Submit(
+            request_id=request_id, prompt_ids=prompt_ids, params=params, emitted_ids=emitted
+        )
+        self.ids[request_id] = list(emitted)
+        self.scheduler.submit(self.submits[request_id])
+        self.work += len(prompt_ids) + params.max_tokens + 1
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.live)), "cancelled")
+        self.cancelled.add(request_id)
+        self.scheduler.cancel(request_id)
+
+    @rule(count=st.integers(1, 12))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            assert not self.scheduler.running, "nothing was planned although sequences run"
+            plan = StepPlan(step=self.scheduler.step)
+        self.check_plan(plan)
+        oldest = self.scheduler.running[0] if self.scheduler.running else None
+        before = oldest.num_computed if oldest else 0
+        for delta in self.scheduler.commit(plan, self.engine.run(plan)):
+            self.receive(delta)
+        assert oldest is None or oldest.num_computed > before, "the oldest sequence did not advance"
+        for sequence in self.scheduler.running:
+            self.check_window(sequence.slot, sequence.num_computed)
+
+    def check_plan(self, plan: StepPlan) -> None:
+        assert sum(rows.num_known + rows.num_drafts for rows in plan.rows) <= self.config.max_step_tokens
+        assert len({rows.slot for rows in plan.rows}) == len(plan.rows)
+        for rows in plan.rows:
+            assert 1 <= rows.num_known <= self.config.prefill_chunk
+            assert 0 <= rows.num_drafts <= self.config.max_draft_tokens
+            params = self.submits[self.scheduler_id(rows.slot)].params
+            assert params.num_draft_tokens is None or rows.num_drafts <= params.num_draft_tokens
+
+    def scheduler_id(self, slot: int) -> str:
+        return next(sequence.request_id for sequence in self.scheduler.running if sequence.slot == slot)
+
+    def check_window(self, slot: int | None, num_computed: int) -> None:
+        """Between steps a sliding group holds the window, and the pages of rejected drafts at most."""
+        assert slot is not None
+        for spec in self.specs:
+            held = len(self.scheduler.ledger.pages_of(slot)[spec.name])
+            reach = num_computed + self.config.max_draft_tokens
+            first = 0 if spec.window is None else max(0, num_computed - spec.window)
+            assert held <= -(-reach // spec.page_size) - first // spec.page_size
+
+    def receive(self, delta: SequenceDelta) -> None:
+        request_id = delta.request_id
+        assert request_id not in self.finals, "a delta after the last one"
+        assert delta.token_ids or delta.finish, "an empty delta"
+        if delta.token_ids and not self.ids[request_id]:
+            self.prompt_logprobs[request_id] = [entry.logprob for entry in delta.prompt_logprobs or []]
+        else:
+            assert not delta.prompt_logprobs or delta.finish == "cancelled"
+        if delta.logprobs is not None:
+            assert [entry.token_id for entry in delta.logprobs] == delta.token_ids
+        self.ids[request_id] += delta.token_ids
+        if delta.finish is not None:
+            self.finals[request_id] = delta
+
+    @property
+    def live(self) -> set[str]:
+        return self.submits.keys() - self.finals.keys()
+
+    @invariant()
+    def integrity(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        steps = 0
+        while self.scheduler.has_work:
+            self.step()
+            steps += 1
+            assert steps <= self.work + 2 * len(self.submits) + 1, "some request starves"
+        self.scheduler.check_integrity()
+        assert not any(self.scheduler.ledger.pages_in_use.values())
+        assert self.finals.keys() == self.submits.keys()
+        for request_id, submit in self.submits.items():
+            self.check_result(request_id, submit)
+        stats = self.scheduler.stats(0.0)
+        assert stats.generated_tokens == sum(len(self.ids[i]) - len(s.emitted_ids) for i, s in self.submits.items())
+        per_request = [final.speculation for final in self.finals.values() if final.speculation is not None]
+        assert len(per_request) == len(self.finals)
+        assert stats.speculation.drafted == sum(counters.drafted for counters in per_request)
+        assert stats.speculation.accepted == sum(counters.accepted for counters in per_request)
+
+    def check_result(self, request_id: str, submit: Submit) -> None:
+        ids, finish = oracle(submit, MAX_LEN)
+        final = self.finals[request_id]
+        if final.finish == "cancelled":
+            assert request_id in self.cancelled
+            assert self.ids[request_id] == ids[: len(self.ids[request_id])]
+            return
+        assert self.ids[request_id] == ids
+        assert final.finish == finish
+        assert final.matched_stop_id == (ids[-1] if finish == "stop_token" else None)
+        if submit.params.prompt_logprobs is not None and not submit.emitted_ids:
+            positions = list(range(1, len(submit.prompt_ids)))
+            assert self.prompt_logprobs[request_id] == [-float(position) for position in positions]
+            assert self.engine.reported_prompt_positions.get(request_id, []) == positions
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
