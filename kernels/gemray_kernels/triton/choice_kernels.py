@@ -306,11 +306,11 @@ def decide_kernel(  # type: ignore[no-untyped-def]
             best = tl.topk(tl.load(source, mask=place < RANKS * TOP, other=EMPTY), CANDIDATES)
             chosen = tl.max(best, axis=0)
             if is_filtered(words_NF, slot):
-                rank = tl.arange(0, CANDIDATES)
+                nth = tl.arange(0, CANDIDATES)
                 token = unpack_id(best)
                 scaled = tl.div_rn(unpack_value(best), temperature_of(words_NF, slot))
                 largest = tl.max(scaled, axis=0)
-                in_top_k = rank < number(words_NF, slot, TOP_K)
+                in_top_k = nth < number(words_NF, slot, TOP_K)
                 weight = tl.exp((scaled - largest).to(tl.float64))
                 mass = tl.where(in_top_k, tl.floor(weight * MASS + 0.5).to(tl.int64), 0)
                 before = tl.cumsum(mass, axis=0) - mass
