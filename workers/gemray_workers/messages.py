@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 
 FinishReason = Literal["stop_token", "length", "cancelled", "fault"]
 

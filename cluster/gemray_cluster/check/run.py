@@ -12,6 +12,7 @@ from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.check.result import CheckResult, Status, fail
 from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.device import choose_device
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.errors import GemrayError
@@ -50,9 +51,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         note(fail("ray", f"{error}."))
         return results
     try:
-        from gemray_cluster.serving.app import choose_device
-
-        device = choose_device(settings)
+        device = choose_device(settings.device)
         if here.status is not Status.FAIL:
             note(*await asyncio.to_thread(check_fit, settings, device))
         bundle = rank_bundle(cluster, device)

@@ -18,7 +18,7 @@ from gemray_workers.messages import (
     RankInfo,
     SpeculationCounters,
 )
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 
 FINISH_REASONS = {
     "stop_token": pb.FINISH_REASON_STOP_TOKEN,

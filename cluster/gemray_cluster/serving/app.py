@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ray
 from prometheus_client import CollectorRegistry
 
 from gemray_cluster.check.at_start import look_before_start
@@ -20,6 +19,7 @@ from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.gang.supervisor import GangKeeper
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.observability.request_trace import TracedGang, TraceInterceptor
+from gemray_cluster.ray_runtime.device import asked_device, choose_device
 from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.server.requests import RequestReader
@@ -53,9 +53,9 @@ async def serving(
     """
     server_config, cluster_config = settings.server_config(), settings.cluster_config()
     reader = await asyncio.to_thread(RequestReader.from_directory, settings.model)
-    asked_device = _asked_device(settings)
-    if asked_device is not None:  # else it takes the cluster to tell
-        await asyncio.to_thread(_refuse_unfit, settings, asked_device)
+    asked = asked_device(settings.device)
+    if asked is not None:  # else it takes the cluster to tell
+        await asyncio.to_thread(_refuse_unfit, settings, asked)
     keeper = GangKeeper(max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
     interceptor = TraceInterceptor(RequestMetrics(registry))
@@ -71,8 +71,8 @@ async def serving(
         session = await RaySession.open(cluster_config)
         stack.push_async_callback(session.close)
         progress(StartProgress("ray", 1, 1))
-        device = choose_device(settings)
-        if asked_device is None:
+        device = choose_device(settings.device)
+        if asked is None:
             await asyncio.to_thread(_refuse_unfit, settings, device)
         engine_config = settings.engine_config(device)
         await look_before_start(
@@ -92,19 +92,3 @@ def _refuse_unfit(settings: ServeSettings, device: DeviceName) -> None:
     """What the ranks would refuse is refused here, in the settings' names, if the drafter can be read from here."""
     if settings.drafter is None or Path(settings.drafter).is_dir():
         settings.blueprint(device)
-
-
-def choose_device(settings: ServeSettings) -> DeviceName:
-    """What `auto` means: GPUs if the cluster that we have joined has any."""
-    asked = _asked_device(settings)
-    if asked is not None:
-        return asked
-    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return "cuda" if resources.get("GPU", 0) >= 1 else "cpu"
-
-
-def _asked_device(settings: ServeSettings) -> DeviceName | None:
-    """None: `auto`."""
-    if settings.device == "auto":
-        return None
-    return "cuda" if settings.device == "cuda" else "cpu"

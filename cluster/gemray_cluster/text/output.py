@@ -13,7 +13,7 @@ from typing import Literal
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.stops import StopMatcher
 from gemray_workers.messages import SequenceDelta
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 
 
 @dataclass(frozen=True)

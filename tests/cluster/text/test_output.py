@@ -10,7 +10,7 @@ from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import FinishReason, SequenceDelta
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.cluster.text import byte_ids
 
 

@@ -20,7 +20,7 @@ from gemray_workers.messages import (
     Submit,
 )
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 
 
 @dataclass

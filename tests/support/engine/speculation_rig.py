@@ -24,7 +24,7 @@ from gemray_workers.engine.planner import FollowPlanner, LeadPlanner, Planner
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import Submit
-from gemray_workers.model.kv_groups import kv_group_specs
+from gemray_workers.model.kv_groups import kv_donors, kv_group_specs
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
 from gemray_workers.sampling.state import SamplingState
@@ -81,8 +81,8 @@ class Rig:
         self.target_groups = tuple(spec.name for spec in target_specs)
         self.specs = (*target_specs, *self.plan.kv_specs)
         self.num_pages = {spec.name: num_pages for spec in self.specs}
-        self.pools = KVPools(model.config.layers, target_specs, self.num_pages, device=CPU)
-        own = KVPools(self.plan.kv_layers, self.plan.kv_specs, self.num_pages, device=CPU)
+        self.pools = KVPools(kv_donors(model.config.layers), target_specs, self.num_pages, device=CPU)
+        own = KVPools(kv_donors(self.plan.kv_layers), self.plan.kv_specs, self.num_pages, device=CPU)
         self.drafter_pools = own if self.plan.kv_specs else None
         self.drafter = self.plan.build(
             DrafterParts(

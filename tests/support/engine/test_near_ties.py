@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gemray_workers.messages import SequenceDelta, SpeculationCounters
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.engine.engine_runner import Result, Run
 from support.engine.near_ties import Parting, partings, told
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan, TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
+from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 
 STOP_ID = 0
 

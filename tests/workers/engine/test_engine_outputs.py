@@ -17,7 +17,7 @@ from gemray_workers.messages import Cancel, FromGang, StepOutput, Stop, Submit, 
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.target_rank import EngineRank
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, engine_config, request, run_engine, serve

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gemray_workers.messages import SpeculationCounters, Submit
-from gemray_workers.scheduling.plan import TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.checkpoints.tiny import VOCAB_SIZE, Shape, tiny_checkpoint
 from support.engine.engine_runner import Result, Run, request
 from support.engine.random_requests import random_requests

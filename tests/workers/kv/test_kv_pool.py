@@ -8,52 +8,17 @@ import torch
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.kv.spec import KVGroupSpec
-from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
 
 CPU = torch.device("cpu")
-KINDS: tuple[LayerKind, ...] = ("sliding", "full", "sliding", "full")
 SPECS = [
     KVGroupSpec("sliding", (0,), 2, 4, 3, 5, torch.float64),
     KVGroupSpec("full", (1,), 1, 8, 2, None, torch.float32),
 ]
 
 
-def model(donors: tuple[int | None, ...]) -> ModelConfig:
-    layers = tuple(
-        LayerConfig(
-            index=index,
-            kind=kind,
-            num_kv_heads=1,
-            head_dim=4,
-            window=5 if kind == "sliding" else None,
-            rope=RopeConfig(theta=1e4, kind="default", partial_rotary_factor=1.0, factor=1.0),
-            k_eq_v=False,
-            kv_donor=donor,
-            intermediate_size=8,
-        )
-        for index, (kind, donor) in enumerate(zip(KINDS, donors, strict=True))
-    )
-    return ModelConfig(
-        model_type="gemma4_text",
-        hidden_size=8,
-        vocab_size=16,
-        num_added=0,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        rms_norm_eps=1e-6,
-        final_logit_softcapping=None,
-        sliding_window=5,
-        weight_prefix="model.",
-        layers=layers,
-        moe=None,
-        per_layer_embedding=None,
-        eos_token_ids=(1,),
-    )
-
-
 @pytest.fixture
 def pools() -> KVPools:
-    return KVPools(model((None, None, 0, 1)).layers, SPECS, {"sliding": 4, "full": 6}, device=CPU)
+    return KVPools({0: None, 1: None, 2: 0, 3: 1}, SPECS, {"sliding": 4, "full": 6}, device=CPU)
 
 
 def test_each_owner_has_pages_of_its_group_and_a_null_page(pools: KVPools) -> None:
@@ -91,4 +56,4 @@ def test_poison_reaches_the_named_pages_of_the_group_alone(pools: KVPools) -> No
 def test_a_layer_without_kv_is_refused() -> None:
     orphan = dataclasses.replace(SPECS[1], layers=(3,))
     with pytest.raises(InvalidField, match=r"layers\[1\]\.kv_donor = None .*\[0, 3\]"):
-        KVPools(model((None, None, 0, None)).layers, [SPECS[0], orphan], {"sliding": 1, "full": 1}, device=CPU)
+        KVPools({0: None, 1: None, 2: 0, 3: None}, [SPECS[0], orphan], {"sliding": 1, "full": 1}, device=CPU)

@@ -15,7 +15,7 @@ from gemray_workers.kv.pool import KVPools
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
 from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
-from gemray_workers.model.kv_groups import kv_group_specs
+from gemray_workers.model.kv_groups import kv_donors, kv_group_specs
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.plan import SequenceOutcome
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -110,7 +110,7 @@ def test_a_32k_context_takes_the_ring_and_not_the_flat_memory(geometry: Geometry
         max_step_tokens=CHUNK,
         max_draft_tokens=0,
     )
-    pools = KVPools(model.layers, specs, plan.num_pages, device=torch.device("meta"))
+    pools = KVPools(kv_donors(model.layers), specs, plan.num_pages, device=torch.device("meta"))
     assert pools.num_bytes == plan.num_bytes <= 8192 * MIB
     assert plan.max_model_len == CONTEXT + 8
     config = SchedulerConfig(

@@ -18,7 +18,8 @@ from gemray_workers.execution.verification import NOTHING
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.logprobs import token_logprobs
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan, TokenLogprob
+from gemray_workers.sampling.token_logprob import TokenLogprob
+from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 
 PROMPT_LOGPROB_ROWS = 128
 """Prompt rows whose logits are held at one time: a chunk's logits over a whole vocabulary would be gigabytes."""

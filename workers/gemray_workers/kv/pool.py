@@ -5,7 +5,7 @@ Shape legend: B pages (the null page 0 included), P tokens a page, N KV heads on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.spec import KVGroupSpec
-from gemray_workers.model.config import LayerConfig
 
 
 class KVPools:
@@ -24,7 +23,7 @@ class KVPools:
 
     def __init__(
         self,
-        layers: Sequence[LayerConfig],
+        donors: Mapping[int, int | None],
         specs: Iterable[KVGroupSpec],
         num_pages: Mapping[str, int],
         *,
@@ -33,7 +32,7 @@ class KVPools:
         """Allocate `num_pages` pages a group, and the null page.
 
         Args:
-            layers: the model's, which own KV in `specs` or read a donor's.
+            donors: every layer of the model, with the layer whose KV it reads; None for one that owns KV in `specs`.
             specs: the groups.
             num_pages: by group; may name groups of other pools too.
             device: where the pages lie.
@@ -47,9 +46,9 @@ class KVPools:
             for name, spec in self._specs.items()
             for layer in spec.layers
         }
-        donors = {layer.index: layer.kv_donor for layer in layers if layer.kv_donor is not None}
-        self._check_every_layer(layers, donors)
-        self._caches = KVCaches(self._specs.values(), self._pages_BPND, donors)
+        self._check_every_layer(donors)
+        readers = {layer: donor for layer, donor in donors.items() if donor is not None}
+        self._caches = KVCaches(self._specs.values(), self._pages_BPND, readers)
 
     @property
     def caches(self) -> KVCaches:
@@ -72,12 +71,12 @@ class KVPools:
                 for tensor_BPND in self._pages_BPND[layer]:
                     tensor_BPND[index.to(tensor_BPND.device)] = float("nan")
 
-    def _check_every_layer(self, layers: Sequence[LayerConfig], donors: Mapping[int, int]) -> None:
-        for layer in layers:
-            if donors.get(layer.index, layer.index) not in self._pages_BPND:
+    def _check_every_layer(self, donors: Mapping[int, int | None]) -> None:
+        for layer, donor in donors.items():
+            if (layer if donor is None else donor) not in self._pages_BPND:
                 raise InvalidField(
-                    f"layers[{layer.index}].kv_donor",
-                    layer.kv_donor,
+                    f"layers[{layer}].kv_donor",
+                    donor,
                     f"None in a KV group, or one of the layers that own KV: {sorted(self._pages_BPND)}",
                 )
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
-from gemray_workers.model.config import LayerKind, ModelConfig
+from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig
 from gemray_workers.parallel.shard_indices import VOCAB_PADDING, ShardIndices
+
+
+def kv_donors(layers: Sequence[LayerConfig]) -> dict[int, int | None]:
+    """Each layer's number, with the number of the layer whose KV it reads; None if it owns KV."""
+    return {layer.index: layer.kv_donor for layer in layers}
 
 
 def local_kv_heads(num_kv_heads: int, tp_size: int) -> int:

@@ -16,6 +16,7 @@ from gemray_workers.engine.planner import FollowPlanner
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
+from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.placement import Placement
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
 from gemray_workers.parallel.communicator import SoloCommunicator, compute_dtype
@@ -39,7 +40,7 @@ class DrafterRank:
         plan, model = self._blueprint.drafter, self._blueprint.model
         self._shard = ShardIndices.of_rank(0, 1, org_vocab_size=model.org_vocab_size, num_added=model.num_added)
         self._embedding = self._load_embedding(progress)
-        self._pools = KVPools(plan.kv_layers, plan.kv_specs, self._blueprint.pools.num_pages, device=device)
+        self._pools = KVPools(kv_donors(plan.kv_layers), plan.kv_specs, self._blueprint.pools.num_pages, device=device)
         self._drafter = plan.build(
             DrafterParts(
                 embedding=self._embedding,

@@ -27,6 +27,7 @@ from gemray_workers.errors import CheckpointError
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo, Submit
+from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
@@ -74,7 +75,7 @@ class EngineRank:
         self._blueprint = Blueprint.of(config)
         self._model = self._load_target(progress)
         self._pools = KVPools(
-            self._blueprint.model.layers,
+            kv_donors(self._blueprint.model.layers),
             self._blueprint.target_specs,
             self._blueprint.pools.num_pages,
             device=device,
@@ -203,7 +204,7 @@ class EngineRank:
         plan = self._blueprint.drafter
         if not plan.kv_specs or self._gang is not None:
             return None
-        return KVPools(plan.kv_layers, plan.kv_specs, self._blueprint.pools.num_pages, device=self._device)
+        return KVPools(kv_donors(plan.kv_layers), plan.kv_specs, self._blueprint.pools.num_pages, device=self._device)
 
     def _build_drafter(self, progress: ProgressFn | None) -> Drafter:
         return self._blueprint.drafter.build(

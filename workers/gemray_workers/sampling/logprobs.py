@@ -11,8 +11,8 @@ from torch import Tensor
 from gemray_kernels.candidates import Candidates, local_top
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.sampling.vocab_parallel import gather_candidates
-from gemray_workers.scheduling.plan import TokenLogprob
 
 
 def token_logprobs(

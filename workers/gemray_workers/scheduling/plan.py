@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.token_logprob import TokenLogprob
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
@@ -56,15 +57,6 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Pages given back since the last plan, by group: only so that debug runs can poison them."""
     stop: bool = False
     """The gang ends after this plan."""
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of one token under the model's own distribution (before any edit or filter)."""
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]] = []
-    """The most likely tokens, best first; as many as the request asked for."""
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, array_like=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.scheduling.counters import SpeculationTally
-from gemray_workers.scheduling.plan import TokenLogprob
 
 
 @dataclass(eq=False, kw_only=True)
