@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+ROOTS := cluster:workers:kernels:proto
 
 export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
@@ -30,6 +31,7 @@ lint: $(INSTALLED) proto-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	PYTHONPATH=$(ROOTS) $(BIN)/lint-imports
 
 # The generated modules are committed; `proto-check` fails when they are not what `proto` would write.
 proto: $(INSTALLED)
