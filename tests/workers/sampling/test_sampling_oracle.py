@@ -149,3 +149,14 @@ def test_a_state_that_lives_through_many_requests_follows_them():
             emitted_SQ[s, kept:] = -1
             texts[slot][1].extend(emitted_SQ[s, :kept].tolist())
         state.commit(slot_S, emitted_SQ)
+
+
+def test_rows_that_were_expanded_are_laid_out() -> None:
+    """One sequence's slot, expanded over its verify rows, flattens to a view of one element."""
+    state = SamplingState(2, ShardIndices.of_rank(0, 1, org_vocab_size=32), torch.float64, torch.device("cpu"))
+    slot_R = torch.tensor([[1]]).expand(1, 5).flatten()
+    assert slot_R.stride() == (0,)
+    rows = state.rows(Features(), slot_R, torch.arange(10)[::2])
+    assert rows.slot_R.is_contiguous()
+    assert rows.position_R.is_contiguous()
+    assert rows.slot_R.tolist() == [1] * 5

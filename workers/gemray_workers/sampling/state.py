@@ -136,7 +136,9 @@ class SamplingState:
             occurrences_NV=self._occurrences_NV if features.penalties else None,
             bias_NV=self._bias_NV if features.bias else None,
         )
-        return ChoiceRows(tables, slot_R, position_R, drafts_RB if features.penalties else None)
+        drafts_RB = drafts_RB if features.penalties else None
+        # Kernels read them side by side: what a caller has expanded is laid out.
+        return ChoiceRows(tables, slot_R.contiguous(), position_R.contiguous(), drafts_RB)
 
     def _hold_masks(self, params: SamplingParams) -> tuple[int, int]:
         """(early, late): stop ids are forbidden as well until min_tokens were generated."""
