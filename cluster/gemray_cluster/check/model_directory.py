@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemray_cluster.check.result import CheckResult, fail, ok
+from gemray_workers.checkpoint.json_file import is_broken_link
 
 NAME = "model"
 _INDEX = "model.safetensors.index.json"
@@ -41,6 +42,7 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
         )
     missing = missing_files(directory, weights=weights, tokenizer=tokenizer)
     if missing:
+        missing = [f"{name} (a link to nowhere)" if is_broken_link(directory / name) else name for name in missing]
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete.")
     return ok(NAME, f"{path} on node {node} is complete.")

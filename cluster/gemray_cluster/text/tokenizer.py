@@ -20,6 +20,7 @@ from gemray_cluster.text.control_tokens import (
 )
 from gemray_cluster.text.token_bytes import bytes_of_tokens
 from gemray_cluster.text.tokenizer_settings import check_ids, switch_off_silent_changes
+from gemray_workers.checkpoint.json_file import refuse_broken_link
 from gemray_workers.errors import CheckpointError, InvalidField
 
 BOS_ID = 2
@@ -44,6 +45,16 @@ SPECIAL_TOKENS: Mapping[str, int] = {
     "<turn|>": 106,
 }
 """Spec section 3. Stops, templates and drafters rely on these ids, so a tokenizer is checked against them."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""What transformers reads, leaving out in silence what is not there."""
 
 REQUIRED_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>")
 
@@ -73,6 +84,8 @@ class ChatTokenizer:
         directory = Path(path)
         if not directory.is_dir():
             raise CheckpointError(f"there is no directory {directory}, nor an embedded model of that name")
+        for name in TOKENIZER_FILES:
+            refuse_broken_link(directory / name)
         if not (directory / "tokenizer.json").is_file():
             raise CheckpointError(f"{directory} holds no tokenizer.json, so text cannot be tokenized")
         try:

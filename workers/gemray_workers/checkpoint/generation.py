@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gemray_workers.checkpoint.generation_fields import FILE, check_other_fields
-from gemray_workers.checkpoint.json_file import read_json_object
+from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.sampling import bounds
 
@@ -231,4 +231,5 @@ def _vocabularies(directory: Path, tokenizer_config: Json) -> Iterator[tuple[str
 
 def _read(file: Path) -> Json | None:
     """A JSON object, or None if there is no such file."""
+    refuse_broken_link(file)
     return read_json_object(file) if file.is_file() else None

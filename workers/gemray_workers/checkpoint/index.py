@@ -10,6 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from gemray_workers.checkpoint.json_file import is_broken_link, refuse_broken_link
 from gemray_workers.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
@@ -47,7 +48,9 @@ def read_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory; a checkpoint must be a local Hugging Face directory")
+    refuse_broken_link(directory / INDEX_FILE)
     if not (directory / INDEX_FILE).is_file():
+        refuse_broken_link(directory / SINGLE_FILE)
         if not (directory / SINGLE_FILE).is_file():
             raise CheckpointError(_why_no_checkpoint(directory))
         return _merged(directory, [SINGLE_FILE], weight_map=None)
@@ -56,6 +59,18 @@ def read_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     if (directory / SINGLE_FILE).is_file() and SINGLE_FILE not in shards:
         raise CheckpointError(f"{directory} holds both {SINGLE_FILE} and {INDEX_FILE}: remove the one that is stale")
     return _merged(directory, shards, weight_map)
+
+
+def file_of_tensor(directory: Path, name: str) -> Path | None:
+    """The file that holds a tensor, going by the index where there is one; None where none is said to.
+
+    Raises:
+        CheckpointError: an unreadable index.
+    """
+    if (directory / INDEX_FILE).is_file():
+        shard = _read_weight_map(directory / INDEX_FILE).get(name)
+        return None if shard is None else directory / shard
+    return directory / SINGLE_FILE if (directory / SINGLE_FILE).is_file() else None
 
 
 def listed(names: Iterable[str]) -> str:
@@ -69,7 +84,8 @@ def _merged(directory: Path, shards: list[str], weight_map: Mapping[str, str] | 
     problems: list[str] = []
     absent = [shard for shard in shards if not (directory / shard).is_file()]
     if absent:
-        problems.append(f"shards that the index names are missing: {listed(absent)}")
+        named = [f"{shard} (a link to nowhere)" if is_broken_link(directory / shard) else shard for shard in absent]
+        problems.append(f"shards that the index names are missing: {listed(named)}")
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
         if shard in absent:
@@ -117,7 +133,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
 def _read_weight_map(file: Path) -> dict[str, str]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not readable JSON: {error}") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

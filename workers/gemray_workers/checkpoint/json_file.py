@@ -9,6 +9,17 @@ from typing import Any
 from gemray_workers.errors import CheckpointError
 
 
+def refuse_broken_link(file: Path) -> None:
+    """Raise CheckpointError for a link to nowhere, which would pass for a file that was never there."""
+    if is_broken_link(file):
+        raise CheckpointError(f"{file} is a link to {file.readlink()}, which is not there")
+
+
+def is_broken_link(file: Path) -> bool:
+    """Whether there is a link, and nothing behind it."""
+    return file.is_symlink() and not file.exists()
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """The object that `file` holds.
 
@@ -17,7 +28,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not readable JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds {type(content).__name__}, not a JSON object")

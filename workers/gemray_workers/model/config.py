@@ -9,8 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gemray_workers.checkpoint.json_file import read_json_object
-from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.checkpoint.index import file_of_tensor
+from gemray_workers.checkpoint.json_fields import JsonFields
+from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
+from gemray_workers.errors import CheckpointError, InvalidField, Summary
 
 LayerKind = Literal["sliding", "full"]
 RopeKind = Literal["default", "proportional"]
@@ -177,18 +179,25 @@ def _load_hf_config(directory: Path) -> Any:
             f"there is no directory {directory}; the model must be a local Hugging Face directory, "
             "or the name of an embedded model"
         )
+    refuse_broken_link(directory / "config.json")
     if not (directory / "config.json").is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
         raise CheckpointError(f"{directory} has no config.json (it holds: {found})")
     content = read_json_object(directory / "config.json")
     model_type = content.get("model_type")
-    if model_type not in _WEIGHT_PREFIXES:
+    if not isinstance(model_type, str) or model_type not in _WEIGHT_PREFIXES:
         assistant = str(model_type).endswith("_assistant")
         hint = "; this is an MTP assistant, which drafts for a target" if assistant else ""
         raise InvalidField("model_type", model_type, "one of " + ", ".join(sorted(_WEIGHT_PREFIXES)) + hint)
+    if model_type.endswith("_text") and content.pop("text_config", None) is not None:
+        raise InvalidField("text_config", Summary("an object"), f"absent: a {model_type} config is one itself")
     text = content.get("text_config", content)
-    if isinstance(text, dict) and text.get("hidden_size_per_layer_input", 0) is None:
+    if not isinstance(text, dict):
+        raise InvalidField("text_config", text, "an object")
+    if text.get("hidden_size_per_layer_input", 0) is None:
         text["hidden_size_per_layer_input"] = 0  # some exports say "off" with null (spec 11)
+    if text.get("rope_scaling", 0) is None:
+        del text["rope_scaling"]  # the same, and transformers would take rope_parameters for null
     try:
         return CONFIG_MAPPING[model_type].from_dict(content)
     except Exception as error:  # strict config classes raise errors of several libraries
@@ -254,23 +263,37 @@ def layer_config(text: Any, index: int, donors: Mapping[str, int]) -> LayerConfi
         num_kv_heads=own.num_key_value_heads,
         head_dim=own.head_dim,
         window=text.sliding_window if kind == "sliding" else None,
-        rope=_rope(text.rope_parameters[layer_type]),
+        rope=_rope(text.rope_parameters, layer_type),
         k_eq_v=bool(text.attention_k_eq_v) and kind == "full",
         kv_donor=donor,
         intermediate_size=text.intermediate_size * (2 if double_wide else 1),
     )
 
 
-def _rope(parameters: dict[str, Any]) -> RopeConfig:
-    kind = _ROPE_KINDS.get(parameters["rope_type"])
+def _rope(parameters: Any, layer_type: str) -> RopeConfig:
+    """Of one layer type; `parameters` holds an object for each."""
+    of_type = parameters.get(layer_type) if isinstance(parameters, dict) else None
+    if not isinstance(of_type, dict):
+        raise InvalidField(
+            "text_config.rope_parameters",
+            parameters,
+            f"an object with one of rope_type and rope_theta for {layer_type} (as rope_scaling, too)",
+        )
+    fields = JsonFields(f"text_config.rope_parameters {layer_type}", of_type)
+    name = of_type.get("rope_type")
+    kind = _ROPE_KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise InvalidField("rope_parameters.rope_type", parameters["rope_type"], "one of " + ", ".join(_ROPE_KINDS))
-    proportional = kind == "proportional"
+        raise InvalidField("rope_parameters.rope_type", name, "one of " + ", ".join(_ROPE_KINDS))
+
+    def of_proportional(field: str) -> float:
+        value = fields.optional_number(field, positive=True) if kind == "proportional" else None
+        return 1.0 if value is None else value
+
     return RopeConfig(
-        theta=float(parameters["rope_theta"]),
+        theta=fields.number("rope_theta", positive=True),
         kind=kind,
-        partial_rotary_factor=float(parameters.get("partial_rotary_factor", 1.0)) if proportional else 1.0,
-        factor=float(parameters.get("factor", 1.0)) if proportional else 1.0,
+        partial_rotary_factor=of_proportional("partial_rotary_factor"),
+        factor=of_proportional("factor"),
     )
 
 
@@ -300,11 +323,11 @@ def _embedding_rows(directory: Path, name: str) -> int | None:
     """Rows of the embedding on disk, or None where it cannot be told (the loader then says what is missing)."""
     from safetensors import SafetensorError, safe_open
 
-    for file in sorted(directory.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                if name in tensors.keys():  # noqa: SIM118 - not a mapping
-                    return int(tensors.get_slice(name).get_shape()[0])
-        except (SafetensorError, OSError):
-            continue  # a truncated or unreadable file is the loader's to report, with its name
-    return None
+    try:
+        file = file_of_tensor(directory, name)
+        if file is None:
+            return None
+        with safe_open(file, framework="pt") as tensors:
+            return int(tensors.get_slice(name).get_shape()[0])
+    except (CheckpointError, SafetensorError, OSError):
+        return None  # an unreadable index, a file that is truncated or not there: the loader's to report, with its name
