@@ -52,6 +52,7 @@ def delta_of(piece: OutputPiece) -> pb.Delta:
         text=piece.text,
         logprobs=token_logprobs(piece.logprobs),
         prompt_logprobs=token_logprobs(piece.prompt_logprobs),
+        is_thought=piece.is_thought,
     )
 
 

@@ -8,10 +8,11 @@ from contextlib import aclosing
 from gemray_cluster.gang.client import GangClient, GangUnavailable
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.requests import AcceptedRequest
+from gemray_cluster.text.channels import Channels
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from gemray_workers.messages import SpeculationCounters
+from gemray_workers.messages import SequenceDelta, SpeculationCounters
 
 
 class Generation:
@@ -22,6 +23,7 @@ class Generation:
         self.request = request
         params = request.submit.params
         self._output = OutputStream(Detokenizer(tokenizer), request.stop_strings, min_tokens=params.min_tokens)
+        self._channels = Channels(tokenizer, request.submit.prompt_ids)
         self.ending: Ending | None = None
         """Set once `pieces` is exhausted."""
         self.cached_tokens = 0
@@ -44,14 +46,24 @@ class Generation:
                 if delta.finish == "cancelled":
                     raise GangUnavailable("the server cancelled the request")
                 self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-                piece = self._output.push(delta)
+                pieces = self._pieces_of(delta)
                 if delta.speculation is not None:
                     # A delta holds the accepted drafts of its round and one token more; a stop string may cut it.
-                    dropped = range(len(piece.token_ids), len(delta.token_ids) - 1)
+                    dropped = range(sum(len(piece.token_ids) for piece in pieces), len(delta.token_ids) - 1)
                     self.speculation = delta.speculation.without_acceptances(dropped)
-                self.ending = piece.ending
-                if not piece.is_empty:
-                    yield piece
-                if piece.ending is not None:
+                self.ending = pieces[-1].ending
+                for piece in pieces:
+                    if not piece.is_empty:
+                        yield piece
+                if self.ending is not None:
                     return
         raise EngineFault("the engine ended the request without a reason")
+
+    def _pieces_of(self, delta: SequenceDelta) -> list[OutputPiece]:
+        """What a step added, cut where a thought begins or ends; none after the one that ends the output."""
+        pieces: list[OutputPiece] = []
+        for part, is_thought in self._channels.parts(delta):
+            pieces.append(self._output.push(part, is_thought=is_thought))
+            if pieces[-1].ending is not None:
+                break
+        return pieces

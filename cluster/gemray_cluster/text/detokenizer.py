@@ -25,6 +25,14 @@ class Detokenizer:
         """The characters that this token completes."""
         return self._decoder.decode(self._tokenizer.bytes_of(token_id))
 
+    def control_of(self, token_id: int) -> str:
+        """How a control token is spelled; nothing for others."""
+        return self._tokenizer.control_spellings.get(token_id, "")
+
+    def spells_control(self, text: str) -> bool:
+        """Whether a text spells a control token."""
+        return self._tokenizer.spells_control(text)
+
     def flush(self) -> str:
         """The end of the text: U+FFFD when it ended inside a character, else nothing."""
         return self._decoder.decode(b"", final=True)

@@ -35,6 +35,8 @@ class OutputPiece:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending | None = None
     """With the last piece."""
+    is_thought: bool = False
+    """Whether the tokens belong to a thought; a piece never holds tokens of both."""
 
     @property
     def is_empty(self) -> bool:
@@ -47,11 +49,11 @@ class OutputStream:
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, min_tokens: int) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stops, min_tokens=min_tokens)
+        self._stops = StopMatcher(stops, min_tokens=min_tokens, spells_control=detokenizer.spells_control)
         self.num_tokens = 0
         """Tokens given to the client so far."""
 
-    def push(self, delta: SequenceDelta) -> OutputPiece:
+    def push(self, delta: SequenceDelta, *, is_thought: bool = False) -> OutputPiece:
         """Take the next delta (its `finish` is None, stop_token or length). After a piece with `ending` no more follow.
 
         A stop string ends the output at the token that completes it, whatever the delta holds behind that token.
@@ -64,7 +66,7 @@ class OutputStream:
             count += 1
             if index == stop_token_at:
                 break  # the stop token itself is not shown
-            text += self._stops.push(self._detokenizer.push(token_id))
+            text += self._stops.push(self._detokenizer.push(token_id), self._detokenizer.control_of(token_id))
             if self._stops.matched is not None:
                 ending = Ending("stop_string", stop_string=self._stops.matched)
                 break
@@ -78,6 +80,7 @@ class OutputStream:
             logprobs=(delta.logprobs or [])[:count],
             prompt_logprobs=delta.prompt_logprobs or [],
             ending=ending,
+            is_thought=is_thought,
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 
 class StopMatcher:
@@ -10,30 +11,50 @@ class StopMatcher:
 
     The text comes in pieces, one a token. The match that is complete first wins; of two that are complete at the same
     character, the longer. A match that is complete before `min_tokens` tokens is passed over, like a stop id.
+    A control token shows nothing, but a stop string may spell one: such strings are looked for in the text with control
+    tokens written out, the others in what is shown.
     """
 
-    def __init__(self, stops: Sequence[str], *, min_tokens: int = 0) -> None:
-        """`stops` are not empty strings."""
-        self._stops = tuple(dict.fromkeys(stops))
+    def __init__(
+        self, stops: Sequence[str], *, min_tokens: int = 0, spells_control: Callable[[str], bool] = lambda stop: False
+    ) -> None:
+        """`stops` are not empty strings; `spells_control` says which of them hold a control token."""
+        patterns = [_Pattern(stop) for stop in dict.fromkeys(stops)]
+        self._written_out = [pattern for pattern in patterns if spells_control(pattern.stop)]
+        self._of_shown = [pattern for pattern in patterns if pattern not in self._written_out]
+        self._patterns = patterns
         self._min_tokens = min_tokens
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         """Text that was not let out: the longest end of it all that begins a stop string."""
+        longest = max((len(pattern.stop) for pattern in self._written_out), default=0)
+        self._is_shown: deque[bool] = deque(maxlen=longest)
+        """Of the newest characters, control tokens written out."""
         self._num_tokens = 0
         self.matched: str | None = None
         """The stop string that ended the text."""
 
-    def push(self, piece: str) -> str:
-        """Add one token's text; returns what may be shown. Once `matched` is set the text has ended."""
+    def push(self, piece: str, control: str = "") -> str:
+        """Add one token's text, or the spelling of a control token; returns what may be shown.
+
+        Once `matched` is set the text has ended.
+        """
         self._num_tokens += 1
-        text = self._held + piece
-        if self._num_tokens >= self._min_tokens:
-            match = self._first_match(text, new_from=len(self._held))
-            if match is not None:
-                start, self.matched = match
-                self._held = ""
-                return text[:start]
-        keep = self._possible_prefix(text)
+        if not self._patterns:
+            return piece
+        text = self._held
+        for char in piece:
+            text += char
+            self._is_shown.append(True)
+            if (shown := self._ended(text, [p for p in self._patterns if p.advance(char)])) is not None:
+                return shown
+        for char in control if self._written_out else "":
+            self._is_shown.append(False)
+            if (shown := self._ended(text, [p for p in self._written_out if p.advance(char)])) is not None:
+                return shown
+        keep = max(
+            max((pattern.partial for pattern in self._of_shown), default=0),
+            max((self._num_shown(pattern.partial) for pattern in self._written_out), default=0),
+        )
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -42,22 +63,43 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str, *, new_from: int) -> tuple[int, str] | None:
-        """Start and string of the match that ends first, among those that end behind `new_from`."""
-        matches = []
-        for stop in self._stops:
-            start = text.find(stop, max(0, new_from - len(stop) + 1))
-            if start >= 0:
-                matches.append((start + len(stop), start, stop))
-        if not matches:
+    def _ended(self, text: str, complete: list[_Pattern]) -> str | None:
+        """What is shown before the longest of the matches, if there is one and it counts."""
+        if not complete or self._num_tokens < self._min_tokens:
             return None
-        _, start, stop = min(matches)
-        return start, stop
+        pattern = max(complete, key=lambda p: len(p.stop))
+        self.matched, self._held = pattern.stop, ""
+        length = len(pattern.stop)
+        return text[: len(text) - (self._num_shown(length) if pattern in self._written_out else length)]
 
-    def _possible_prefix(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string without being all of it."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
-                return length
-        return 0
+    def _num_shown(self, newest: int) -> int:
+        """How many of the newest characters are shown."""
+        return sum(list(self._is_shown)[len(self._is_shown) - newest :]) if newest else 0
+
+
+class _Pattern:
+    """One stop string, matched character by character (Knuth, Morris, Pratt)."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self._matched = 0
+        self._shorter = [0] * (len(stop) + 1)
+        """For each number of matched characters the next smaller one that their end allows."""
+        for length in range(2, len(stop) + 1):
+            self._shorter[length] = self._next(self._shorter[length - 1], stop[length - 1])
+
+    @property
+    def partial(self) -> int:
+        """Length of the longest end of the text that begins the string without being all of it."""
+        return self._matched if self._matched < len(self.stop) else self._shorter[self._matched]
+
+    def advance(self, char: str) -> bool:
+        """Take one character; whether it completes the string."""
+        matched = self._matched if self._matched < len(self.stop) else self._shorter[self._matched]
+        self._matched = self._next(matched, char)
+        return self._matched == len(self.stop)
+
+    def _next(self, matched: int, char: str) -> int:
+        while matched and self.stop[matched] != char:
+            matched = self._shorter[matched]
+        return matched + (self.stop[matched] == char)

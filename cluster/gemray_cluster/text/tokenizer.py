@@ -104,6 +104,15 @@ class ChatTokenizer:
         return len(self.token_bytes)
 
     @cached_property
+    def control_spellings(self) -> dict[int, str]:
+        """Control tokens by id."""
+        return {token_id: token for token, token_id in self.control_ids.items()}
+
+    def spells_control(self, text: str) -> bool:
+        """Whether a text spells a control token."""
+        return self._control.are_spelled_in([text])
+
+    @cached_property
     def longest_token(self) -> int:
         """Most bytes of text that one id stands for: what a number of tokens can hold at the utmost."""
         return max(map(len, self.token_bytes))

@@ -171,6 +171,24 @@ async def test_chat_keeps_the_conversation(served: Serving, tokenizer: ChatToken
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_chat_does_not_feed_thoughts_back(
+    served: Serving, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thought, answer = tokenizer.encode("hush")[1:], tokenizer.encode("Hello")[1:]
+    script = Script([100, *thought, 101, *answer, 106], group_sizes=(3, 20))
+    monkeypatch.setattr(served.gang, "script", script)
+    code, out, _ = await run("chat", "--address", served.server.address, stdin="One\nTwo\n")
+    assert code == 0
+    assert out.count("hush") == 2, "thoughts are shown"
+    turns = [
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Two"},
+    ]
+    assert served.gang.submitted[-1].prompt_ids == tokenizer.encode_chat(turns)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_info(served: Serving) -> None:
     served.gang.gang_info = gang_info(max_draft_tokens=4)
     code, out, _ = await run("info", "--address", served.server.address)

@@ -72,3 +72,43 @@ def test_without_stops_nothing_is_held() -> None:
     matcher = StopMatcher([])
     assert matcher.push("abc") == "abc"
     assert matcher.flush() == ""
+
+
+# --- control tokens, here <a> and <b>: not shown, but a stop string may spell them -----------------------------------
+
+tokens = st.lists(st.sampled_from(["a", "b", "c", "<", "<a>", "<b>"]), max_size=20)
+parts_of_stops = st.lists(st.sampled_from(["a", "c", "<", "<a>"]), min_size=1, max_size=3)
+
+
+def first_match_written_out(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+    """By the definition: strings with a control token are looked for in all, others in what is shown."""
+    shown, everything = "", [("", True)]
+    for piece in pieces:
+        hidden = piece in ("<a>", "<b>")
+        for char in piece:
+            everything.append((char, not hidden))
+            shown += "" if hidden else char
+            text = "".join(c for c, _ in everything)
+            matches = [stop for stop in stops if (text if "<a>" in stop else "" if hidden else shown).endswith(stop)]
+            if matches:
+                stop = max(matches, key=len)
+                inside = everything[len(everything) - len(stop) :] if "<a>" in stop else [("", True)] * len(stop)
+                return shown[: len(shown) - sum(is_shown for _, is_shown in inside)], stop
+    return shown, None
+
+
+@settings(max_examples=500)
+@given(pieces=tokens, of_tokens=st.lists(parts_of_stops, min_size=1, max_size=3))
+def test_control_tokens_are_written_out_for_the_stops_that_spell_them(
+    pieces: list[str], of_tokens: list[list[str]]
+) -> None:
+    stops = ["".join(parts) for parts in of_tokens]
+    matcher, shown = StopMatcher(stops, spells_control=lambda stop: "<a>" in stop), ""
+    for piece in pieces:
+        hidden = piece in ("<a>", "<b>")
+        shown += matcher.push("" if hidden else piece, piece if hidden else "")
+        if matcher.matched is not None:
+            break
+    else:
+        shown += matcher.flush()
+    assert (shown, matcher.matched) == first_match_written_out(pieces, stops)

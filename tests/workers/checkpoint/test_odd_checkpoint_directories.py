@@ -17,7 +17,7 @@ from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.checkpoint.index import INDEX_FILE, SINGLE_FILE, read_index
 from gemray_workers.errors import CheckpointError, GemrayError, InvalidField
 from gemray_workers.model.config import ModelConfig
-from support.servable_checkpoint import CONFIG, write_servable_checkpoint
+from support.checkpoints.servable_checkpoint import CONFIG, write_servable_checkpoint
 
 EMBEDDING = "model.embed_tokens.weight"
 FLAT: dict[str, Any] = {"model_type": "gemma4_text", **CONFIG}
