@@ -126,8 +126,11 @@ class ChoiceRows:
 
     def scaled(self, logits_RC: Tensor) -> Tensor:
         """Logits / T."""
-        temperature_R = self.temperature.clamp(min=MIN_TEMPERATURE)
-        return logits_RC / temperature_R.to(logits_RC.dtype)[:, None]
+        return logits_RC / self.divisor(logits_RC.dtype)[:, None]
+
+    def divisor(self, dtype: torch.dtype) -> Tensor:
+        """T as a divisor of logits of `dtype` [R]."""
+        return self.temperature.clamp(min=MIN_TEMPERATURE).to(dtype)
 
     @cached_property
     def _words(self) -> Tensor:

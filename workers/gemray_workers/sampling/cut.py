@@ -25,6 +25,9 @@ from gemray_workers.sampling.features import Features
 DIGIT_BITS = 8
 ID_BITS = 22
 """Of the widest vocabulary that can be cut: four million ids."""
+ROWS_AT_A_TIME = 16
+"""What is computed of every column takes some 40 bytes of it in passing: so many rows' worth, 160 MiB, is held at once,
+beside the edited logits."""
 
 
 def vocabulary_cut(
@@ -35,22 +38,28 @@ def vocabulary_cut(
     One gather finds the largest logits. Each of top_p and a wide top_k costs seven sums over ranks for float32 logits
     and eleven for float64, both together one more.
     """
-    scaled_RV = rows.scaled(edited_RV)
-    largest_R = comm.all_gather(scaled_RV.amax(dim=-1)).amax(dim=0)
+    temperature_R1 = rows.divisor(edited_RV.dtype)[:, None]
+    largest_R = comm.all_gather((edited_RV.amax(dim=-1, keepdim=True) / temperature_R1)[:, 0]).amax(dim=0)
     floor_R = largest_R + rows.number(Field.MIN_P).log().to(largest_R.dtype)
     order = _Order(edited_RV, columns)
     last = order.end
-    mass_RV = mass_of(scaled_RV, largest_R[:, None])
+
+    def ones(part: slice) -> Tensor:
+        return torch.ones_like(edited_RV[part], dtype=torch.int64)
+
+    def masses(part: slice) -> Tensor:
+        return mass_of(edited_RV[part] / temperature_R1[part], largest_R[part, None])
+
     total_R: Tensor | None = None
     if features.wide_top_k:
         top_k_R = rows.number(Field.TOP_K)
-        found = order.last_within(torch.ones_like(mass_RV), lambda _: top_k_R, comm)
+        found = order.last_within(ones, lambda _: top_k_R, comm)
         last = _where(top_k_R > MAX_CANDIDATES, found, last)
-        total_R = comm.all_reduce((mass_RV * order.up_to(last)).sum(dim=-1)) if features.top_p else None
+        total_R = comm.all_reduce(order.sum_up_to(last, masses)) if features.top_p else None
     if features.top_p:
         top_p_R = rows.number(Field.TOP_P)
         found = order.last_within(
-            mass_RV, lambda sum_R: top_p_R * (sum_R if total_R is None else total_R).double(), comm
+            masses, lambda sum_R: top_p_R * (sum_R if total_R is None else total_R).double(), comm
         )
         is_tighter_R = (found[0] > last[0]) | ((found[0] == last[0]) & (found[1] < last[1]))
         last = _where((top_p_R < 1) & is_tighter_R, found, last)
@@ -60,6 +69,9 @@ def vocabulary_cut(
 _Last = tuple[Tensor, Tensor]
 """The last id that stays in each row: (its logit_R, its id_R)."""
 
+_Amounts = Callable[[slice], Tensor]
+"""Of some rows, what each id counts for: int64 >= 0 [R, V]."""
+
 
 class _Order:
     """The ids of each row by logit, largest first, then by id, smallest first."""
@@ -67,6 +79,9 @@ class _Order:
     def __init__(self, edited_RV: Tensor, columns: Columns) -> None:
         self._edited_RV = edited_RV
         self._ids_V = columns.ids_V
+        self._id_key_V = (2**ID_BITS - 1 - self._ids_V).clamp(max=2**ID_BITS - 1)
+        num_rows = len(edited_RV)
+        self._parts = [slice(i, min(i + ROWS_AT_A_TIME, num_rows)) for i in range(0, num_rows, ROWS_AT_A_TIME)]
 
     @property
     def end(self) -> _Last:
@@ -74,38 +89,61 @@ class _Order:
         value_R = self._edited_RV.new_full((len(self._edited_RV),), -torch.inf)
         return value_R, torch.full_like(value_R, 2**ID_BITS, dtype=torch.int64)
 
-    def up_to(self, last: _Last) -> Tensor:
-        """Where ids come before `last` or are it, bool [R, V]."""
-        value_R1, id_R1 = last[0][:, None], last[1][:, None]
-        return (self._edited_RV > value_R1) | ((self._edited_RV == value_R1) & (self._ids_V <= id_R1))
+    def sum_up_to(self, last: _Last, amounts: _Amounts) -> Tensor:
+        """What the ids up to `last`, and it, count for together; int64 [R]."""
+        sums = []
+        for part in self._parts:
+            edited_RV, value_R1, id_R1 = self._edited_RV[part], last[0][part, None], last[1][part, None]
+            is_in_RV = (edited_RV > value_R1) | ((edited_RV == value_R1) & (self._ids_V <= id_R1))
+            sums.append((amounts(part) * is_in_RV).sum(dim=-1))
+        return torch.cat(sums)
 
-    def last_within(self, amount_RV: Tensor, target: Callable[[Tensor], Tensor], comm: Communicator) -> _Last:
-        """The last id before which less than the target lies.
+    def last_within(self, amounts: _Amounts, target: Callable[[Tensor], Tensor], comm: Communicator) -> _Last:
+        """The last id before which less than the target lies; one that counts for nothing is never it.
 
         Args:
-            amount_RV: int64 >= 0, what each id counts for. An id that counts nothing is never the last.
+            amounts: what ids count for.
             target: from the sum of all amounts of a row, int64 [R], to its target, float64 [R].
             comm: the ranks that hold the other columns.
         """
-        rank_of_value_RV = _ascending_integer(self._edited_RV)
-        rank_of_id_V = (2**ID_BITS - 1 - self._ids_V).clamp(max=2**ID_BITS - 1)
-        open_RV = (self._ids_V >= 0).expand_as(amount_RV)
-        above_R = amount_RV.new_zeros(len(amount_RV))
+        zero_R = self._ids_V.new_zeros(len(self._edited_RV))
+        above_R, value_R, id_R = zero_R, zero_R, zero_R
         target_R: Tensor | None = None
-        found: list[Tensor] = []
-        for key, num_bits in ((rank_of_value_RV, 8 * self._edited_RV.element_size()), (rank_of_id_V, ID_BITS)):
-            key_R = torch.zeros_like(above_R)
-            for shift, bits in _digits(num_bits):
-                digit_RV = ((key >> shift) & ((1 << bits) - 1)).expand_as(amount_RV)
-                sums_RD = amount_RV.new_zeros(len(amount_RV), 1 << bits)
-                sums_RD = comm.all_reduce(sums_RD.scatter_add_(1, digit_RV, amount_RV * open_RV))
-                if target_R is None:
-                    target_R = target(sums_RD.sum(dim=-1))
-                digit_R, above_R = _last_digit(sums_RD, above_R, target_R)
-                key_R = key_R | (digit_R << shift)
-                open_RV = open_RV & (digit_RV == digit_R[:, None])
-            found.append(key_R)
-        return _float_of(found[0], self._edited_RV.dtype), 2**ID_BITS - 1 - found[1]
+        num_bits = 8 * self._edited_RV.element_size()
+        for shift, bits in _digits(num_bits):
+            sums_RD = comm.all_reduce(self._sums_by_value(amounts, value_R, shift, bits, shift + bits == num_bits))
+            if target_R is None:
+                target_R = target(sums_RD.sum(dim=-1))
+            digit_R, above_R = _last_digit(sums_RD, above_R, target_R)
+            value_R = value_R | (digit_R << shift)
+        assert target_R is not None
+        for shift, bits in _digits(ID_BITS):
+            sums_RD = comm.all_reduce(self._sums_by_id(amounts, value_R, id_R, shift, bits))
+            digit_R, above_R = _last_digit(sums_RD, above_R, target_R)
+            id_R = id_R | (digit_R << shift)
+        return _float_of(value_R, self._edited_RV.dtype), 2**ID_BITS - 1 - id_R
+
+    def _sums_by_value(self, amounts: _Amounts, value_R: Tensor, shift: int, bits: int, is_first: bool) -> Tensor:
+        """By one digit of the value, among the ids whose digits before it are those of `value_R`."""
+        sums_RD = value_R.new_zeros(len(value_R), 1 << bits)
+        for part in self._parts:
+            key_RV = _ascending_integer(self._edited_RV[part])
+            amount_RV = amounts(part) * (self._ids_V >= 0)
+            if not is_first:
+                amount_RV *= (key_RV >> (shift + bits)) == (value_R[part, None] >> (shift + bits))
+            sums_RD[part].scatter_add_(1, (key_RV >> shift) & ((1 << bits) - 1), amount_RV)
+        return sums_RD
+
+    def _sums_by_id(self, amounts: _Amounts, value_R: Tensor, id_R: Tensor, shift: int, bits: int) -> Tensor:
+        """By one digit of the id, among the ids of one value whose digits before it are those of `id_R`."""
+        sums_RD = value_R.new_zeros(len(value_R), 1 << bits)
+        digit_V = (self._id_key_V >> shift) & ((1 << bits) - 1)
+        for part in self._parts:
+            amount_RV = amounts(part) * (self._ids_V >= 0)
+            amount_RV *= _ascending_integer(self._edited_RV[part]) == value_R[part, None]
+            amount_RV *= (self._id_key_V >> (shift + bits)) == (id_R[part, None] >> (shift + bits))
+            sums_RD[part].scatter_add_(1, digit_V.expand_as(amount_RV), amount_RV)
+        return sums_RD
 
 
 def _last_digit(sums_RD: Tensor, above_R: Tensor, target_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,12 +165,12 @@ def _digits(num_bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _ascending_integer(values: Tensor) -> Tensor:
-    """int64 whose lowest 32 or 64 bits, taken as unsigned, are in the order of the floats; both zeros are one."""
+    """int64 whose 32 or 64 bits, taken as unsigned, are in the order of the floats; both zeros are one."""
     if values.dtype == torch.float64:
         bits = (values + 0.0).view(torch.int64)
         return bits ^ ((bits >> 63) | torch.iinfo(torch.int64).min)
     bits = (values + 0.0).view(torch.int32).long()
-    return bits ^ ((bits >> 31) | -(2**31))
+    return (bits ^ ((bits >> 31) | -(2**31))) & (2**32 - 1)
 
 
 def _float_of(integer: Tensor, dtype: torch.dtype) -> Tensor:
