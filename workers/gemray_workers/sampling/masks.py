@@ -51,6 +51,10 @@ class MaskPool:
         self._held: dict[Forbidden, _Holding] = {}
         self._by_mask: dict[int, Forbidden] = {}
 
+    def __len__(self) -> int:
+        """How many different masks are held."""
+        return len(self._held)
+
     def hold(self, forbidden: Forbidden) -> int:
         """The mask of these ids; what was held once must be dropped once."""
         if not forbidden.allowed and not forbidden.banned:

@@ -66,6 +66,11 @@ class SamplingState:
         self._joint: Features | None = None
 
     @property
+    def num_masks(self) -> int:
+        """Different masks that sequences hold."""
+        return len(self._masks)
+
+    @property
     def features(self) -> Features:
         """What the sequences that hold slots need between them."""
         if self._joint is None:
