@@ -49,7 +49,12 @@ class ToyTarget:
         one_hot_TV = torch.nn.functional.one_hot(batch.token_ids_T, self.table_VV.shape[0])
         return ForwardOutput(hidden_TH=one_hot_TV.to(self.table_VV.dtype), captured_TFH=None)
 
-    def logits(self, hidden_TV: Tensor) -> Tensor:
+    softcap = None
+
+    def capped(self, uncapped_TV: Tensor) -> Tensor:
+        return uncapped_TV
+
+    def uncapped_logits(self, hidden_TV: Tensor) -> Tensor:
         return local_columns(hidden_TV @ self.table_VV, self.shard)
 
 

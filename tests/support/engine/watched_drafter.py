@@ -46,11 +46,18 @@ class LogitsSpy:
         """By slot, one row a draft."""
 
     def choose(
-        self, logits_RV: Tensor, slot_R: Tensor, position_R: Tensor, sampling: SamplingState, features: Features
+        self,
+        logits_RV: Tensor,
+        slot_R: Tensor,
+        position_R: Tensor,
+        sampling: SamplingState,
+        features: Features,
+        softcap: float | None = None,
     ) -> Tensor:
-        for slot, row_V in zip(slot_R.tolist(), whole_logits(self._rig.model, logits_RV), strict=True):
+        capped_RV = logits_RV if softcap is None else torch.tanh(logits_RV / softcap) * softcap
+        for slot, row_V in zip(slot_R.tolist(), whole_logits(self._rig.model, capped_RV), strict=True):
             self.logits.setdefault(slot, []).append(row_V)
-        ids_R: Tensor = self._chooser.choose(logits_RV, slot_R, position_R, sampling, features)
+        ids_R: Tensor = self._chooser.choose(logits_RV, slot_R, position_R, sampling, features, softcap)
         return ids_R
 
 

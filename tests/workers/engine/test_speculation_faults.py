@@ -17,8 +17,8 @@ SPOILT_ID = 3
 class SpoiltTarget(ToyTarget):
     """A target whose logits after one id are NaN."""
 
-    def logits(self, hidden_TV: Tensor) -> Tensor:
-        logits_TV = super().logits(hidden_TV).clone()
+    def uncapped_logits(self, hidden_TV: Tensor) -> Tensor:
+        logits_TV = super().uncapped_logits(hidden_TV).clone()
         logits_TV[hidden_TV[:, SPOILT_ID] == 1] = float("nan")
         return logits_TV
 

@@ -23,7 +23,13 @@ class DraftChooser:
         self._comm = comm
 
     def choose(
-        self, logits_RV: Tensor, slot_R: Tensor, position_R: Tensor, sampling: SamplingState, features: Features
+        self,
+        logits_RV: Tensor,
+        slot_R: Tensor,
+        position_R: Tensor,
+        sampling: SamplingState,
+        features: Features,
+        softcap: float | None = None,
     ) -> Tensor:
         """One draft a row, int64 [R]; id 0 where the logits are unusable: verification judges it like any other.
 
@@ -33,6 +39,8 @@ class DraftChooser:
             position_R: for each row, the position at which the draft would stand.
             sampling: of the slots.
             features: what the cycle's sequences need.
+            softcap: what the logits still lack.
         """
-        choice = choose(logits_RV, slot_R, position_R, sampling, self._comm, features=features.of_drafts())
+        features = features.of_drafts()
+        choice = choose(logits_RV, slot_R, position_R, sampling, self._comm, features=features, softcap=softcap)
         return choice.ids_R.clamp(min=0)

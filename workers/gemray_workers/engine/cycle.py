@@ -38,7 +38,7 @@ class CycleOutput:
     found_CK: Tensor | None
     """int64 [C, 2 + K1], see `VerifyRows.found`; None when no sequence could choose."""
     logits_RV: Tensor | None
-    """Of the rows that chose, row ``c K1 + i`` behind the first i drafts of sequence c."""
+    """Before the soft-cap, of the rows that chose, row ``c K1 + i`` behind the first i drafts of sequence c."""
     hidden_TH: Tensor
     """Post-norm hidden states of all rows."""
     first_S1: Tensor
@@ -128,7 +128,7 @@ class Cycle:
         if not num_choosing:
             return Decision(accepted_S1, None, None)
         verifying = VerifyRows.of(rows, packed, self._slots)
-        logits_RV = self._model.logits(output.hidden_TH[verifying.row_CK1.flatten()])
+        logits_RV = self._model.uncapped_logits(output.hidden_TH[verifying.row_CK1.flatten()])
         features = rows.plan.features
         choice = choose(
             logits_RV,
@@ -138,6 +138,7 @@ class Cycle:
             self._comm,
             features=features,
             drafts_RB=drafts_before(verifying.input_ids(self._slots)) if features.penalties else None,
+            softcap=self._model.softcap,
         )
         chosen_CK1 = choice.ids_R.view_as(verifying.position_CK1)
         verified = self._accept(verifying.ids_CK, verifying.drafts_C, chosen_CK1)

@@ -74,7 +74,7 @@ class OutcomeReader:
             return
         found = iter(
             token_logprobs(
-                logits_RV[to_device(index, logits_RV.device)],
+                self._model.capped(logits_RV[to_device(index, logits_RV.device)]),
                 to_device(ids, logits_RV.device),
                 max(wanted for _, wanted in wanting),
                 self._model.shard,

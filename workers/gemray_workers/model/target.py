@@ -105,6 +105,19 @@ class TargetModel:
         padding columns are -inf."""
         return self._head(hidden_RH)
 
+    @property
+    def softcap(self) -> float | None:
+        """What `uncapped_logits` lack."""
+        return self._head.softcap
+
+    def uncapped_logits(self, hidden_RH: Tensor) -> Tensor:
+        """The same before the soft-cap, see `VocabParallelHead.uncapped`."""
+        return self._head.uncapped(hidden_RH)
+
+    def capped(self, uncapped_RV: Tensor) -> Tensor:
+        """Logits from `uncapped_logits`."""
+        return self._head.capped(uncapped_RV)
+
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor that the checkpoint must hold below ``config.weight_prefix``, and this rank's part of it."""
         targets = self.embedding.weight_targets(self.config.vocab_size)

@@ -58,19 +58,29 @@ class VocabParallelHead:
 
     def __init__(self, embedding: VocabParallelEmbedding, shard: ShardIndices, softcap: float | None) -> None:
         self._table_VH = embedding.table_VH
-        self._softcap = softcap
+        self.softcap = softcap
         is_padding_V = shard.global_ids(self._table_VH.device) < 0
         has_padding = shard.num_org_vocab_padding + shard.num_added_vocab_padding > 0
         self._is_padding_V = is_padding_V if has_padding else None
 
     def __call__(self, hidden_RH: Tensor) -> Tensor:
         """This rank's logits [R, V] in the compute dtype, soft-capped; padding columns are -inf."""
+        return self.capped(self.uncapped(hidden_RH))
+
+    def uncapped(self, hidden_RH: Tensor) -> Tensor:
+        """Logits before the soft-cap, which the choice of tokens applies as it reads them. Padding columns are -inf
+        where there is no soft-cap, and anything where one follows."""
         logits_RV = wide_linear(hidden_RH, self._table_VH)
-        if self._softcap is not None:
-            logits_RV = torch.tanh(logits_RV / self._softcap) * self._softcap
-        if self._is_padding_V is not None:
-            logits_RV = logits_RV.masked_fill(self._is_padding_V, -torch.inf)
-        return logits_RV
+        return self._without_padding(logits_RV) if self.softcap is None else logits_RV
+
+    def capped(self, uncapped_RV: Tensor) -> Tensor:
+        """Logits from what `uncapped` gave."""
+        if self.softcap is None:
+            return uncapped_RV
+        return self._without_padding(torch.tanh(uncapped_RV / self.softcap) * self.softcap)
+
+    def _without_padding(self, logits_RV: Tensor) -> Tensor:
+        return logits_RV if self._is_padding_V is None else logits_RV.masked_fill(self._is_padding_V, -torch.inf)
 
 
 def _rounded(scale: float, dtype: torch.dtype) -> float:

@@ -63,9 +63,11 @@ def engine_steps(
             cache.caches.writer(owners[-1]).write(k_TND, v_TND, slots_T)
     last_row = cache.batch([Rows(0, text[-1:], len(text) - 1)])
     one_query = replace(last_row, positions_T=last_row.positions_T + 1)
+    rope = assistant.angles(one_query.positions_T)
     logits, hidden = [], []
     for token in tokens:
-        logits_SV, state_SH = assistant.step(target.embed(torch.tensor([token])), state_SH, one_query, cache.caches)
+        embedded_SH = target.embed(torch.tensor([token]))
+        logits_SV, state_SH = assistant.step(embedded_SH, state_SH, rope, one_query, cache.caches)
         logits.append(whole_logits(target, logits_SV)[0])
         hidden.append(state_SH[0])
     return torch.stack(logits), torch.stack(hidden)

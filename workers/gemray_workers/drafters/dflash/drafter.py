@@ -63,9 +63,14 @@ class DFlashDrafter:
         slot_D, start_D = rows.drafting(slots)
         position_DK = start_D[:, None] + offset_K
         slot_DK = slot_D[:, None].expand_as(position_DK)
-        logits_RV = self._head(hidden_TH[row_DK.flatten()])
+        logits_RV = self._head.uncapped(hidden_TH[row_DK.flatten()])
         ids_R = self._chooser.choose(
-            logits_RV, slot_DK.flatten(), position_DK.flatten(), slots.sampling, rows.plan.features
+            logits_RV,
+            slot_DK.flatten(),
+            position_DK.flatten(),
+            slots.sampling,
+            rows.plan.features,
+            self._head.softcap,
         )
         slots.token_ids_NL[slot_DK, position_DK] = ids_R.view_as(position_DK)
 

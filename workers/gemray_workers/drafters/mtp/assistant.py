@@ -86,13 +86,18 @@ class AssistantModel:
             kv: the target's caches, which are only read.
 
         Returns:
-            This rank's logits [S, V] in the compute dtype, and the next state [S, H].
+            This rank's logits [S, V] in the compute dtype, before the soft-cap, and the next state [S, H].
         """
         x_SD = self._pre_projection(torch.cat([embedded_SH, state_SH], dim=-1))
         for config, layer in zip(self.config.decoder.layers, self._layers, strict=True):
             x_SD = layer(x_SD, rope[config.kind], None, batch, kv)
         x_SD = self._norm(x_SD)
         return self._head(x_SD), self._post_projection(x_SD)
+
+    @property
+    def softcap(self) -> float | None:
+        """What the logits of `step` still lack."""
+        return self._head.softcap
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor of an assistant checkpoint."""

@@ -68,7 +68,9 @@ class MTPDrafter:
         for i in range(rows.shape.max_drafts):
             logits_DV, state_DH = self._assistant.step(self._embedding(token_D), state_DH, rope, batch, self._caches)
             position_D = committed_D + (1 + i)
-            token_D = self._chooser.choose(logits_DV, slot_D, position_D, slots.sampling, rows.plan.features)
+            token_D = self._chooser.choose(
+                logits_DV, slot_D, position_D, slots.sampling, rows.plan.features, self._assistant.softcap
+            )
             slots.token_ids_NL[slot_D, position_D] = token_D
 
     def commit(

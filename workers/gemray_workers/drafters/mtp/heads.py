@@ -23,8 +23,11 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 class Head(Protocol):
     """From normed hidden states to this rank's logits."""
 
+    softcap: float | None
+    """What the logits still lack."""
+
     def __call__(self, hidden_SD: Tensor) -> Tensor:
-        """Logits [S, V] in the compute dtype; tokens that are not scored, and padding, have -inf."""
+        """Logits [S, V] in the compute dtype, see `VocabParallelHead.uncapped`; tokens not scored have -inf."""
         ...
 
     def weight_targets(self) -> list[WeightTarget]:
@@ -45,11 +48,12 @@ class DenseHead:
     """Every token is scored."""
 
     def __init__(self, table: VocabParallelEmbedding, shard: ShardIndices, softcap: float | None) -> None:
+        self.softcap = softcap
         self._head = VocabParallelHead(table, shard, softcap)
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """Logits [S, V]."""
-        return self._head(hidden_SD)
+        return self._head.uncapped(hidden_SD)
 
     def weight_targets(self) -> list[WeightTarget]:
         """None: the table is all there is."""
@@ -61,6 +65,8 @@ class CentroidHead:
 
     The clusters are chosen from replicated centroids, so every rank scores the same ones.
     """
+
+    softcap: float | None = None
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.choose import choose
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.state import SamplingState, drafts_before
-from support.sampling_reference import CPU, sampling_params
+from support.oracles.sampling_reference import CPU, sampling_params
 
 VOCAB = 40_000
 SHARD = ShardIndices.of_rank(0, 1, org_vocab_size=VOCAB)
