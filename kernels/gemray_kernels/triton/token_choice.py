@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 
 from gemray_kernels.candidates import Candidates, local_top
+from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.token_choice import Cut, ReferenceKernels
 from gemray_kernels.slot_tables import ChoiceRows, Columns
 from gemray_kernels.triton import keyed_noise as triton_keyed_noise
@@ -134,6 +135,7 @@ class TritonKernels:
         if width > MOST_MERGED:
             pairs = _unpacked(offers_PRW)
             return self._reference.decide(pairs, rows, whole=whole, num_candidates=num_candidates, dtype=dtype)
+        require_contiguous(slot=rows.slot_R, position=rows.position_R)
         ids_R = torch.empty(num_rows, dtype=torch.int64, device=offers_PRW.device)
         if num_rows:
             offers_PRW = offers_PRW.contiguous()
@@ -164,6 +166,8 @@ def _block_of(num_columns: int) -> int:
 
 def _arguments(logits_RV: Tensor, rows: ChoiceRows, columns: Columns, softcap: float | None) -> tuple[object, ...]:
     """What `edited` reads, in its order."""
+    require_rows(logits=logits_RV)
+    require_contiguous(slot=rows.slot_R, position=rows.position_R)
     tables, drafts_RB = rows.tables, rows.drafts_RB
     num_drafts = 0 if drafts_RB is None or tables.occurrences_NV is None else drafts_RB.shape[1]
     return (
