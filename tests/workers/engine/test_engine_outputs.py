@@ -181,7 +181,7 @@ def test_info_tells_the_fitted_length_and_the_backend() -> None:
     assert len(run.ids["a"]) == 4
     assert [(c.what, c.chosen) for c in info.choices] == [("target attention backend", "torch"), ("cycles", "eager")]
     seeded = engine_config(tiny_checkpoint("31B"), random_weights=True)
-    assert [c.chosen for c in Blueprint.of(seeded).model_info().choices] == ["torch", "random"]
+    assert [c.chosen for c in Blueprint.of(seeded).model_info().choices] == ["torch", "eager", "random"]
     groups = {group.name: group for group in rank.rank_info().kv_groups}
     assert groups["sliding"].window == 8
     total = sum(group.num_pages * group.page_bytes for group in groups.values())
