@@ -147,6 +147,7 @@ class Rig:
                     max_model_len=max_model_len,
                     max_draft_tokens=self.max_draft_tokens,
                     admission_headroom=admission_headroom,
+                    lag=lag,
                 ),
                 self.specs,
                 {**self.num_pages, **(num_pages or {})},

@@ -3,6 +3,10 @@
 Every token is a hash of the request's seed and the token's position, so a request has one right answer. Each cell of
 each page remembers whose token at which position was written last; whatever a row would attend to is looked up
 through the block tables and compared. A page that two sequences share, or that was freed too early, is found out.
+
+Plans run in the order in which they come, as on a stream: what a plan does to pages happens behind the rows of the
+plan before it, whenever the host learns of those. Like a device it knows where each sequence stands, and cuts rows and
+drafts at a sequence's end, which the host may not know of yet.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from dataclasses import dataclass, field
 
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
+from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 
@@ -45,7 +50,11 @@ class _Slot:
     seed: int
     prompt_len: int
     tokens: list[int]
+    end: int
+    params: SamplingParams
     tables: dict[str, dict[int, int]]
+    computed: int = 0
+    is_done: bool = False
 
 
 @dataclass
@@ -58,6 +67,9 @@ class FakeEngine:
     specs: Sequence[KVGroupSpec]
     num_correct: Callable[[str, int, int], int] = lambda _request_id, _position, num_drafts: num_drafts
     faults: set[str] = field(default_factory=set)
+    max_model_len: int = 1 << 30
+    matches_stop_ids: bool = False
+    """Whether a slot that has met a stop id emits nothing more; else it goes on until its end."""
     slots: dict[int, _Slot] = field(default_factory=dict)
     cells: dict[tuple[str, int, int], tuple[str, int, int] | None] = field(default_factory=dict)
     reported_prompt_positions: dict[str, list[int]] = field(default_factory=dict)
@@ -69,7 +81,15 @@ class FakeEngine:
         for adm in plan.admitted:
             assert adm.slot not in self.slots, f"slot {adm.slot} is taken"
             tables: dict[str, dict[int, int]] = {spec.name: {} for spec in self.specs}
-            self.slots[adm.slot] = _Slot(adm.request_id, adm.params.seed, adm.prompt_len, list(adm.token_ids), tables)
+            self.slots[adm.slot] = _Slot(
+                adm.request_id,
+                adm.params.seed,
+                adm.prompt_len,
+                list(adm.token_ids),
+                min(adm.prompt_len + adm.params.max_tokens, self.max_model_len),
+                adm.params,
+                tables,
+            )
         self._poison(plan)
         for grant in plan.granted:
             table = self.slots[grant.slot].tables[grant.group]
@@ -77,10 +97,7 @@ class FakeEngine:
                 assert page >= 1, "the null page was granted"
                 assert column not in table, f"column {column} was granted twice"
                 table[column] = page
-        outcomes = [self._run_rows(rows) for rows in plan.rows]
-        for outcome in outcomes:
-            self.slots[outcome.slot].tokens.extend(outcome.token_ids)
-        return outcomes
+        return [self._run_rows(rows) for rows in plan.rows]
 
     def _poison(self, plan: StepPlan) -> None:
         for group, pages in plan.freed_pages.items():
@@ -91,29 +108,43 @@ class FakeEngine:
 
     def _run_rows(self, rows: ScheduledRows) -> SequenceOutcome:
         slot = self.slots[rows.slot]
-        known = slot.tokens[rows.start : rows.start + rows.num_known]
+        start = slot.computed
+        assert rows.start <= start, f"{rows} of a sequence at {start}"
+        if rows.samples and (slot.is_done or len(slot.tokens) >= slot.end):
+            return SequenceOutcome(rows.slot, [])
+        known = slot.tokens[start : start + rows.num_known]
         assert len(known) == rows.num_known
-        assert rows.samples == (rows.start + rows.num_known == len(slot.tokens))
-        assert rows.samples or rows.num_drafts == 0
-        if rows.num_drafts:
-            self._check_draft_keys(slot, rows.start)
-        right = [token_at(slot.seed, len(slot.tokens) + i) for i in range(rows.num_drafts + 1)]
-        num_accepted = min(self.num_correct(slot.request_id, rows.start, rows.num_drafts), rows.num_drafts)
-        drafts = [token if i < num_accepted else token + 1 for i, token in enumerate(right[: rows.num_drafts])]
-        for position, token_id in enumerate(known + drafts, rows.start):
+        assert rows.samples == (start + rows.num_known == len(slot.tokens))
+        assert rows.samples or (rows.num_drafts == 0 and rows.start == start)
+        num_drafts = min(rows.num_drafts, slot.end - len(slot.tokens) - 1)
+        if num_drafts:
+            self._check_draft_keys(slot, start)
+        right = [token_at(slot.seed, len(slot.tokens) + i) for i in range(num_drafts + 1)]
+        num_accepted = min(self.num_correct(slot.request_id, start, num_drafts), num_drafts)
+        drafts = [token if i < num_accepted else token + 1 for i, token in enumerate(right[:num_drafts])]
+        for position, token_id in enumerate(known + drafts, start):
             self._write(slot, position, token_id)
-        for position in range(rows.start, rows.start + rows.num_known + num_accepted):
+        for position in range(start, start + rows.num_known + num_accepted):
             self._check_keys(slot, position, (slot.tokens + drafts)[: position + 1])
         if slot.request_id in self.faults:
             return SequenceOutcome(rows.slot, [], fault="NaN logits")
         token_ids = right[: num_accepted + 1] if rows.samples else []
+        slot.computed += rows.num_known + num_accepted
+        self._emit(slot, token_ids)
         return SequenceOutcome(
             rows.slot,
             token_ids,
             num_accepted if rows.samples else 0,
+            num_drafts,
             logprobs=[TokenLogprob(token_id, -1.0) for token_id in token_ids],
             prompt_logprobs=self._prompt_logprobs(slot, rows),
         )
+
+    def _emit(self, slot: _Slot, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            may_stop = len(slot.tokens) - slot.prompt_len >= slot.params.min_tokens
+            slot.is_done |= self.matches_stop_ids and may_stop and token_id in slot.params.stop_token_ids
+            slot.tokens.append(token_id)
 
     def _prompt_logprobs(self, slot: _Slot, rows: ScheduledRows) -> list[TokenLogprob] | None:
         if rows.prompt_logprobs_from is None:

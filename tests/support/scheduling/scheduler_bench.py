@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
+from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.scheduling.fake_engine import FakeEngine, token_at
 
@@ -20,24 +22,29 @@ PLENTY = {"sliding": 200, "full": 200}
 
 
 class Bench:
-    """A scheduler and a fake engine, stepped by hand."""
+    """A scheduler and a fake engine, stepped by hand; with lag 1 a step is committed when the next one has run."""
 
     def __init__(self, num_pages: dict[str, int] | None = None, drafts: int = 0, **config: int) -> None:
         settings = {"max_num_seqs": 4, "max_step_tokens": 32, "prefill_chunk": 16, "max_model_len": MAX_LEN}
         self.config = SchedulerConfig(**{**settings, "max_draft_tokens": drafts, **config})
         self.scheduler = Scheduler(self.config, SPECS, num_pages or PLENTY, lambda _sequence: drafts)
-        self.engine = FakeEngine(SPECS)
+        self.engine = FakeEngine(SPECS, max_model_len=self.config.max_model_len)
+        self.in_flight: deque[tuple[StepPlan, list[SequenceOutcome]]] = deque()
         self.deltas: list[SequenceDelta] = []
+        self.submits: dict[str, Submit] = {}
 
     def submit(self, request_id: str, prompt_len: int, max_tokens: int = 8, **params: object) -> Submit:
         submit = request(request_id, prompt_len, max_tokens, **params)
         self.scheduler.submit(submit)
+        self.submits[request_id] = submit
         return submit
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule() or StepPlan(step=self.scheduler.step)
-        self.deltas += self.scheduler.commit(plan, self.engine.run(plan))
-        self.scheduler.check_integrity()
+        self.in_flight.append((plan, self.engine.run(plan)))
+        while len(self.in_flight) > (self.config.lag if plan.rows else 0):
+            self.deltas += self.scheduler.commit(*self.in_flight.popleft())
+            self.scheduler.check_integrity()
         return plan
 
     def finish(self) -> None:

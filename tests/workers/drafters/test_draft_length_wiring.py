@@ -53,7 +53,7 @@ def run(controller: DraftLengthController, contexts: list[int], dear: float, ste
             ScheduledRows(slot=s.running_slot, start=s.num_computed, num_known=1, num_drafts=k, samples=True)
             for s in running
         ]
-        outcomes = [SequenceOutcome(r.slot, [1] * (k + 1), k) for r in rows]
+        outcomes = [SequenceOutcome(r.slot, [1] * (k + 1), k, k) for r in rows]
         times = StepTimes(draft=dear * k, verify=1.0 + cheap * k)
         controller.end_step(StepPlan(step=step, rows=rows), outcomes, times)
     return k

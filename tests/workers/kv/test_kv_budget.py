@@ -131,10 +131,11 @@ def test_properties(
 @given(st.data())
 @settings(deadline=None, max_examples=200)
 def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
-    """With memory for all, no deal of a step's rows makes the sliding pages run out."""
+    """With memory for all, no deal of a step's rows makes the sliding pages run out, with a step in flight or none."""
     page_size, window = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 20))
     max_num_seqs, max_draft_tokens = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
     max_step_tokens = max_num_seqs * (1 + max_draft_tokens) + data.draw(st.integers(0, 30))
+    lag = data.draw(st.integers(0, 1))
     specs = [
         KVGroupSpec("sliding", (0,), 1, 8, page_size, window, torch.float32),
         KVGroupSpec("full", (1,), 1, 8, 4, None, torch.float32),
@@ -146,8 +147,10 @@ def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         max_draft_tokens=max_draft_tokens,
+        lag=lag,
     )
     ledger, computed = PageLedger(specs, plan.num_pages), [0] * max_num_seqs
+    in_flight: list[list[int]] = []
     for slot in range(max_num_seqs):
         ledger.open(slot)
     for _ in range(12):
@@ -155,9 +158,13 @@ def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
         for _slot in range(max_num_seqs):
             rows.append(data.draw(st.integers(0, budget)))
             budget -= rows[-1]
-        for slot, num_rows in enumerate(rows):
-            assert ledger.grow(slot, computed[slot] + num_rows) == computed[slot] + num_rows
-        for slot, num_rows in enumerate(rows):
+        in_flight.append(rows)
+        for slot in range(max_num_seqs):
+            end = computed[slot] + sum(step[slot] for step in in_flight)
+            assert ledger.grow(slot, end) == end
+        if len(in_flight) <= lag:
+            continue
+        for slot, num_rows in enumerate(in_flight.pop(0)):
             rejected = data.draw(st.integers(0, min(max_draft_tokens, num_rows)))
             computed[slot] += num_rows - rejected
             ledger.release_out_of_window(slot, computed[slot])

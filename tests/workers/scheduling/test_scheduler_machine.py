@@ -1,6 +1,14 @@
-"""The scheduler under random load: whatever happens around a request, it gets the ids that it gets alone."""
+"""The scheduler under random load: whatever happens around a request, it gets the ids that it gets alone.
+
+With lag 1 a step is planned and run before the host learns what the one before it gave. The made-up device runs plans
+in order and looks at every key that a row reads, so it notices a page that was granted anew too early, a window that
+was given back under rows in flight, and rows without pages.
+"""
 
 from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
 
 import torch
 from hypothesis import settings
@@ -11,11 +19,24 @@ from gemray_workers.kv.block_table import most_pages
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import StepPlan
+from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
+from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.scheduling.fake_engine import STOP_ID, FakeEngine, oracle, token_at
 
 MAX_LEN = 48
+
+
+@dataclass
+class Flight:
+    """A plan that has run and is not committed."""
+
+    plan: StepPlan
+    outcomes: list[SequenceOutcome]
+    names: dict[int, str]
+    """Request by slot."""
+    live: set[int]
+    """Slots that no later plan has released."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -31,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_LEN,
             max_draft_tokens=max_drafts,
             admission_headroom=data.draw(st.sampled_from([0, 0, 4, 16]), "headroom"),
+            lag=data.draw(st.integers(0, 1), "lag"),
         )
         window = data.draw(st.sampled_from([1, 4, 7, 16]), "window")
         self.specs = [
@@ -45,8 +67,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.salt = data.draw(st.integers(0, 1 << 30), "acceptance")
         self.scheduler = Scheduler(self.config, self.specs, num_pages, lambda seq: token_at(self.salt, seq.arrival, 6))
         self.engine = FakeEngine(
-            self.specs, lambda request_id, position, n: token_at(self.salt, int(request_id) * 1000 + position, n + 1)
+            self.specs,
+            lambda request_id, position, n: token_at(self.salt, int(request_id) * 1000 + position, n + 1),
+            max_model_len=MAX_LEN,
+            matches_stop_ids=data.draw(st.booleans(), "device matches stop ids"),
         )
+        self.in_flight: deque[Flight] = deque()
         self.submits: dict[str, Submit] = {}
         self.ids: dict[str, list[int]] = {}
         self.finals: dict[str, SequenceDelta] = {}
@@ -101,16 +127,38 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self) -> None:
         plan = self.scheduler.schedule()
         if plan is None:
-            assert not self.scheduler.running, "nothing was planned although sequences run"
+            assert self.in_flight or not self.scheduler.running, "nothing was planned although sequences run"
             plan = StepPlan(step=self.scheduler.step)
         self.check_plan(plan)
-        oldest = self.scheduler.running[0] if self.scheduler.running else None
-        before = oldest.num_computed if oldest else 0
-        for delta in self.scheduler.commit(plan, self.engine.run(plan)):
-            self.receive(delta)
-        assert oldest is None or oldest.num_computed > before, "the oldest sequence did not advance"
+        self.check_oldest(plan)
+        for flight in self.in_flight:
+            flight.live -= set(plan.released)
+        names = {rows.slot: self.scheduler_id(rows.slot) for rows in plan.rows}
+        self.in_flight.append(Flight(plan, self.engine.run(plan), names, set(names)))
+        wants_logprobs = any(rows.prompt_logprobs_from is not None for rows in plan.rows)
+        while len(self.in_flight) > (self.config.lag if plan.rows and not wants_logprobs else 0):
+            self.commit(self.in_flight.popleft())
         for sequence in self.scheduler.running:
-            self.check_window(sequence.slot, sequence.num_computed)
+            self.check_window(sequence)
+
+    def check_oldest(self, plan: StepPlan) -> None:
+        """It advances in every step, unless what is in flight already ends it."""
+        if self.scheduler.running:
+            oldest = self.scheduler.running[0]
+            is_ending = oldest.least_len >= oldest.end_len(MAX_LEN)
+            assert is_ending or oldest.slot in {rows.slot for rows in plan.rows}, "the oldest sequence does not advance"
+
+    def commit(self, flight: Flight) -> None:
+        """Whatever still has its slot, and nothing else, gets what its rows gave."""
+        expected = {
+            flight.names[rows.slot]
+            for rows in flight.plan.rows
+            if rows.samples and rows.slot in flight.live and flight.names[rows.slot] not in self.finals
+        }
+        deltas = self.scheduler.commit(flight.plan, flight.outcomes)
+        assert {delta.request_id for delta in deltas if delta.token_ids} == expected
+        for delta in deltas:
+            self.receive(delta)
 
     def check_plan(self, plan: StepPlan) -> None:
         assert sum(rows.num_known + rows.num_drafts for rows in plan.rows) <= self.config.max_step_tokens
@@ -124,12 +172,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def scheduler_id(self, slot: int) -> str:
         return next(sequence.request_id for sequence in self.scheduler.running if sequence.slot == slot)
 
-    def check_window(self, slot: int | None, num_computed: int) -> None:
-        """Between steps a sliding group holds the window, and the pages of rejected drafts at most."""
-        assert slot is not None
+    def check_window(self, sequence: Sequence) -> None:
+        """Between steps a sliding group holds the window, the rows in flight, and the pages of rejected drafts."""
+        num_computed = sequence.num_computed
         for spec in self.specs:
-            held = len(self.scheduler.ledger.pages_of(slot)[spec.name])
-            reach = num_computed + self.config.max_draft_tokens
+            held = len(self.scheduler.ledger.pages_of(sequence.running_slot)[spec.name])
+            reach = num_computed + sequence.num_rows_in_flight + self.config.max_draft_tokens
             first = 0 if spec.window is None else max(0, num_computed - spec.window)
             assert held <= -(-reach // spec.page_size) - first // spec.page_size
 

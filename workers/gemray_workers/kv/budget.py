@@ -5,6 +5,11 @@ sequence of the served length must fit alone, together with one step's rows. The
 sequences may run, as long as the full groups keep a few windows' worth of tokens for each; the rest goes to the full
 groups, up to what the sequences could ever use.
 
+With steps in flight (lag 1) the host gives windows back a step late and grants rows for a sequence that may stand
+anywhere between the least and the most that those steps can give. So beside each window lie the rows of the steps in
+flight and of the next one: room is made for `1 + lag` times a step's rows. Full groups need nothing more, as rows are
+never granted behind the end of a sequence.
+
 Drafts of any drafter take rows in the target's sliding groups until they are verified, so a window is given their
 pages, too; a drafter that owns no KV adds nothing else.
 """
@@ -48,12 +53,14 @@ def fit_pools(
     max_num_seqs: int,
     max_step_tokens: int,
     max_draft_tokens: int,
+    lag: int = 0,
     longest_share: float = 1.0,
 ) -> PoolPlan:
     """Divide `kv_memory_bytes` among the groups of one rank.
 
     Args:
         requested_len: the length wanted, in tokens; what is served may be less, never more.
+        lag: steps that may be in flight while the next one is planned.
         longest_share: part of the memory that one sequence of the served length may take. 1 serves the longest
             sequence that fits, alone if need be; less leaves room for others beside it. A share that holds not even
             the shortest sequence is taken as 1.
@@ -64,7 +71,7 @@ def fit_pools(
     """
     if requested_len < _SHORTEST_LEN:
         raise InvalidField("max_model_len", requested_len, f"an integer >= {_SHORTEST_LEN}")
-    demand = _Demand(tuple(specs), max_num_seqs, max_step_tokens, max_draft_tokens)
+    demand = _Demand(tuple(specs), max_num_seqs, (1 + lag) * max_step_tokens, max_draft_tokens)
     share = int(kv_memory_bytes * longest_share)
     for_longest = share if demand.bytes_alone(_SHORTEST_LEN) <= share else kv_memory_bytes
     max_len = _largest(requested_len, lambda length: demand.bytes_alone(length) <= for_longest)
@@ -95,7 +102,8 @@ class _Demand:
 
     specs: tuple[KVGroupSpec, ...]
     max_num_seqs: int
-    max_step_tokens: int
+    max_rows: int
+    """Rows that may lie beside windows: those of a step, and of the steps in flight before it."""
     max_draft_tokens: int
 
     def pages(self, max_len: int, num_windows: int, full_tokens: int) -> dict[str, int]:
@@ -112,7 +120,7 @@ class _Demand:
         return sum((num_pages[spec.name] + 1) * spec.page_bytes for spec in self.specs)
 
     def bytes_alone(self, length: int) -> int:
-        """Bytes of the pools that hold one sequence of this length and the rows of any step."""
+        """Bytes of the pools that hold one sequence of this length and all rows that may lie beside its window."""
         return self.bytes_of(self.pages(length, 1, length))
 
     def tokens_beside_window(self, max_len: int) -> int:
@@ -124,14 +132,15 @@ class _Demand:
         return max(pages_for(max_len, spec.page_size) * spec.page_size for spec in self.specs)
 
     def _window_pages(self, spec: KVGroupSpec, window: int, max_len: int, num_windows: int) -> int:
-        """Windows plus the rows of one step, however they are dealt among the sequences.
+        """Windows plus `max_rows` rows, however they are dealt among the sequences.
 
-        A sequence with n rows in the step holds at most ceil((window + n - 1) / page) + 1 pages, and the n of all
-        sequences add up to at most `max_step_tokens`; rounding up costs each at most one page more.
+        A sequence with n rows in the step and in flight holds at most ceil((window + n - 1) / page) + 1 pages, and the
+        n of all sequences add up to at most `max_rows`; rounding up costs each at most one page more, and rejected
+        drafts of the step before may still have pages behind the rows.
         """
-        alone = most_pages(max_len, spec.page_size, window, self.max_step_tokens)
+        alone = most_pages(max_len, spec.page_size, window, self.max_rows)
         each = pages_for(window + self.max_draft_tokens, spec.page_size) + 2
-        together = num_windows * each + pages_for(self.max_step_tokens, spec.page_size)
+        together = num_windows * each + pages_for(self.max_rows, spec.page_size)
         every_token = num_windows * pages_for(max_len, spec.page_size)
         return alone if num_windows == 1 else max(alone, min(together, every_token))
 

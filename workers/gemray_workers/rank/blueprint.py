@@ -66,6 +66,7 @@ class Blueprint:
                 prefill_chunk=config.prefill_chunk,
                 max_model_len=pools.max_model_len,
                 max_draft_tokens=drafter.traits.max_draft_tokens,
+                lag=config.lag,
             ),
             choices=_choose_attention(config, target_specs, drafter),
         )
@@ -159,6 +160,7 @@ def _fit(
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=config.step_tokens(max_draft_tokens),
             max_draft_tokens=max_draft_tokens,
+            lag=config.lag,
             # A length that nobody asked for must not leave a server that holds one request at a time.
             longest_share=0.5 if config.max_model_len is None else 1.0,
         )

@@ -61,7 +61,9 @@ def count_admissible(
     unclaimed = ledger.pages_free
     for sequence in running:
         missing = ledger.still_missing(
-            sequence.running_slot, _foreseen_len(sequence, config), config.chunk(sequence.num_pending)
+            sequence.running_slot,
+            _foreseen_len(sequence, config),
+            sequence.num_rows_in_flight + config.chunk(sequence.num_pending),
         )
         unclaimed = _less(unclaimed, missing)
     count = 0
@@ -75,11 +77,7 @@ def count_admissible(
 
 
 def _foreseen_len(sequence: Sequence, config: SchedulerConfig) -> int:
-    return min(
-        len(sequence.tokens) + config.admission_headroom,
-        sequence.prompt_len + sequence.params.max_tokens,
-        config.max_model_len,
-    )
+    return min(sequence.most_len + config.admission_headroom, sequence.end_len(config.max_model_len))
 
 
 def _less(pages: dict[str, int], taken: dict[str, int]) -> dict[str, int]:

@@ -17,6 +17,8 @@ class SchedulerConfig:
     max_model_len: int
     """As fitted to the KV memory: prompt and output of one request together."""
     max_draft_tokens: int = 0
+    lag: int = 0
+    """Steps that may be in flight while the next one is planned, 0 or 1."""
     admission_headroom: int = 16
     """Tokens that each running sequence must be able to add before another one is admitted: an admission that
     leads straight to a preemption wastes the prefill."""
@@ -28,6 +30,8 @@ class SchedulerConfig:
         for name in ("max_draft_tokens", "admission_headroom"):
             if getattr(self, name) < 0:
                 raise InvalidField(name, getattr(self, name), "an integer >= 0")
+        if self.lag not in (0, 1):
+            raise InvalidField("lag", self.lag, "0 or 1")
         if self.max_model_len < 2:
             raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2")
         least_rows = self.max_num_seqs * (1 + self.max_draft_tokens)
@@ -45,5 +49,5 @@ class SchedulerConfig:
 
     @property
     def max_rows(self) -> int:
-        """Most rows of one sequence in a step."""
-        return max(self.chunk(self.max_model_len), 1 + self.max_draft_tokens)
+        """Most rows of one sequence beside its window: those of a step, and of the steps in flight before it."""
+        return (1 + self.lag) * max(self.chunk(self.max_model_len), 1 + self.max_draft_tokens)

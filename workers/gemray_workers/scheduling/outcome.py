@@ -11,8 +11,11 @@ from gemray_workers.scheduling.stopping import trim
 def apply_outcome(
     sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome, max_model_len: int
 ) -> SequenceDelta | None:
-    """Move `sequence` past its rows. Returns what the client learns, or None; with `finish` the sequence has ended."""
+    """Move `sequence` past its oldest rows in flight. Returns what the client learns, or None; with `finish` the
+    sequence has ended.
+    """
     _check_outcome(rows, outcome)
+    assert sequence.in_flight.pop(0) is rows, f"slot {rows.slot}: {rows} are not the oldest in flight"
     _keep_prompt_logprobs(sequence, rows, outcome)
     ending = trim(
         outcome.token_ids,
@@ -26,7 +29,7 @@ def apply_outcome(
 
     sequence.tokens.extend(kept_ids)
     sequence.num_computed += rows.num_known + outcome.num_accepted
-    sequence.speculation.record(drafted=rows.num_drafts, accepted=min(outcome.num_accepted, ending.num_kept))
+    sequence.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, ending.num_kept))
     if finish is None:
         sequence.check()
     if not kept_ids and finish is None:
@@ -53,7 +56,7 @@ def _keep_prompt_logprobs(sequence: Sequence, rows: ScheduledRows, outcome: Sequ
 
 def _check_outcome(rows: ScheduledRows, outcome: SequenceOutcome) -> None:
     """The engine answers what the plan asked."""
-    assert outcome.num_accepted <= rows.num_drafts, f"slot {rows.slot}: {outcome} accepts more than {rows} drafted"
+    assert outcome.num_accepted <= outcome.num_drafts <= rows.num_drafts, f"slot {rows.slot}: {outcome} for {rows}"
     if rows.samples or outcome.fault is None:
         expected = outcome.num_accepted + (outcome.fault is None) if rows.samples else 0
         assert len(outcome.token_ids) == expected, f"slot {rows.slot}: {outcome} should have {expected} token ids"

@@ -33,7 +33,8 @@ class ScheduledRows(msgspec.Struct, frozen=True, array_like=True):
 
     slot: int
     start: int
-    """Position of the first row: the tokens computed so far."""
+    """Position of the first row. Exact for prompt chunks; while the step before is in flight, a sequence that decodes
+    stands there or further on, and the device knows where."""
     num_known: int
     """Rows of tokens that are already decided (prompt, or the newest token)."""
     num_drafts: int
@@ -42,6 +43,8 @@ class ScheduledRows(msgspec.Struct, frozen=True, array_like=True):
     """Whether the known rows reach the sequence's last token, so that the step chooses its next one."""
     prompt_logprobs_from: int | None = None
     """First prompt position whose log-probability this step must report, or None."""
+    epoch: int = 0
+    """Which of the sequences that had the slot one after the other this is: what comes for an earlier one is void."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

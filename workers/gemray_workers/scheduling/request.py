@@ -1,4 +1,8 @@
-"""One request as the scheduler holds it: its tokens and how many of them are computed."""
+"""One request as the scheduler holds it: its tokens, how many of them are computed, and what is in flight.
+
+Tokens and computed lengths are confirmed: they are what committed steps gave. Rows in flight move a sequence by their
+known tokens at least and by their drafts at most; a step is planned between these bounds.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import dataclass, field
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.scheduling.counters import SpeculationTally
+from gemray_workers.scheduling.plan import ScheduledRows
 
 
 @dataclass(eq=False, kw_only=True)
@@ -23,6 +28,10 @@ class Sequence:
     num_computed: int = 0
     slot: int | None = None
     """The slot it runs in; None while it waits."""
+    epoch: int = 0
+    """Of the slot, as its rows say."""
+    in_flight: list[ScheduledRows] = field(default_factory=list)
+    """Its rows in plans that are not committed, oldest first."""
     next_prompt_logprob: int = 1
     """First prompt position whose log-probability is still to be computed; position 0 has none."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -37,12 +46,37 @@ class Sequence:
         assert 1 <= self.prompt_len <= len(self.tokens), (self.request_id, self.prompt_len, len(self.tokens))
         assert 0 <= self.num_computed < len(self.tokens), (self.request_id, self.num_computed, len(self.tokens))
         assert self.slot is not None or self.num_computed == 0, (self.request_id, self.slot, self.num_computed)
+        assert self.slot is not None or not self.in_flight, (self.request_id, self.in_flight)
         assert self.num_generated <= self.params.max_tokens, (self.request_id, self.num_generated)
 
     @property
+    def least_len(self) -> int:
+        """Tokens it has at least when nothing is in flight any more: a step that samples gives one or ends it."""
+        return len(self.tokens) + sum(rows.samples for rows in self.in_flight)
+
+    @property
+    def most_len(self) -> int:
+        """Tokens it has at most then: every draft may be accepted."""
+        return self.least_len + sum(rows.num_drafts for rows in self.in_flight)
+
+    @property
+    def least_computed(self) -> int:
+        """Tokens that are computed at least when nothing is in flight any more; exact before the first sampling."""
+        return self.num_computed + sum(rows.num_known for rows in self.in_flight)
+
+    @property
+    def num_rows_in_flight(self) -> int:
+        """Rows in flight, drafts included."""
+        return sum(rows.num_known + rows.num_drafts for rows in self.in_flight)
+
+    @property
     def num_pending(self) -> int:
-        """Known tokens that are not computed; at least 1."""
-        return len(self.tokens) - self.num_computed
+        """Tokens that are known by the time of the next step, and not computed; 1 as soon as a step has sampled."""
+        return self.least_len - self.least_computed
+
+    def end_len(self, max_model_len: int) -> int:
+        """Tokens it has at its end, at most."""
+        return min(self.prompt_len + self.params.max_tokens, max_model_len)
 
     @property
     def num_generated(self) -> int:
@@ -63,6 +97,6 @@ class Sequence:
         """
         if self.params.prompt_logprobs is None:
             return None
-        first = max(self.next_prompt_logprob, self.num_computed + 1)
-        last = min(self.num_computed + num_rows, self.prompt_len - 1)
+        first = max(self.next_prompt_logprob, self.least_computed + 1)
+        last = min(self.least_computed + num_rows, self.prompt_len - 1)
         return first if first <= last else None

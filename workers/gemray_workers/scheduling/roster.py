@@ -19,6 +19,7 @@ class Roster:
         self._running: list[Sequence] = []  # oldest first
         self._free_slots = list(range(num_slots))  # a heap
         self._released_slots: list[int] = []
+        self._num_admissions = [0] * num_slots  # by slot
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
@@ -65,11 +66,14 @@ class Roster:
         """The oldest waiting sequence takes the lowest free slot."""
         sequence = self._waiting.popleft()
         sequence.slot = heapq.heappop(self._free_slots)
+        sequence.epoch = self._num_admissions[sequence.slot]
+        self._num_admissions[sequence.slot] += 1
         self._running.append(sequence)
         return sequence
 
     def put_back(self) -> Sequence:
-        """The newest running sequence leaves its slot and waits in front of all others, with nothing computed."""
+        """The newest running sequence leaves its slot and waits in front of all others, with nothing computed: its
+        confirmed tokens come back, what was in flight is void."""
         sequence = self._running[-1]
         self._leave_slot(sequence)
         sequence.num_computed = 0
@@ -102,6 +106,7 @@ class Roster:
 
     def _leave_slot(self, sequence: Sequence) -> None:
         slot = sequence.running_slot
+        sequence.in_flight.clear()
         self._running.remove(sequence)
         self._released_slots.append(slot)
         heapq.heappush(self._free_slots, slot)

@@ -11,13 +11,22 @@ oldest that waits, preemption the newest that runs, and puts it in front of the 
   shares are max-min fair, and it takes pages from newer sequences if none is free.
 - So it ends within prompt + max_tokens steps, and a request waits at most for the sum of that over the older ones.
 A long prompt holds up nobody: slots permitting, a short one is admitted beside it and gets an equal share of the rows.
+
+With lag 1 a step is planned while the one before it is in flight, so its counts are not known. They are not needed:
+- Chunks of known tokens are exact. A sequence that has sampled has one token pending, wherever it stands; its rows say
+  the least it can have computed, and the device, which knows better, cuts drafts and rows at the end of the sequence.
+- Pages cover the most that it can have computed and the rows that follow, up to its end. Windows are given back by
+  what is confirmed, so they cover the rows in flight and the planned ones.
+- A sequence that ends, is cancelled or preempted leaves at once. Its rows in flight still run, into pages that may
+  have been granted anew: all that reads or writes for the new owner is enqueued behind them on the same stream, and a
+  position is written before it is read. What they gave is dropped, by slot and epoch.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from itertools import islice
 
 from gemray_workers.errors import CapacityError, InvalidField
@@ -31,7 +40,7 @@ from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.roster import Roster
-from gemray_workers.scheduling.sharing import fair_shares
+from gemray_workers.scheduling.shares import Share, chunk_shares
 
 __all__ = ["DraftTokensFor", "Scheduler", "SchedulerConfig", "no_drafts"]
 
@@ -43,17 +52,8 @@ def no_drafts(_sequence: Sequence) -> int:
     return 0
 
 
-@dataclass
-class _Share:
-    """Rows of one sequence in the plan that is being made."""
-
-    sequence: Sequence
-    num_known: int
-    num_drafts: int = 0
-
-
 class Scheduler:
-    """Plans steps and commits what they gave; `schedule` and `commit` alternate."""
+    """Plans steps and commits what they gave, in order; `schedule` runs at most `lag` steps ahead of `commit`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Scheduler:
         self._roster = Roster(config.max_num_seqs)
         self._cancelled: list[str] = []
         self._deltas: list[SequenceDelta] = []
-        self._in_flight: StepPlan | None = None  # with rows to commit
+        self._in_flight: deque[StepPlan] = deque()  # with rows to commit, oldest first
         self._num_arrivals = 0
         self._totals = Totals()
 
@@ -116,37 +116,47 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `schedule` has something to plan or `commit` something to tell."""
-        return bool(len(self._roster) or self._roster.has_released or self._deltas)
+        return bool(len(self._roster) or self._roster.has_released or self._deltas or self._in_flight)
 
     # The step
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step, or None when there is nothing to compute and nothing to tell the peers."""
-        assert self._in_flight is None, "commit the last plan first"
+        """Plan the next step, or None when there is nothing to compute and nothing to tell the peers.
+
+        None with a step in flight: whatever runs waits for that one's outcome.
+        """
+        assert len(self._in_flight) <= self._config.lag, "commit the oldest plan first"
         self._end_cancelled()
-        running = list(self._roster.running)
-        decoding = [_Share(seq, 1, self._wanted_drafts(seq)) for seq in running if seq.num_pending == 1]
+        running = [seq for seq in self._roster.running if not self._ends_in_flight(seq)]
+        decoding = [Share(seq, 1, self._wanted_drafts(seq)) for seq in running if seq.num_pending == 1]
         budget = self._config.max_step_tokens - sum(share.num_known + share.num_drafts for share in decoding)
         rest = [seq for seq in running if seq.num_pending > 1]
         admitted = self._admit(most=budget - len(rest))
-        prefilling = self._share_rows(budget, rest + admitted)
+        prefilling = chunk_shares(budget, rest + admitted, self._config)
         shares = self._find_pages(decoding + prefilling, admitted)
         return self._plan(shares, admitted)
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[SequenceOutcome]) -> list[SequenceDelta]:
-        """Apply what the step gave: one outcome for each sequence that sampled; others may be left out.
+        """Apply what the oldest step in flight gave: one outcome for each sequence that sampled; others may be left
+        out. What is for a sequence that has left its slot since the plan was made is dropped.
 
         Also after a plan without rows: the endings that no step gives (cancelled requests, replays that were complete)
         come from here too.
         """
-        in_flight, self._in_flight = self._in_flight, None
-        assert not plan.rows or (in_flight is not None and plan.step == in_flight.step), "this plan is not in flight"
+        if plan.rows:
+            assert self._in_flight, f"step {plan.step} is not in flight"
+            oldest = self._in_flight.popleft()
+            assert plan.step == oldest.step, f"step {oldest.step} comes before step {plan.step}"
+            plan = oldest
         by_slot = {outcome.slot: outcome for outcome in outcomes}
-        running = {sequence.slot: sequence for sequence in self._roster.running}
+        running = {(sequence.running_slot, sequence.epoch): sequence for sequence in self._roster.running}
         deltas, self._deltas = self._deltas, []
         for rows in plan.rows:
+            sequence = running.get((rows.slot, rows.epoch))
+            if sequence is None:
+                continue
             outcome = by_slot.get(rows.slot, SequenceOutcome(slot=rows.slot, token_ids=[]))
-            delta = self._commit_rows(running[rows.slot], rows, outcome)
+            delta = self._commit_rows(sequence, rows, outcome)
             if delta is not None:
                 deltas.append(delta)
         return deltas
@@ -161,15 +171,20 @@ class Scheduler:
                 self._deltas.append(_last_delta(sequence, "cancelled"))
         self._cancelled.clear()
 
+    def _ends_in_flight(self, sequence: Sequence) -> bool:
+        """Whether what is in flight uses up its budget even if no draft is accepted."""
+        return sequence.least_len >= sequence.end_len(self._config.max_model_len)
+
     def _wanted_drafts(self, sequence: Sequence) -> int:
-        """Drafts for a sequence whose last token alone is pending. Never more than could be emitted."""
-        if sequence.num_computed == 0:
+        """Drafts for a sequence whose last token alone is pending. Never more than could be emitted, as far as it is
+        known; the device verifies no more than it has room for.
+        """
+        if sequence.least_computed == 0:
             return 0
         params = sequence.params
         limits = [
             self._config.max_draft_tokens,
-            params.max_tokens - sequence.num_generated - 1,
-            self._config.max_model_len - len(sequence.tokens) - 1,
+            sequence.end_len(self._config.max_model_len) - sequence.least_len - 1,
             self._draft_tokens_for(sequence),
         ]
         if params.num_draft_tokens is not None:
@@ -187,28 +202,38 @@ class Scheduler:
             self._ledger.open(sequence.running_slot)
         return admitted
 
-    def _share_rows(self, budget: int, sequences: list[Sequence]) -> list[_Share]:
-        rows = fair_shares(budget, [self._config.chunk(sequence.num_pending) for sequence in sequences])
-        return [_Share(sequence, num_known) for sequence, num_known in zip(sequences, rows, strict=True)]
-
-    def _find_pages(self, shares: list[_Share], admitted: list[Sequence]) -> list[_Share]:
+    def _find_pages(self, shares: list[Share], admitted: list[Sequence]) -> list[Share]:
         """Back the rows with pages: known rows oldest first, at the cost of the newest sequence if need be, then drafts
         with what is left. A share shrinks to the pages at hand; one that comes out empty is dropped.
+
+        Pages are found for the most that each sequence can have computed when its rows run. They lie behind those of
+        its rows in flight, so `grow` never reaches less than that.
         """
         oldest_first = sorted(shares, key=lambda share: share.sequence.arrival)
         backed = [share for share in oldest_first if self._back_known_rows(share, admitted)]
         for share in backed:
             if share.num_drafts:
-                end = share.sequence.num_computed + share.num_known
-                reached = self._ledger.grow(share.sequence.running_slot, end + share.num_drafts)
-                share.num_drafts = reached - end
+                end = self._most_start(share.sequence) + share.num_known
+                last = self._last_row_end(share.sequence)
+                reached = self._ledger.grow(share.sequence.running_slot, min(end + share.num_drafts, last))
+                if reached < last:  # at the end of a sequence the device cuts drafts that were granted
+                    share.num_drafts = min(share.num_drafts, reached - end)
         return backed
 
-    def _back_known_rows(self, share: _Share, admitted: list[Sequence]) -> bool:
+    def _most_start(self, sequence: Sequence) -> int:
+        """The most that can be computed when the next rows of `sequence` run: then it has a token to choose yet."""
+        most = sequence.most_len - sequence.num_pending
+        return min(most, self._last_row_end(sequence) - 1)
+
+    def _last_row_end(self, sequence: Sequence) -> int:
+        """Tokens that `sequence` ever computes: all but its last."""
+        return sequence.end_len(self._config.max_model_len) - 1
+
+    def _back_known_rows(self, share: Share, admitted: list[Sequence]) -> bool:
         sequence = share.sequence
         if sequence.slot is None:
             return False  # preempted for the sake of an older one
-        start = sequence.num_computed
+        start = self._most_start(sequence)
         while (reached := self._ledger.grow(sequence.slot, start + share.num_known)) == start:
             newest = self._roster.running[-1]
             assert newest not in admitted, "an admission must leave pages for the running"
@@ -224,7 +249,7 @@ class Scheduler:
         self._roster.put_back()
         self._totals.num_preemptions += 1
 
-    def _plan(self, shares: list[_Share], admitted: list[Sequence]) -> StepPlan | None:
+    def _plan(self, shares: list[Share], admitted: list[Sequence]) -> StepPlan | None:
         if not shares and not self._roster.has_released:
             return None
         self._totals.num_steps += 1
@@ -236,10 +261,13 @@ class Scheduler:
                 for seq in admitted
             ],
             granted=[grant for share in shares for grant in self._ledger.take_grants(share.sequence.running_slot)],
-            rows=[_rows_of(share) for share in shares],
+            rows=[share.rows() for share in shares],
             freed_pages=self._ledger.take_freed(),
         )
-        self._in_flight = plan if plan.rows else None
+        for share, rows in zip(shares, plan.rows, strict=True):
+            share.sequence.in_flight.append(rows)
+        if plan.rows:
+            self._in_flight.append(plan)
         return plan
 
     def _commit_rows(self, sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome) -> SequenceDelta | None:
@@ -247,7 +275,7 @@ class Scheduler:
         delta = apply_outcome(sequence, rows, outcome, self._config.max_model_len)
         num_new = 0 if delta is None else len(delta.token_ids)
         self._totals.num_generated += num_new
-        self._totals.speculation.record(drafted=rows.num_drafts, accepted=min(outcome.num_accepted, num_new))
+        self._totals.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, num_new))
         if delta is not None and delta.finish is not None:
             self._end(sequence)
         else:
@@ -310,16 +338,4 @@ def _last_delta(sequence: Sequence, finish: FinishReason, matched_stop_id: int |
         finish=finish,
         matched_stop_id=matched_stop_id,
         speculation=sequence.speculation.counters(),
-    )
-
-
-def _rows_of(share: _Share) -> ScheduledRows:
-    sequence = share.sequence
-    return ScheduledRows(
-        slot=sequence.running_slot,
-        start=sequence.num_computed,
-        num_known=share.num_known,
-        num_drafts=share.num_drafts,
-        samples=share.num_known == sequence.num_pending,
-        prompt_logprobs_from=sequence.prompt_logprobs_from(share.num_known),
     )
