@@ -148,6 +148,7 @@ class Rig:
                     max_draft_tokens=self.max_draft_tokens,
                     admission_headroom=admission_headroom,
                     lag=lag,
+                    tells_freed_pages=True,
                 ),
                 self.specs,
                 {**self.num_pages, **(num_pages or {})},

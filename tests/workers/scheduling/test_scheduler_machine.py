@@ -53,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_draft_tokens=max_drafts,
             admission_headroom=data.draw(st.sampled_from([0, 0, 4, 16]), "headroom"),
             lag=data.draw(st.integers(0, 1), "lag"),
+            tells_freed_pages=True,
         )
         window = data.draw(st.sampled_from([1, 4, 7, 16]), "window")
         self.specs = [

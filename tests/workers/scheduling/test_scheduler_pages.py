@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from gemray_workers.kv.allocator import PageError
@@ -209,3 +210,17 @@ def test_stats() -> None:
     assert (stats.prompt_tokens, stats.generated_tokens, stats.last_step_seconds) == (20, 1, 0.25)
     assert stats.pages_in_use == {"sliding": 2, "full": 5}
     assert stats.pages_total == PLENTY
+
+
+def test_freed_pages_travel_only_to_those_who_poison_them() -> None:
+    """A plan that frees 2,000 pages is as small as one that frees none."""
+    sizes = []
+    for tells in (False, True):
+        bench = Bench({"sliding": 2000, "full": 2000}, max_model_len=8000, tells_freed_pages=tells)
+        bench.submit("a", 7900, max_tokens=1)
+        while (plan := bench.step()).rows:
+            pass
+        sizes.append(len(msgspec.msgpack.encode(plan)))
+    assert plan.released == [0]
+    assert sizes[0] < 20
+    assert sizes[1] > 4000

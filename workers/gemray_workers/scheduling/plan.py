@@ -57,7 +57,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     granted: list[PageGrant] = []
     rows: list[ScheduledRows] = []
     freed_pages: dict[str, list[int]] = {}
-    """Pages given back since the last plan, by group: only so that debug runs can poison them."""
+    """Pages given back since the last plan, by group: only so that debug runs can poison them, and empty in any
+    other run, where thousands of pages would travel for nothing."""
     stop: bool = False
     """The gang ends after this plan."""
 

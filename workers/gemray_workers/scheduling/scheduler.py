@@ -253,6 +253,7 @@ class Scheduler:
         if not shares and not self._roster.has_released:
             return None
         self._totals.num_steps += 1
+        freed_pages = self._ledger.take_freed()
         plan = StepPlan(
             step=self._totals.num_steps,
             released=self._roster.take_released(),
@@ -262,7 +263,7 @@ class Scheduler:
             ],
             granted=[grant for share in shares for grant in self._ledger.take_grants(share.sequence.running_slot)],
             rows=[share.rows() for share in shares],
-            freed_pages=self._ledger.take_freed(),
+            freed_pages=freed_pages if self._config.tells_freed_pages else {},
         )
         for share, rows in zip(shares, plan.rows, strict=True):
             share.sequence.in_flight.append(rows)
