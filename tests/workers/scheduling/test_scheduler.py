@@ -163,6 +163,26 @@ def test_drafts_are_limited_to_what_can_be_emitted(
     assert second.rows[0] == ScheduledRows(0, prompt_len, 1, expected, True)
 
 
+@pytest.mark.parametrize(("drafts", "most_steps"), [(0, 9), (15, 18)])
+def test_drafts_of_neighbours_hold_up_no_prompt(drafts: int, most_steps: int) -> None:
+    """7 sequences with 15 drafts each of 128 rows; without drafts a prompt of 1,024 tokens takes 1,024 / 121 steps."""
+    pages = {"sliding": 2000, "full": 2000}
+    limits = {"max_num_seqs": 8, "max_step_tokens": 128, "prefill_chunk": 128, "max_model_len": 2000}
+    bench = Bench(pages, drafts=drafts, **limits)
+    bench.engine.num_correct = lambda *_: 0
+    for i in range(7):
+        bench.submit(str(i), 2, max_tokens=500)
+    bench.step()
+    bench.submit("prompt", 1024)
+    plans = []
+    while not bench.ids("prompt"):
+        plans.append(bench.step())
+    assert len(plans) <= most_steps
+    drafted = [rows.num_drafts for plan in plans[:-1] for rows in plan.rows if rows.slot != 7]
+    assert len(drafted) == 7 * (len(plans) - 1), "decoding goes on"
+    assert min(drafted) == min(drafts, 8), "121 rows: 60 for the prompt, 61 for drafts"
+
+
 def test_speculation_is_counted_by_what_was_drafted() -> None:
     bench = Bench(drafts=3)
     accepted = iter([3, 0, 2, 1])

@@ -7,10 +7,11 @@ Nothing starves, because at every moment each running sequence is older than eac
 oldest that waits, preemption the newest that runs, and puts it in front of the waiting.
 - The oldest request is therefore never preempted, and is running or can be admitted at once: with nothing older there
   is nothing running, all pages are free, and every request that was accepted fits alone.
-- It gets a row in every step: `max_step_tokens` has a row for each slot beside the drafts of the decoding sequences,
-  shares are max-min fair, and it takes pages from newer sequences if none is free.
+- It gets a row in every step: `max_step_tokens` has a row for each slot, drafts take no row that a prompt needs, shares
+  are max-min fair, and it takes pages from newer sequences if none is free.
 - So it ends within prompt + max_tokens steps, and a request waits at most for the sum of that over the older ones.
 A long prompt holds up nobody: slots permitting, a short one is admitted beside it and gets an equal share of the rows.
+Drafts hold up no prompt: prompts have half of the rows that decoding leaves (`shares.deal`).
 
 With lag 1 a step is planned while the one before it is in flight, so its counts are not known. They are not needed:
 - Chunks of known tokens are exact. A sequence that has sampled has one token pending, wherever it stands; its rows say
@@ -40,7 +41,7 @@ from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.roster import Roster
-from gemray_workers.scheduling.shares import Share, chunk_shares
+from gemray_workers.scheduling.shares import Share, deal
 
 __all__ = ["DraftTokensFor", "Scheduler", "SchedulerConfig", "no_drafts"]
 
@@ -129,11 +130,9 @@ class Scheduler:
         self._end_cancelled()
         running = [seq for seq in self._roster.running if not self._ends_in_flight(seq)]
         decoding = [Share(seq, 1, self._wanted_drafts(seq)) for seq in running if seq.num_pending == 1]
-        budget = self._config.max_step_tokens - sum(share.num_known + share.num_drafts for share in decoding)
         rest = [seq for seq in running if seq.num_pending > 1]
-        admitted = self._admit(most=budget - len(rest))
-        prefilling = chunk_shares(budget, rest + admitted, self._config)
-        shares = self._find_pages(decoding + prefilling, admitted)
+        admitted = self._admit(most=self._config.max_step_tokens - len(running))
+        shares = self._find_pages(deal(decoding, rest + admitted, self._config), admitted)
         return self._plan(shares, admitted)
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[SequenceOutcome]) -> list[SequenceDelta]:

@@ -33,7 +33,24 @@ class Share:
         )
 
 
-def chunk_shares(budget: int, sequences: SequenceOf[Sequence], config: SchedulerConfig) -> list[Share]:
-    """Deal `budget` rows among sequences with several tokens pending, each a chunk at most."""
-    rows = fair_shares(budget, [config.chunk(sequence.num_pending) for sequence in sequences])
-    return [Share(sequence, num_known) for sequence, num_known in zip(sequences, rows, strict=True)]
+def deal(decoding: SequenceOf[Share], prefilling: SequenceOf[Sequence], config: SchedulerConfig) -> list[Share]:
+    """Deal a step's rows: a row for each sequence that decodes, then prompts and drafts out of the rest.
+
+    Prompts have half of the rest for themselves, so drafts hold up no prompt: one that is alone gets a chunk or half of
+    the rest in each step, whichever is less, and several share max-min fair. What prompts leave goes to drafts, and
+    what drafts leave to prompts. Drafts are cut evenly: their number changes speed alone.
+
+    Args:
+        decoding: with the drafts that are wanted; cut to what they get.
+        prefilling: sequences with several tokens pending; no more than there are rows in the rest.
+        config: of the scheduler.
+    """
+    rest = config.max_step_tokens - len(decoding)
+    wanted = [config.chunk(sequence.num_pending) for sequence in prefilling]
+    for_prompts = max(min(sum(wanted), rest // 2), len(wanted))
+    for share, num_drafts in zip(
+        decoding, fair_shares(rest - for_prompts, [share.num_drafts for share in decoding]), strict=True
+    ):
+        share.num_drafts = num_drafts
+    rows = fair_shares(rest - sum(share.num_drafts for share in decoding), wanted)
+    return [*decoding, *(Share(sequence, num_known) for sequence, num_known in zip(prefilling, rows, strict=True))]
