@@ -16,7 +16,9 @@ def demo(
     *,
     max_tokens: Annotated[int, typer.Option(metavar="INTEGER", help="Most tokens to generate.")] = 120,
     temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers, in bfloat16 up to near ties.")
+    ] = 0,
 ) -> None:
     """Serve the embedded model here on two workers, without drafter, with MTP and with DFlash: one answer, thrice."""
     prepare_ray_environment()

@@ -29,7 +29,10 @@ Temperature = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 is 
 TopK = Annotated[int | None, typer.Option(metavar="INTEGER", min=0, max=INT32_MAX, help="0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 < P <= 1.")]
 Seed = Annotated[
-    int | None, typer.Option(metavar="INTEGER", min=0, max=2**64 - 1, help="Equal seeds give equal answers.")
+    int | None,
+    typer.Option(
+        metavar="INTEGER", min=0, max=2**64 - 1, help="Equal seeds give equal answers, in bfloat16 up to near ties."
+    ),
 ]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
 Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]

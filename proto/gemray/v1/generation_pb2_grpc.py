@@ -28,7 +28,10 @@ if _version_not_supported:
 class GenerationServiceStub:
     """Text generation by a gang of tensor-parallel workers.
 
-    One request, one answer: the tokens depend on the checkpoint, the prompt and the seed, and on nothing else.
+    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64 that holds without
+    exception, in float32 in all that was tried; in bfloat16 up to near ties, where batch, chunks, TP, drafts or a replay
+    may turn the choice between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo
+    tells the dtype.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
@@ -73,7 +76,10 @@ class GenerationServiceStub:
 class GenerationServiceServicer:
     """Text generation by a gang of tensor-parallel workers.
 
-    One request, one answer: the tokens depend on the checkpoint, the prompt and the seed, and on nothing else.
+    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64 that holds without
+    exception, in float32 in all that was tried; in bfloat16 up to near ties, where batch, chunks, TP, drafts or a replay
+    may turn the choice between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo
+    tells the dtype.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
@@ -156,7 +162,10 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 class GenerationService:
     """Text generation by a gang of tensor-parallel workers.
 
-    One request, one answer: the tokens depend on the checkpoint, the prompt and the seed, and on nothing else.
+    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64 that holds without
+    exception, in float32 in all that was tried; in bfloat16 up to near ties, where batch, chunks, TP, drafts or a replay
+    may turn the choice between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo
+    tells the dtype.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
