@@ -142,6 +142,9 @@ class ServeSettings:
     enforce_eager: bool = _engine(
         SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
     )
+    lag: int | None = _engine(
+        INTEGER, "Steps that may be in flight while the next is planned: 0 (default), or 1 so that devices never wait."
+    )
     collective_timeout_s: float | None = _engine(SECONDS, "How long a rank waits for its peers (default 60).")
 
     address: str | None = _cluster(TEXT, "A running Ray cluster, HOST:PORT or auto (default: start Ray here).")
