@@ -1,0 +1,81 @@
+"""The linear layers hold and multiply their weights by the method that they are given, on every rank's part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.model.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from gemray_workers.model.linear_method import PLAIN, LinearMethod, LinearWeight
+from gemray_workers.model.placement import Part, Placement
+
+
+class Doubled(LinearMethod):
+    """Twice the plain product, as a format with a scale of 2 would have it."""
+
+    @override
+    def whole(self, name: str, num_out: int, num_in: int, place: Placement) -> LinearWeight:
+        return DoubledWeight(PLAIN.whole(name, num_out, num_in, place))
+
+    @override
+    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement) -> LinearWeight:
+        return DoubledWeight(PLAIN.by_outputs(outputs, num_in, place))
+
+    @override
+    def by_inputs(self, name: str, inputs: Part, num_out: int, place: Placement) -> LinearWeight:
+        return DoubledWeight(PLAIN.by_inputs(name, inputs, num_out, place))
+
+
+class DoubledWeight(LinearWeight):
+    def __init__(self, plain: LinearWeight) -> None:
+        self._plain = plain
+
+    @override
+    def product(self, x_TI: Tensor) -> Tensor:
+        return 2 * self._plain.product(x_TI)
+
+    @override
+    def weight_targets(self) -> list[WeightTarget]:
+        return self._plain.weight_targets()
+
+
+def place_of(rank: int) -> Placement:
+    return Placement(rank=rank, size=2, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def filled(targets: list[WeightTarget], weights: dict[str, Tensor]) -> None:
+    assert [target.name for target in targets] == list(weights)
+    for target in targets:
+        assert target.shape == tuple(weights[target.name].shape)
+        for copy in target.copies:
+            copy.destination.copy_(weights[target.name][copy.source])
+
+
+@pytest.mark.parametrize(("method", "factor"), [(PLAIN, 1), (Doubled(), 2)], ids=["plain", "doubled"])
+def test_the_ranks_parts_make_the_whole_product(method: LinearMethod, factor: int) -> None:
+    torch.manual_seed(0)
+    x_TI = torch.randn(3, 6, dtype=torch.float64)
+    query_OI, key_OI = torch.randn(4, 6, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
+    whole, outputs, sums = [], [], []
+    for rank in range(2):
+        place = place_of(rank)
+        replicated = ReplicatedLinear("q", 6, 4, place, method=method)
+        filled(replicated.weight_targets(), {"q.weight": query_OI})
+        whole.append(replicated(x_TI))
+        columns = ColumnParallelLinear([("q", place.part(4)), ("k", place.part(2))], 6, place, method=method)
+        filled(columns.weight_targets(), {"q.weight": query_OI, "k.weight": key_OI})
+        outputs.append(columns(x_TI).split(columns.sizes, dim=-1))
+        part = place.part(6)
+        rows = RowParallelLinear("q", part, 4, place, method=method)
+        filled(rows.weight_targets(), {"q.weight": query_OI})
+        sums.append(rows.partial_sum(x_TI[:, part.start : part.start + part.length]))
+    expected_TO = factor * x_TI @ query_OI.T
+    torch.testing.assert_close(whole, [expected_TO, expected_TO])
+    torch.testing.assert_close(torch.cat([q for q, _ in outputs], dim=-1), expected_TO)
+    torch.testing.assert_close(torch.cat([k for _, k in outputs], dim=-1), factor * x_TI @ key_OI.T)
+    torch.testing.assert_close(sums[0] + sums[1], expected_TO)

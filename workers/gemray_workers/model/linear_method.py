@@ -1,0 +1,89 @@
+"""How the weight of a linear layer is held and multiplied: plainly, here; quantized formats are other methods.
+
+A method holds one rank's part of a weight, says what the checkpoint has to fill, and computes the product. The layers
+in `model.linear` say which part that is.
+
+Shape legend: T rows, I inputs, O outputs (the local ones where the layer is sharded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from typing_extensions import override
+
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.model.placement import Part, Placement, sliced_tensor, whole_tensor
+
+
+class LinearWeight(Protocol):
+    """One rank's part of a linear layer's weight."""
+
+    def product(self, x_TI: Tensor) -> Tensor:
+        """``x · weightᵀ`` [T, O], in the dtype of `x_TI`."""
+        ...
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Every tensor that a checkpoint must fill."""
+        ...
+
+
+class LinearMethod(Protocol):
+    """Makes the weights of one format."""
+
+    def whole(self, name: str, num_out: int, num_in: int, place: Placement) -> LinearWeight:
+        """A weight that every rank holds in full."""
+        ...
+
+    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement) -> LinearWeight:
+        """A stack of layers of the same input, of each of which the rank holds a part of the outputs."""
+        ...
+
+    def by_inputs(self, name: str, inputs: Part, num_out: int, place: Placement) -> LinearWeight:
+        """A weight of which the rank holds a part of the inputs, so that `product` is a summand."""
+        ...
+
+
+class _PlainWeight(LinearWeight):
+    def __init__(self, weight_OI: Tensor, targets: list[WeightTarget]) -> None:
+        self._weight_OI = weight_OI
+        self._targets = targets
+
+    @override
+    def product(self, x_TI: Tensor) -> Tensor:
+        return linear(x_TI, self._weight_OI)
+
+    @override
+    def weight_targets(self) -> list[WeightTarget]:
+        return list(self._targets)
+
+
+class PlainMethod(LinearMethod):
+    """One tensor a layer, ``NAME.weight``, in the model's dtype."""
+
+    @override
+    def whole(self, name: str, num_out: int, num_in: int, place: Placement) -> LinearWeight:
+        weight_OI = place.empty(num_out, num_in)
+        return _PlainWeight(weight_OI, [whole_tensor(f"{name}.weight", weight_OI)])
+
+    @override
+    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement) -> LinearWeight:
+        sizes = [part.length for _, part in outputs]
+        weight_OI = place.empty(sum(sizes), num_in)
+        blocks = torch.split(weight_OI, sizes)
+        targets = [
+            sliced_tensor(f"{name}.weight", 0, part, block) for (name, part), block in zip(outputs, blocks, strict=True)
+        ]
+        return _PlainWeight(weight_OI, targets)
+
+    @override
+    def by_inputs(self, name: str, inputs: Part, num_out: int, place: Placement) -> LinearWeight:
+        weight_OI = place.empty(num_out, inputs.length)
+        return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)])
+
+
+PLAIN = PlainMethod()
