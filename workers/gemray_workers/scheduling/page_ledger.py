@@ -116,5 +116,4 @@ class PageLedger:
     def _give_back(self, name: str, pages: list[int]) -> None:
         if not pages:
             return
-        self._allocators[name].free(pages)
-        self._freed[name].extend(pages)
+        self._freed[name].extend(self._allocators[name].free(pages))
