@@ -8,50 +8,32 @@ from typing import Any
 
 import ray
 
-from gemray_cluster.gang.launcher import RankFacts, RankSetup
+from gemray_cluster.gang.launcher import RankFacts
 from gemray_cluster.gang.rank_host import RankHost, process_facts
-from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError
-from gemray_workers.messages import ModelInfo, RankInfo
 
-ACTOR_OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 2}}
+CONTROL = "control"
+"""Group of calls that are answered while `load` or `run` is busy."""
+ACTOR_OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {CONTROL: 2}}
 """How a `RankActor` is made: `load` and `run` share one thread, control calls have two others."""
 
 
-class RankActor:
-    """Loads and runs on one thread, so that `run` may block; answers control calls on others meanwhile.
+class RankActor(RankHost):
+    """A rank's process under Ray.
 
-    Make it with `ACTOR_OPTIONS`. It is never restarted by Ray: a gang with a rank missing is rebuilt as a whole.
+    Make it with `ACTOR_OPTIONS`. `load` and `run` have one thread, so that `run` may block; calls in the `CONTROL`
+    group are answered on others meanwhile. Ray never restarts it: a gang with a rank missing is rebuilt as a whole.
     """
 
     def __init__(self, config: EngineConfig, rank: int, worker_class: str) -> None:
         """Find this rank's card, if it has one."""
         gpu = gpu_ordinal(ray.get_gpu_ids(), os.environ) if config.device == "cuda" else None
-        self._host = RankHost(config, rank, worker_class, gpu=gpu)
+        super().__init__(config, rank, worker_class, gpu=gpu)
 
-    def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
-        """See `RankHost.load`."""
-        return self._host.load(setup)
-
-    def run(self, address: ChannelAddress | None) -> None:
-        """See `RankHost.run`."""
-        self._host.run(address)
-
-    @ray.method(concurrency_group="control")
     def facts(self) -> RankFacts:
         """Where this process runs."""
         return process_facts(ray.get_runtime_context().get_node_id(), node_ip())
-
-    @ray.method(concurrency_group="control")
-    def open_rendezvous(self, host: str) -> str:
-        """See `RankHost.open_rendezvous`."""
-        return self._host.open_rendezvous(host)
-
-    @ray.method(concurrency_group="control")
-    def close(self) -> None:
-        """See `RankHost.close`."""
-        self._host.close()
 
 
 def node_ip() -> str:

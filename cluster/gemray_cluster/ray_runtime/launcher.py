@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from typing_extensions import override
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
@@ -24,7 +25,7 @@ from gemray_cluster.gang.launcher import (
     StartProgress,
 )
 from gemray_cluster.gang.rank_host import GANG_WORKER
-from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, RankActor, node_ip
+from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, RankActor, node_ip
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES
@@ -106,35 +107,35 @@ class RayLauncher:
         return RayRank(actor)
 
 
-class RayRank:
+class RayRank(Rank):
     """One rank's actor, awaited without blocking the event loop."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
         """Hold the actor: it lives as long as this handle."""
         self.actor = actor
 
+    @override
     async def facts(self) -> RankFacts:
-        """See `Rank`."""
-        return await _result(self.actor.facts.remote())
+        return await _result(self.actor.facts.options(concurrency_group=CONTROL).remote())
 
+    @override
     async def open_rendezvous(self, host: str) -> str:
-        """See `Rank`."""
-        return await _result(self.actor.open_rendezvous.remote(host))
+        return await _result(self.actor.open_rendezvous.options(concurrency_group=CONTROL).remote(host))
 
+    @override
     async def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
-        """See `Rank`."""
         return await _result(self.actor.load.remote(setup))
 
+    @override
     async def run(self, address: ChannelAddress | None) -> None:
-        """See `Rank`."""
         await _result(self.actor.run.remote(address))
 
+    @override
     async def close(self) -> None:
-        """See `Rank`."""
-        await _result(self.actor.close.remote())
+        await _result(self.actor.close.options(concurrency_group=CONTROL).remote())
 
+    @override
     async def kill(self) -> None:
-        """See `Rank`."""
         await in_own_thread(ray.kill, self.actor)
 
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 AUTH_MODE = "RAY_AUTH_MODE"
 NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _OBJECT_STORE_BYTES = 128 * 2**20
-"""Of a Ray started here: gangs keep nothing in the object store, and its default takes 30% of the memory."""
+"""Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
 _RETRY_S = 0.5
 _CLOSE_DEADLINE_S = 10.0
 
