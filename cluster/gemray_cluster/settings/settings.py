@@ -52,7 +52,7 @@ ENGINE_NAMES: Mapping[str, str] = {
 
 DEFAULT_KV_MEMORY: Mapping[str, int] = {"cpu": 1 << 30, "cuda": 16 << 30}
 SIMILAR = 0.75
-"""Of names, in `difflib`'s measure: one may be a misspelling of the other."""
+"""Likeness of names, in `difflib`'s measure: one may be a misspelling of the other."""
 
 DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "float32", "cuda": "bfloat16"}
 
@@ -112,7 +112,9 @@ class ServeSettings:
     )
     prefill_chunk: int | None = _engine(INTEGER, "Most prompt rows of one request in a step (default 256).")
     page_size: int | None = _engine(INTEGER, "Tokens of a KV page (default 16).")
-    attention_backend: str | None = _engine(TEXT, "An explicit choice is never replaced (default: chosen).")
+    attention_backend: str | None = _engine(
+        TEXT, "Attention kernels of the target; an explicit choice is never replaced (default: chosen)."
+    )
     drafter: str | None = _engine(
         MODEL, "A local directory of an MTP assistant or a DFlash drafter, or an embedded one's name (default: none)."
     )
@@ -122,14 +124,14 @@ class ServeSettings:
     draft_tokens: int | str = _engine(
         INTEGER_OR_AUTO,
         "Drafts of a request in a step, 0 for none; auto (the default): as many as measured acceptance and step times "
-        "make worth while, at most 4 with MTP or a whole block with DFlash.",
+        "justify, at most 4 with MTP or a whole block with DFlash.",
         AUTO,
     )
     drafter_placement: str | None = _engine(
         one_of("colocated", "dedicated"), "dedicated gives a DFlash drafter a rank of its own (default colocated)."
     )
     mtp_position_delta: int | None = _engine(
-        INTEGER, "MTP drafts stand at the newest token's position (0, the default) or at the one before (-1)."
+        INTEGER, "Where MTP drafts stand: at the newest token's position (default 0) or at the one before (-1)."
     )
     dflash_input_scale: float | None = _engine(
         NUMBER, "Multiplies the embeddings of a DFlash block (default: the checkpoint's, else the target's scale)."
@@ -138,7 +140,9 @@ class ServeSettings:
         one_of("config", "sliding", "all", "none"),
         "DFlash layers whose block rows see only those before them (default config: the checkpoint's, else sliding).",
     )
-    drafter_attention_backend: str | None = _engine(TEXT, "Of a drafter with a KV cache of its own (default: chosen).")
+    drafter_attention_backend: str | None = _engine(
+        TEXT, "Attention of a drafter with a KV cache of its own (default: chosen)."
+    )
     enforce_eager: bool = _engine(
         SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
     )
@@ -154,11 +158,11 @@ class ServeSettings:
     local_num_gpus: int | None = _cluster(INTEGER, "GPUs of a Ray started here (default: those found).")
     cpus_per_rank: int | None = _cluster(INTEGER, "CPU slots that a rank reserves (default 1).")
     threads_per_rank: int | None = _cluster(INTEGER, "Threads of a rank's CPU operations (default: a fair share).")
-    connect_deadline_s: float | None = _cluster(SECONDS, "For reaching the Ray cluster.")
-    placement_deadline_s: float | None = _cluster(SECONDS, "For free resources (default 120).")
-    start_deadline_s: float | None = _cluster(SECONDS, "From placement to ready (default 900).")
+    connect_deadline_s: float | None = _cluster(SECONDS, "Deadline for reaching the Ray cluster (default 30).")
+    placement_deadline_s: float | None = _cluster(SECONDS, "Deadline for free resources (default 120).")
+    start_deadline_s: float | None = _cluster(SECONDS, "Deadline from placement to ready (default 900).")
     heartbeat_deadline_s: float | None = _cluster(SECONDS, "Silence after which a gang counts as hung (default 30).")
-    stop_deadline_s: float | None = _cluster(SECONDS, "For the ranks to end in order (default 10).")
+    stop_deadline_s: float | None = _cluster(SECONDS, "Deadline for the ranks to end in order (default 10).")
     max_rebuilds: int | None = _cluster(
         INTEGER, "Times within 5 minutes that a failed gang is rebuilt and its requests go on (default 3; 0: never)."
     )
@@ -168,9 +172,9 @@ class ServeSettings:
     metrics_port: int | None = _server(INTEGER, "Prometheus port on the same address (default: none).")
     max_live_requests: int | None = _server(INTEGER, "Running and queued requests; more are refused (default 256).")
     max_message_bytes: int | None = _server(SIZE, "Largest message either way (default 16MiB).")
-    drain_deadline_s: float | None = _server(SECONDS, "For live requests when told to end (default 30).")
+    drain_deadline_s: float | None = _server(SECONDS, "Deadline for live requests at shutdown (default 30).")
     tls_cert_file: str | None = _server(PATH, "Certificate chain, PEM.")
-    tls_key_file: str | None = _server(PATH, "Its private key, PEM.")
+    tls_key_file: str | None = _server(PATH, "Private key of the certificate, PEM.")
     tls_client_ca_file: str | None = _server(PATH, "Clients must show a certificate of this authority (mTLS).")
     auth_token_file: str | None = _server(PATH, "Clients must send one of these bearer tokens, one a line.")
 
