@@ -69,7 +69,7 @@ class EngineConfig:
     """Most drafts of a sequence in a step; None is the drafter's usual number: 4 for MTP, as published, and the whole
     block for DFlash."""
     adapt_draft_tokens: bool = False
-    """Draft as many tokens as measured acceptance and step times make worth while, at most `max_draft_tokens`, so
+    """Draft as many tokens as measured acceptance and step times justify, at most `max_draft_tokens`, so
     with None at most the drafter's usual number."""
     drafter_placement: PlacementName = "colocated"
     """``dedicated`` gives a DFlash drafter a worker, and device, of its own."""
@@ -142,7 +142,7 @@ class EngineConfig:
         return max(USUAL_STEP_TOKENS, self.max_num_seqs * (1 + max_draft_tokens) + self.prefill_chunk)
 
     def draft_tokens_within(self, usual: int, most: int) -> int:
-        """How many drafts a step may have, for a drafter that makes `usual` ones and `most` at the utmost.
+        """How many drafts a step may have, for a drafter that makes `usual` ones and at most `most`.
 
         Raises:
             InvalidField: more were asked for than the drafter can make.

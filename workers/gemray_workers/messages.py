@@ -77,7 +77,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None = None
     cached_tokens: int = 0
     speculation: SpeculationCounters | None = None
-    """Of the request so far: a stop string may make any delta the last one."""
+    """Totals of the request so far: a stop string may make any delta the last one."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     shard_indices: dict[str, int]
     """The fields and derived counts of `ShardIndices`, by name."""
     weight_bytes: int
-    """Of the target's shard, the drafter's, or both, as the rank holds them."""
+    """Bytes of the target's shard, the drafter's, or both, as the rank holds them."""
     kv_groups: list[KVGroupInfo]
 
 

@@ -45,7 +45,7 @@ def _host_seconds(x: Tensor) -> float:
 
 
 def _cuda_seconds(x: Tensor) -> float:
-    """Of one sum among several in a row, by events on the device.
+    """Time of one sum among several in a row, by events on the device.
 
     The first sum keeps the device busy while the host enqueues the rest: a slow host must not look like slow memory.
     """

@@ -57,7 +57,7 @@ class CycleProfile:
 
     @cached_property
     def busy_ms(self) -> float | None:
-        """Of a cycle, that the device computes; None on CPU.
+        """Time of a cycle that the device computes; None on CPU.
 
         Without collectives: most of an NCCL kernel's time is a wait for the other ranks, which is the hosts'.
         """

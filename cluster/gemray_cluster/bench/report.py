@@ -19,7 +19,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Self:
-        """Of at least one sample."""
+        """Summarise at least one sample."""
         deciles = quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else [samples[0]] * 9
         return cls(median=median(samples), p10=deciles[0], p90=deciles[8], samples=len(samples))
 
@@ -31,7 +31,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     drafter_bytes: int
     """All draft steps of a cycle together, the target's head included where the drafter uses it."""
     experts_touched: float | None
-    """Of each layer, expected where rows choose independently; None without experts."""
+    """Experts of each layer, expected where rows choose independently; None without experts."""
     bandwidth: float
     """Bytes a second: the fastest that the process has read 2 GiB of the same device so far."""
     ms: float
@@ -63,17 +63,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     verify: Spread
     """The target's forward pass and the choice of tokens."""
     rest: Spread
-    """Of the step: scheduling, committing, publishing."""
+    """The remainder of the step: scheduling, committing, publishing."""
     tokens_per_s: float
-    """Of the whole batch, over the measured steps."""
+    """Tokens of the whole batch, over the measured steps."""
     busy_ms: float | None = None
-    """Of a cycle, that rank 0's device computes, collectives left out, by a profile of a few; None where none was made,
-    or on CPU. It hardly depends on the host, whose launches decide how long a step takes without a graph."""
+    """Time of a cycle that rank 0's device computes, collectives left out, by a profile of a few; None where none was
+    made, or on CPU. It hardly depends on the host, whose launches decide how long a step takes without a graph."""
     floor: Floor
     weight_bytes: int
-    """Of rank 0, its part of a drafter's included."""
+    """Bytes on rank 0, its part of a drafter's included."""
     peak_memory_bytes: int
-    """Of rank 0's device; 0 on CPU."""
+    """Peak of rank 0's device; 0 on CPU."""
     load_s: float
     choices: dict[str, str]
     """Attention backends and the like."""

@@ -20,7 +20,7 @@ def demo(
         int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers, in bfloat16 up to near ties.")
     ] = 0,
 ) -> None:
-    """Serve the embedded model here on two workers, without drafter, with MTP and with DFlash: one answer, thrice."""
+    """Serve the embedded model here on two workers, three times (no drafter, MTP, DFlash): the answers are equal."""
     prepare_ray_environment()
 
     from gemray_cluster.cli.demo_run import run

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 
 _STAGES = {
-    "ray": "connecting to Ray",
+    "ray": "connected to Ray",
     "placement": "placing the ranks",
     "processes": "starting processes",
-    "load": "loading the model",
+    "load": "loading weights",
     "ready": "ready",
 }
 

@@ -172,14 +172,14 @@ class Gang:
         self._channel = GangChannel(LOOPBACK if facts[0].node_id == here else here_ip)
         rendezvous = await self._ranks[0].open_rendezvous(LOOPBACK if one_node else facts[0].node_ip)
 
-        self._stage = "loading the model"
+        self._stage = "loading weights"
         loaded = 0
 
         async def load(rank: Rank, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
             nonlocal loaded
             parts = await rank.load(setup)
             loaded += 1
-            progress(StartProgress("load", loaded, total, f"{parts[1].host} {parts[1].device}"))
+            progress(StartProgress("load", loaded, total, f"(ready on {parts[1].host}, {parts[1].device})"))
             return parts
 
         progress(StartProgress("load", 0, total))

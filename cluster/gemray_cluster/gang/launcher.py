@@ -28,7 +28,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     """CPU cores that the process may use."""
     versions: dict[str, str]
-    """Of what ranks must have in common, by distribution name."""
+    """Versions of what ranks must have in common, by distribution name."""
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):

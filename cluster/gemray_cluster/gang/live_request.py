@@ -21,7 +21,7 @@ class LiveRequest:
         self._submit = submit
         self._new_ids: list[int] = []
         self._earlier = SpeculationCounters()
-        """Of gangs that have failed."""
+        """Counters of gangs that have failed."""
         self._counters = self._earlier
         self._num_fruitless = 0
 

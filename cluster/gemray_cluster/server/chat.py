@@ -12,7 +12,7 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_workers.errors import InvalidField, Summary
 
 ROLES = ("system", "developer", "user", "assistant", "model", "tool")
-"""Of a message; templates write what they do not know as it stands, a misspelt role too."""
+"""Roles of a message; templates write what they do not know as it stands, a misspelt role too."""
 MAX_MESSAGES = 8192
 """Rendering takes about 20 us a message, however short."""
 MAX_TOOLS_JSON_BYTES = 1 << 20

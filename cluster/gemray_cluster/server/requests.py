@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_ID_CHARS = 128
 BYTES_PER_MESSAGE = 64
-"""Of plain text that are cut into tokens while a template writes one message."""
+"""Bytes of plain text that are cut into tokens while a template writes one message."""
 MAX_TOKENIZE_BYTES = 4 << 20
-"""Of Tokenize, which needs no model whose length could bound it."""
+"""Most bytes of a text for Tokenize, which needs no model whose length could bound it."""
 
 GenerationRequest = pb.GenerateRequest | pb.GenerateStreamRequest
 
@@ -61,7 +61,7 @@ class RequestReader:
 
     @classmethod
     def from_directory(cls, model: str) -> RequestReader:
-        """Of a checkpoint's directory; raises CheckpointError and InvalidField."""
+        """Read a checkpoint's directory; raises CheckpointError and InvalidField."""
         config = ModelConfig.from_directory(model)  # an unfit model is named before its tokenizer is looked at
         tokenizer = ChatTokenizer.from_directory(model)
         if tokenizer.vocab_size > config.vocab_size:

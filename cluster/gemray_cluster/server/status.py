@@ -25,8 +25,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 RETRY_AFTER_S = 1
 MAX_ERROR_BYTES = 1024
-"""Of an error's text. It travels as metadata three times, once with three bytes for each that is not ASCII; a client
-takes 8 KiB of metadata and replaces the status of a call that brings more."""
+"""Most bytes of an error's text. It travels as metadata three times, once with three bytes for each that is not ASCII;
+a client takes 8 KiB of metadata and replaces the status of a call that brings more."""
 
 CUT = b" [...] "
 

@@ -18,9 +18,9 @@ from gemray_cluster.server.errors import QueueFull
 SHORT_BYTES = 16 << 10
 """About 20 ms of work."""
 MAX_LONG_BYTES = 128 << 20
-"""Of long texts that wait or are worked on, all callers together."""
+"""Most bytes of long texts that wait or are worked on, all callers together."""
 MAX_LONG_BYTES_OF_CALLER = 32 << 20
-"""Of one caller: a connection."""
+"""Most of them for one caller: a connection."""
 MAX_SHORT_THREADS = 8
 
 Result = TypeVar("Result")

@@ -20,9 +20,9 @@ from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_workers.errors import InvalidField, Summary
 
 MAX_FIELDS = 300_000
-"""Of a request, its lists and messages included: more than a bias for each id of the largest vocabulary."""
+"""Most fields of a request, its lists and messages included: more than a bias for each id of the largest vocabulary."""
 MAX_MESSAGES = 10_000
-"""Of the fields those that hold messages, which cost most to build; more than a chat may have."""
+"""Most fields that hold messages, which cost most to build; more than a chat may have."""
 LEAST_FIELD_BYTES = 2
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 

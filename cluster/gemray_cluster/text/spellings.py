@@ -18,7 +18,7 @@ def pattern_of(words: Iterable[str]) -> re.Pattern[str]:
 
 
 def _branches(words: list[str]) -> str:
-    """Of sorted, different words; an empty one comes first and makes the others optional."""
+    """A pattern of sorted, different words; an empty one comes first and makes the others optional."""
     optional, rest = words[0] == "", words[words[0] == "" :]
     if not rest:
         return ""

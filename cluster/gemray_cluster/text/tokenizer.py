@@ -114,7 +114,7 @@ class ChatTokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Most bytes of text that one id stands for: what a number of tokens can hold at the utmost."""
+        """Most bytes of text that one id stands for: the most that a number of tokens can hold."""
         return max(map(len, self.token_bytes))
 
     @cached_property

@@ -233,7 +233,7 @@ async def test_a_rank_that_dies_while_loading_is_named(make_gang: MakeGang) -> N
 
 async def test_a_start_that_takes_too_long_says_where_it_stands(make_gang: MakeGang) -> None:
     gang = make_gang("/slow", ClusterConfig(start_deadline_s=4.0))
-    with pytest.raises(GangUnavailable, match=r"start_deadline_s = 4: still (loading the model|starting processes)"):
+    with pytest.raises(GangUnavailable, match=r"start_deadline_s = 4: still (loading weights|starting processes)"):
         await gang.launch()
     assert gang.state is GangState.FAILED
 

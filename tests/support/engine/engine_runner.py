@@ -65,7 +65,7 @@ class Run:
     steps: int
     peak_pages: dict[str, int]
     speculation: SpeculationCounters
-    """Of all requests."""
+    """The sums over all requests."""
 
     @property
     def ids(self) -> dict[str, list[int]]:

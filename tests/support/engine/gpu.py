@@ -21,7 +21,7 @@ from support.engine.engine_runner import Run, engine_config, serve
 
 CONFIGS = Path(__file__).resolve().parents[3] / "benchmarks" / "configs"
 LAYERS = 12
-"""Of the published shapes in tests: two periods of sliding and full layers."""
+"""Layers of the published shapes in tests: two periods of sliding and full layers."""
 
 
 def needs_gpus(count: int) -> None:

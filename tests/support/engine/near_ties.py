@@ -21,12 +21,12 @@ class Parting:
     position: int
     """Tokens before it."""
     gap: float
-    """Of the first run's log-probabilities of the two tokens, in nats; infinite if the second run's token was not
+    """Nats between the first run's log-probabilities of the two tokens; infinite if the second run's token was not
     among the first run's largest."""
 
 
 def partings(first: Run, second: Run) -> list[Parting]:
-    """Of every request whose ids differ. The first run must have log-probabilities with a few top tokens."""
+    """Where requests' ids begin to differ. The first run must have log-probabilities with a few top tokens."""
     found = []
     for request_id, result in first.results.items():
         mine, other = result.ids, second.results[request_id].ids

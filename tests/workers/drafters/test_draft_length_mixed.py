@@ -33,7 +33,7 @@ class Server:
     limit: int = MOST
     """Most drafts that the scheduler gives, whatever is asked."""
     accepted: int = 0
-    """Of the drafts of each round, at most."""
+    """Most drafts of a round that are accepted."""
     seconds: Callable[[int, int], StepTimes] = lambda k, rows: StepTimes(DRAFT_S * k, VERIFY_S + ROW_S * rows)
     """From the most drafts of a sequence and the rows of the step."""
     controller: DraftLengthController = field(default_factory=lambda: DraftLengthController(MOST, adaptive=True))

@@ -20,7 +20,7 @@ from gemray_workers.sampling import bounds
 Json = Mapping[str, Any]
 
 _MOST = 2**31 - 1
-"""Of integers, which requests and answers carry in 32 bits."""
+"""Largest integer, which requests and answers carry in 32 bits."""
 
 HONOURED = (
     "do_sample",

@@ -27,7 +27,7 @@ _VECTOR_CENTERS = (("q_norm", 0.25), ("k_norm", 0.25))
 _TABLE_GAIN = 0.25
 """Below 1, or the residual stream would remember its token so well that greedy text repeats it for ever."""
 _ROUTER_SPREAD = 2.0
-"""Of a router's logits, whose input has norm 1. Less, and every choice of experts would be a near tie."""
+"""Spread of a router's logits, whose input has norm 1. Less, and every choice of experts would be a near tie."""
 
 
 def random_weights(

@@ -24,7 +24,7 @@ _CAUSES = (
 
 @dataclass
 class _Count:
-    """Of some rounds."""
+    """Drafts of some rounds, and how many of them were accepted."""
 
     rounds: int = 0
     drafted: int = 0

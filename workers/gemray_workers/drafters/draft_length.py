@@ -36,12 +36,12 @@ class Load:
     """What a step's time depends on beside the draft length, in classes wide enough to be met again."""
 
     batch: int
-    """Of the number of sequences whose draft length is chosen: powers of two."""
+    """Class of the number of sequences whose draft length is chosen: powers of two."""
     context: int
-    """Of their mean length: powers of four."""
+    """Class of their mean length: powers of four."""
     other_rows: int = 0
-    """Of the rows that are there whatever is chosen (prompt chunks, requests with a number of their own): powers of
-    four, none a class for itself."""
+    """Class of the rows that are there whatever is chosen (prompt chunks, requests with a number of their own): powers
+    of four, none a class for itself."""
 
     @classmethod
     def of(cls, num_sequences: int, mean_context: float, num_other_rows: int = 0) -> Load:

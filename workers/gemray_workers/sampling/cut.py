@@ -24,7 +24,7 @@ from gemray_workers.sampling.features import Features
 
 DIGIT_BITS = 8
 ID_BITS = 22
-"""Of the widest vocabulary that can be cut: four million ids."""
+"""Bits of an id in the widest vocabulary that can be cut: four million ids."""
 ROWS_AT_A_TIME = 16
 """What is computed of every column takes some 40 bytes of it in passing: so many rows' worth, 160 MiB, is held at once,
 beside the edited logits."""
@@ -70,7 +70,7 @@ _Last = tuple[Tensor, Tensor]
 """The last id that stays in each row: (its logit_R, its id_R)."""
 
 _Amounts = Callable[[slice], Tensor]
-"""Of some rows, what each id counts for: int64 >= 0 [R, V]."""
+"""What each id of some rows counts for: int64 >= 0 [R, V]."""
 
 
 class _Order:

@@ -75,6 +75,6 @@ class SequenceOutcome(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprob] | None = None
     """One per token id when the request wants them."""
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Of the prompt positions that this step covered."""
+    """One per prompt position that this step covered."""
     fault: str | None = None
     """Why this sequence cannot go on (e.g. NaN logits); its request ends with INTERNAL."""

@@ -30,7 +30,7 @@ class Roster:
 
     @property
     def request_ids(self) -> list[str]:
-        """Of all requests."""
+        """Every request's id."""
         return list(self._by_id)
 
     @property

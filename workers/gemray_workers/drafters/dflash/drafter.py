@@ -46,7 +46,7 @@ class DFlashDrafter:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the model's shard."""
+        """Bytes of the model's shard."""
         return bytes_held(self._model.weight_targets())
 
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:

@@ -65,7 +65,7 @@ class AssistantModel:
         self._head = assistant_head(config, self._table, shard, place)
 
     def angles(self, positions_S: Tensor) -> Mapping[LayerKind, CosSin]:
-        """Of each sequence's queries: a round's steps all stand at one position."""
+        """Position of each sequence's queries: a round's steps all stand at one position."""
         return self._rope.cos_sin(positions_S, self._dtype)
 
     def step(

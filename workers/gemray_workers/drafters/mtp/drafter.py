@@ -55,7 +55,7 @@ class MTPDrafter:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the assistant's shard."""
+        """Bytes of the assistant's shard."""
         return bytes_held(self._assistant.weight_targets())
 
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:
