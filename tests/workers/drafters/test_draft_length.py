@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,14 +22,23 @@ SMALL = Load.of(1, 100)
 
 
 def simulated(
-    *, rate: float, verify: float, draft: float, most: int, load: Load = SMALL, steps: int = 100
+    *,
+    rate: float,
+    verify: float,
+    draft: float,
+    most: int,
+    load: Load = SMALL,
+    steps: int = 100,
+    slow: Mapping[int, float] = MappingProxyType({}),
 ) -> tuple[Estimates, list[int]]:
-    """A server on which a step takes ``verify + draft * k`` seconds and each draft is accepted at `rate`."""
+    """A server on which a step takes ``verify + draft * k`` seconds, or as `slow` says, and each draft is accepted at
+    `rate`.
+    """
     estimates, chosen, owed = Estimates(), [], 0.0
-    for _ in range(steps):
+    for step in range(steps):
         k = choose_draft_length(estimates, load, most)
         chosen.append(k)
-        estimates = estimates.with_decision(load, k).with_step(load, k, verify + draft * k)
+        estimates = estimates.with_decision(load, k).with_step(load, k, slow.get(step, verify + draft * k))
         accepted = 0
         for _ in range(k):  # an error-diffusing stand-in for chance: the rate comes out exactly
             owed += rate
@@ -60,6 +72,22 @@ def test_finds_a_length_between_the_measured_ones() -> None:
     _, chosen = simulated(rate=rate, verify=verify, draft=draft, most=8, steps=220)
     settled = set(chosen[-20:])
     assert all(speeds[k] >= 0.97 * max(speeds) for k in settled), (settled, speeds)
+
+
+@pytest.mark.parametrize("step", [0, 1, 5, 200, 600])
+def test_one_slow_step_does_not_shift_the_choice(step: int) -> None:
+    """0.5 s among 30 ms: a program that was compiled, or a host that was away."""
+    _, chosen = simulated(rate=0.8, verify=30e-3, draft=1e-3, most=4, steps=2000, slow={step: 0.5})
+    assert chosen[20:].count(4) >= 1980 - 2 * (2000 // RETRY_EVERY)
+
+
+def test_a_change_for_good_is_noticed() -> None:
+    """Steps with 4 drafts become dear; a few of them say so."""
+    estimates, chosen = simulated(rate=0.8, verify=30e-3, draft=1e-3, most=4)
+    assert chosen[-1] == 4
+    for _ in range(8):
+        estimates = estimates.with_step(SMALL, 4, 120e-3)
+    assert choose_draft_length(estimates, SMALL, 4) < 4
 
 
 def test_every_load_has_its_own_answer() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 MEMORY = 0.05
 """Weight of a new measurement against all older ones."""
@@ -65,15 +66,24 @@ class Load:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Measured seconds of steps with one draft length under one load."""
+    """Measured seconds of steps with one draft length under one load.
 
-    seconds: float
-    count: int
+    What is averaged is the median of each three steps in a row: one that compiled, paged in or was held up by the
+    machine does not count, however long it took, and what has changed for good counts from its second step on.
+    """
+
+    seconds: float = 0.0
+    count: int = 0
+    newest: tuple[float, ...] = ()
+    """The last three steps."""
 
     def updated(self, seconds: float) -> StepTime:
         """With one more step, the first few averaged, later ones remembered less and less."""
-        weight = max(MEMORY, 1 / (self.count + 1))
-        return StepTime(self.seconds + weight * (seconds - self.seconds), self.count + 1)
+        newest = (*self.newest, seconds)[-TRIES:]
+        if self.count < TRIES:
+            return StepTime(median(newest), self.count + 1, newest)
+        weight = max(MEMORY, 1 / (self.count - TRIES + 2))
+        return StepTime(self.seconds + weight * (median(newest) - self.seconds), self.count + 1, newest)
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ class Estimates:
     def with_step(self, load: Load, draft_length: int, seconds: float) -> Estimates:
         """After a step under `load` in which sequences decoded with this draft length."""
         key = (load, draft_length)
-        time = self.times.get(key, StepTime(seconds, 0)).updated(seconds)
+        time = self.times.get(key, StepTime()).updated(seconds)
         return replace(self, times={**self.times, key: time}, in_vain={**self.in_vain, key: 0})
 
     def with_acceptance(self, num_drafted: int, num_accepted: int) -> Estimates:
