@@ -4,6 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ROOTS := cluster:workers:kernels:proto
+# The generator of proto/ asks for the oldest protobuf that gemray takes, so it lives apart; it needs Python 3.11 or 3.12.
+PROTO_PYTHON ?= $(PYTHON)
+PROTO_VENV := $(VENV)-proto
+PROTO_INSTALLED := $(PROTO_VENV)/.installed
+PROTOC := $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto
 
 export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
@@ -16,6 +21,11 @@ export TOKENIZERS_PARALLELISM ?= false
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	touch $@
+
+$(PROTO_INSTALLED): proto/generator.txt
+	$(PROTO_PYTHON) -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: -r proto/generator.txt
 	touch $@
 
 demo: $(INSTALLED)
@@ -33,16 +43,19 @@ lint: $(INSTALLED) proto-check
 	$(BIN)/mypy
 	PYTHONPATH=$(ROOTS) $(BIN)/lint-imports
 
-# The generated modules are committed; `proto-check` fails when they are not what `proto` would write.
-proto: $(INSTALLED)
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/gemray/v1/*.proto
+# The generated modules are committed; `proto-check` fails when they are not what `proto` would write, and imports them
+# with the oldest packages that pyproject.toml allows and with the newest.
+proto: $(PROTO_INSTALLED)
+	$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/gemray/v1/*.proto
 
-proto-check: $(INSTALLED)
+proto-check: $(INSTALLED) $(PROTO_INSTALLED)
 	$(BIN)/buf lint proto
 	$(BIN)/buf format proto --diff --exit-code
 	rm -rf $(VENV)/proto-check && mkdir -p $(VENV)/proto-check
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(VENV)/proto-check --pyi_out=$(VENV)/proto-check --grpc_python_out=$(VENV)/proto-check proto/gemray/v1/*.proto
+	$(PROTOC) --python_out=$(VENV)/proto-check --pyi_out=$(VENV)/proto-check --grpc_python_out=$(VENV)/proto-check proto/gemray/v1/*.proto
 	for f in $(VENV)/proto-check/gemray/v1/*; do cmp $$f proto/gemray/v1/$$(basename $$f) || exit 1; done
+	for bin in $(PROTO_VENV)/bin $(BIN); do \
+		PYTHONPATH=proto $$bin/python -W error -c "import gemray.v1.generation_pb2_grpc" || exit 1; done
 
 clean:
-	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PROTO_VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache

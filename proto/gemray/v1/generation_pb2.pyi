@@ -2,38 +2,37 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
+    __slots__ = []
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP_TOKEN: _ClassVar[FinishReason]
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
 
 class KvSharing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
+    __slots__ = []
     KV_SHARING_UNSPECIFIED: _ClassVar[KvSharing]
     KV_SHARING_SHARED: _ClassVar[KvSharing]
     KV_SHARING_OWN: _ClassVar[KvSharing]
 
 class DrafterPlacement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
+    __slots__ = []
     DRAFTER_PLACEMENT_UNSPECIFIED: _ClassVar[DrafterPlacement]
     DRAFTER_PLACEMENT_COLOCATED: _ClassVar[DrafterPlacement]
     DRAFTER_PLACEMENT_DEDICATED: _ClassVar[DrafterPlacement]
 
 class RankRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
+    __slots__ = []
     RANK_ROLE_UNSPECIFIED: _ClassVar[RankRole]
     RANK_ROLE_TARGET: _ClassVar[RankRole]
     RANK_ROLE_DRAFTER: _ClassVar[RankRole]
 
 class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
+    __slots__ = []
     SERVER_STATE_UNSPECIFIED: _ClassVar[ServerState]
     SERVER_STATE_STARTING: _ClassVar[ServerState]
     SERVER_STATE_SERVING: _ClassVar[ServerState]
@@ -61,7 +60,7 @@ SERVER_STATE_FAILED: ServerState
 SERVER_STATE_STOPPED: ServerState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling", "speculation")
+    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -77,7 +76,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ...) -> None: ...
 
 class GenerateStreamRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling", "speculation")
+    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -93,13 +92,13 @@ class GenerateStreamRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ["ids"]
     IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "tools_json", "enable_thinking", "parse_control_tokens")
+    __slots__ = ["messages", "tools_json", "enable_thinking", "parse_control_tokens"]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ENABLE_THINKING_FIELD_NUMBER: _ClassVar[int]
@@ -108,10 +107,10 @@ class Chat(_message.Message):
     tools_json: str
     enable_thinking: bool
     parse_control_tokens: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools_json: _Optional[str] = ..., enable_thinking: _Optional[bool] = ..., parse_control_tokens: _Optional[bool] = ...) -> None: ...
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools_json: _Optional[str] = ..., enable_thinking: bool = ..., parse_control_tokens: bool = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content")
+    __slots__ = ["role", "content"]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     role: str
@@ -119,9 +118,9 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class SamplingParameters(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "logprobs", "prompt_logprobs")
+    __slots__ = ["temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "logprobs", "prompt_logprobs"]
     class LogitBiasEntry(_message.Message):
-        __slots__ = ("key", "value")
+        __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: int
@@ -161,16 +160,16 @@ class SamplingParameters(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class SpeculationParameters(_message.Message):
-    __slots__ = ("num_draft_tokens",)
+    __slots__ = ["num_draft_tokens"]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens: int
     def __init__(self, num_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "token_ids", "text", "logprobs", "prompt_logprobs", "completion")
+    __slots__ = ["request_id", "token_ids", "text", "logprobs", "prompt_logprobs", "completion"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -186,7 +185,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., completion: _Optional[_Union[Completion, _Mapping]] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
-    __slots__ = ("request_id", "delta", "final")
+    __slots__ = ["request_id", "delta", "final"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
@@ -196,7 +195,7 @@ class GenerateStreamResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., final: _Optional[_Union[Completion, _Mapping]] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs", "prompt_logprobs", "is_thought")
+    __slots__ = ["token_ids", "text", "logprobs", "prompt_logprobs", "is_thought"]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -207,10 +206,10 @@ class Delta(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     is_thought: bool
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., is_thought: _Optional[bool] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., is_thought: bool = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("finish_reason", "stop_token_id", "stop_string", "usage", "speculation", "seed")
+    __slots__ = ["finish_reason", "stop_token_id", "stop_string", "usage", "speculation", "seed"]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
@@ -226,7 +225,7 @@ class Completion(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    __slots__ = ["prompt_tokens", "cached_tokens", "completion_tokens"]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -236,7 +235,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("method", "rounds", "drafted", "accepted", "accepted_per_position")
+    __slots__ = ["method", "rounds", "drafted", "accepted", "accepted_per_position"]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
@@ -250,7 +249,7 @@ class Speculation(_message.Message):
     def __init__(self, method: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
-    __slots__ = ("token_id", "logprob", "top")
+    __slots__ = ["token_id", "logprob", "top"]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
@@ -260,7 +259,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
-    __slots__ = ("token_id", "logprob")
+    __slots__ = ["token_id", "logprob"]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     token_id: int
@@ -268,7 +267,7 @@ class TopLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("text", "chat")
+    __slots__ = ["text", "chat"]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     text: str
@@ -276,7 +275,7 @@ class TokenizeRequest(_message.Message):
     def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
-    __slots__ = ("token_ids", "text")
+    __slots__ = ["token_ids", "text"]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -284,11 +283,11 @@ class TokenizeResponse(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
-    __slots__ = ()
+    __slots__ = []
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults")
+    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults"]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -322,7 +321,7 @@ class GetModelInfoResponse(_message.Message):
     def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("what", "chosen", "reason")
+    __slots__ = ["what", "chosen", "reason"]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -332,7 +331,7 @@ class Choice(_message.Message):
     def __init__(self, what: _Optional[str] = ..., chosen: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Drafter(_message.Message):
-    __slots__ = ("method", "kv_sharing", "placement", "max_draft_tokens")
+    __slots__ = ["method", "kv_sharing", "placement", "max_draft_tokens"]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     KV_SHARING_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -344,7 +343,7 @@ class Drafter(_message.Message):
     def __init__(self, method: _Optional[str] = ..., kv_sharing: _Optional[_Union[KvSharing, str]] = ..., placement: _Optional[_Union[DrafterPlacement, str]] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("rank", "host", "device", "weight_bytes", "shard_indices", "kv_groups", "role")
+    __slots__ = ["rank", "host", "device", "weight_bytes", "shard_indices", "kv_groups", "role"]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -362,7 +361,7 @@ class Rank(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., shard_indices: _Optional[_Union[ShardIndices, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., role: _Optional[_Union[RankRole, str]] = ...) -> None: ...
 
 class ShardIndices(_message.Message):
-    __slots__ = ("padded_org_vocab_start_index", "padded_org_vocab_end_index", "padded_added_vocab_start_index", "padded_added_vocab_end_index", "org_vocab_start_index", "org_vocab_end_index", "added_vocab_start_index", "added_vocab_end_index", "num_org_elements", "num_added_elements", "num_org_elements_padded", "num_added_elements_padded", "num_org_vocab_padding", "num_added_vocab_padding", "num_elements_padded")
+    __slots__ = ["padded_org_vocab_start_index", "padded_org_vocab_end_index", "padded_added_vocab_start_index", "padded_added_vocab_end_index", "org_vocab_start_index", "org_vocab_end_index", "added_vocab_start_index", "added_vocab_end_index", "num_org_elements", "num_added_elements", "num_org_elements_padded", "num_added_elements_padded", "num_org_vocab_padding", "num_added_vocab_padding", "num_elements_padded"]
     PADDED_ORG_VOCAB_START_INDEX_FIELD_NUMBER: _ClassVar[int]
     PADDED_ORG_VOCAB_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     PADDED_ADDED_VOCAB_START_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -396,7 +395,7 @@ class ShardIndices(_message.Message):
     def __init__(self, padded_org_vocab_start_index: _Optional[int] = ..., padded_org_vocab_end_index: _Optional[int] = ..., padded_added_vocab_start_index: _Optional[int] = ..., padded_added_vocab_end_index: _Optional[int] = ..., org_vocab_start_index: _Optional[int] = ..., org_vocab_end_index: _Optional[int] = ..., added_vocab_start_index: _Optional[int] = ..., added_vocab_end_index: _Optional[int] = ..., num_org_elements: _Optional[int] = ..., num_added_elements: _Optional[int] = ..., num_org_elements_padded: _Optional[int] = ..., num_added_elements_padded: _Optional[int] = ..., num_org_vocab_padding: _Optional[int] = ..., num_added_vocab_padding: _Optional[int] = ..., num_elements_padded: _Optional[int] = ...) -> None: ...
 
 class KvGroup(_message.Message):
-    __slots__ = ("name", "num_layers", "num_kv_heads", "head_dim", "window", "page_size", "num_pages", "page_bytes")
+    __slots__ = ["name", "num_layers", "num_kv_heads", "head_dim", "window", "page_size", "num_pages", "page_bytes"]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -416,7 +415,7 @@ class KvGroup(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., window: _Optional[int] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class GenerationDefaults(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "stop_token_ids", "suppress_tokens", "min_p", "repetition_penalty", "max_tokens", "min_tokens", "stop", "max_length")
+    __slots__ = ["temperature", "top_k", "top_p", "stop_token_ids", "suppress_tokens", "min_p", "repetition_penalty", "max_tokens", "min_tokens", "stop", "max_length"]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -442,11 +441,11 @@ class GenerationDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., max_length: _Optional[int] = ...) -> None: ...
 
 class GetServerStatsRequest(_message.Message):
-    __slots__ = ()
+    __slots__ = []
     def __init__(self) -> None: ...
 
 class GetServerStatsResponse(_message.Message):
-    __slots__ = ("state", "uptime_seconds", "seconds_since_heartbeat", "requests", "engine")
+    __slots__ = ["state", "uptime_seconds", "seconds_since_heartbeat", "requests", "engine"]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -460,7 +459,7 @@ class GetServerStatsResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., uptime_seconds: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., engine: _Optional[_Union[EngineStats, _Mapping]] = ...) -> None: ...
 
 class Requests(_message.Message):
-    __slots__ = ("active", "limit", "completed", "cancelled", "failed", "rejected")
+    __slots__ = ["active", "limit", "completed", "cancelled", "failed", "rejected"]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
@@ -476,7 +475,7 @@ class Requests(_message.Message):
     def __init__(self, active: _Optional[int] = ..., limit: _Optional[int] = ..., completed: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("steps", "num_running", "num_waiting", "num_preemptions", "pools", "prompt_tokens", "generated_tokens", "last_step_seconds", "speculation", "draft_seconds", "verify_seconds")
+    __slots__ = ["steps", "num_running", "num_waiting", "num_preemptions", "pools", "prompt_tokens", "generated_tokens", "last_step_seconds", "speculation", "draft_seconds", "verify_seconds"]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -502,7 +501,7 @@ class EngineStats(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., last_step_seconds: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ...) -> None: ...
 
 class PoolUsage(_message.Message):
-    __slots__ = ("group", "pages_in_use", "pages_total")
+    __slots__ = ["group", "pages_in_use", "pages_total"]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PAGES_IN_USE_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
