@@ -126,4 +126,4 @@ def _size(name: str, text: str) -> int:
     try:
         return parse_size(text)
     except ValueError:
-        raise InvalidField(name, text, "a size such as 2GiB") from None
+        raise InvalidField(name, text, "a size such as 2GiB, 40Gi or 24G") from None

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -13,8 +14,10 @@ from gemray_workers.embedded import EMBEDDED_NAMES, embedded_path, is_embedded
 
 T = TypeVar("T")
 
-_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_UNITS |= {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_PREFIXES = "kmgtp"
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}{b}": 10 ** (3 * power) for power, prefix in enumerate(_PREFIXES, 1) for b in ("", "b")}
+_UNITS |= {f"{prefix}i{b}": 1 << (10 * power) for power, prefix in enumerate(_PREFIXES, 1) for b in ("", "b")}
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,14 @@ def _seconds(value: str) -> float:
 
 
 def parse_size(value: str) -> int:
-    """Bytes of a text such as ``2GiB``, ``512 MiB``, ``1.5GB`` or ``1048576``; raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
+    """Bytes of a text such as ``2GiB``, ``512 MiB``, ``1.5GB`` or ``1048576``; raises ValueError.
+
+    The B may be left out, as Kubernetes does: ``40Gi`` is 40GiB, and ``24G`` is 24GB, powers of ten.
+    """
+    match = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", value.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError("not a size")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
 AUTO = "auto"
@@ -58,6 +64,13 @@ def _switch(value: str) -> bool:
     if value.lower() not in states:
         raise ValueError("neither on nor off")
     return states[value.lower()]
+
+
+def _number(value: str) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not a number")
+    return number
 
 
 def _integer_or_auto(value: str) -> int | str:
@@ -87,6 +100,6 @@ MODEL = Kind(_model, "a path, or one of " + ", ".join(EMBEDDED_NAMES), "PATH|NAM
 SWITCH = Kind(_switch, "true or false", "")
 INTEGER = Kind(int, "an integer", "INTEGER")
 INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")
-NUMBER = Kind(float, "a number", "NUMBER")
+NUMBER = Kind(_number, "a number", "NUMBER")
 SECONDS = Kind(_seconds, "seconds, a number >= 0", "SECONDS")
-SIZE = Kind(parse_size, "a size such as 2GiB, 512MiB or 1048576", "SIZE")
+SIZE = Kind(parse_size, "a size such as 2GiB, 40Gi, 24G (24 * 10^9) or 1048576", "SIZE")

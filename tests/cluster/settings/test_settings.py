@@ -132,10 +132,18 @@ def test_every_setting_belongs_to_a_component() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("7", 7), ("3kib", 3072), ("10B", 10)],
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("7", 7), ("3kib", 3072), ("10B", 10)]
+    + [("24G", 24 * 10**9), ("40Gi", 40 << 30), ("1.5Ti", 3 << 39), ("8 M", 8_000_000), ("2k", 2000), ("1PiB", 1 << 50)]
+    + [("9007199254740993", 9007199254740993), ("0.1GB", 10**8)],
 )
 def test_sizes(text: str, expected: int) -> None:
     assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["24Gb/s", "G", "-1G", "1e9", "9" * 400, "1,5G", "1.5.2G", "40Gii", "inf", ""])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_size(text)
 
 
 @given(st.text(max_size=12))
