@@ -14,6 +14,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gemray_cluster.server.channel_options import NO_PROXY
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask once; 0 when the service is SERVING, 1 otherwise, with the reason on stderr."""
@@ -40,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _channel(address: str, tls_dir: Path | None, tls_name: str | None) -> grpc.Channel:
+    # A probe asks its own pod, so a proxy is never on the way.
     if tls_dir is None:
-        return grpc.insecure_channel(address)
+        return grpc.insecure_channel(address, options=[NO_PROXY])
     certificate = (tls_dir / "tls.crt").read_bytes()
     authority = tls_dir / "ca.crt"
     credentials = grpc.ssl_channel_credentials(
@@ -52,8 +55,8 @@ def _channel(address: str, tls_dir: Path | None, tls_name: str | None) -> grpc.C
         certificate_chain=certificate,
     )
     # A probe addresses its own pod, and no certificate is made out to that address.
-    options = [("grpc.ssl_target_name_override", tls_name)] if tls_name else []
-    return grpc.secure_channel(address, credentials, options=options)
+    override = [("grpc.ssl_target_name_override", tls_name)] if tls_name else []
+    return grpc.secure_channel(address, credentials, options=[NO_PROXY, *override])
 
 
 if __name__ == "__main__":

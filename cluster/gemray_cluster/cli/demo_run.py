@@ -96,7 +96,9 @@ async def _serve_and_ask(contestant: Contestant, request: pb.GenerateStreamReque
 
 async def _ask(running: Serving, contestant: Contestant, request: pb.GenerateStreamRequest, console: Console) -> Answer:
     """Stream one answer over gRPC, as any client would."""
-    async with grpc.aio.insecure_channel(running.server.address, options=client_options()) as channel:
+    async with grpc.aio.insecure_channel(
+        running.server.address, options=client_options(running.server.address)
+    ) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
         info = await stub.GetModelInfo(pb.GetModelInfoRequest())
         shards = ", ".join(

@@ -65,7 +65,7 @@ async def serving(
     server = GenerationServer(ServerConfig(port=0, **config), keeper or gang, reader, interceptors=interceptors)
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(server.address, options=client_options()) as channel:
+        async with grpc.aio.insecure_channel(server.address, options=client_options(server.address)) as channel:
             yield Serving(server, gang, channel)
     finally:
         await server.close()
