@@ -13,6 +13,7 @@ import grpc
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.client.errors import RequestFailed, RequestRefused, ServerUnreachable
 from gemray_cluster.server.channel_options import client_options
+from gemray_cluster.server.tls_files import read_authority, read_key_pair
 from gemray_workers.errors import GemrayError, InvalidField
 
 MAX_PORT = 65535
@@ -58,18 +59,24 @@ class ServerAddress:
         """For the channel; None for plain text."""
         if self.tls_ca_file is None:
             return None
+        key, chain = self._key_pair()
         return grpc.ssl_channel_credentials(
-            root_certificates=_read("tls_ca_file", self.tls_ca_file),
-            private_key=_read("tls_key_file", self.tls_key_file) if self.tls_key_file else None,
-            certificate_chain=_read("tls_cert_file", self.tls_cert_file) if self.tls_cert_file else None,
+            root_certificates=read_authority("tls_ca_file", self.tls_ca_file), private_key=key, certificate_chain=chain
         )
+
+    def _key_pair(self) -> tuple[bytes, bytes] | tuple[None, None]:
+        if self.tls_key_file is None and self.tls_cert_file is None:
+            return None, None
+        if self.tls_key_file is None or self.tls_cert_file is None:
+            raise InvalidField("tls_key_file", self.tls_key_file, "set together with tls_cert_file, or both unset")
+        return read_key_pair(self.tls_key_file, self.tls_cert_file)
 
 
 @contextmanager
 def connected(server: ServerAddress) -> Iterator[Any]:
     """A GenerationService stub; gRPC errors inside the block become GemrayErrors of one sentence."""
     credentials = server.credentials()
-    options = client_options()
+    options = client_options(server.address)
     channel = (
         grpc.secure_channel(server.address, credentials, options=options)
         if credentials

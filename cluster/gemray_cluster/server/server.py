@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,8 +22,8 @@ from gemray_cluster.server.health import HealthReporter
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.service import SERVICE, SERVICE_NAME, GenerationService
 from gemray_cluster.server.text_work import TextWork
+from gemray_cluster.server.tls_files import read_authority, read_key_pair
 from gemray_cluster.server.wire import ReadableRequests
-from gemray_workers.errors import InvalidField
 
 CLOSE_GRACE_S = 1.0
 """For calls that are just sending their last message."""
@@ -126,19 +125,8 @@ def _check_address(host: str, port: int) -> None:
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
     if config.tls_cert_file is None or config.tls_key_file is None:
         return None
-    key = _read_pem("tls_key_file", config.tls_key_file)
-    certificate = _read_pem("tls_cert_file", config.tls_cert_file)
-    client_ca = _read_pem("tls_client_ca_file", config.tls_client_ca_file) if config.tls_client_ca_file else None
+    key, certificate = read_key_pair(config.tls_key_file, config.tls_cert_file)
+    client_ca = read_authority("tls_client_ca_file", config.tls_client_ca_file) if config.tls_client_ca_file else None
     return grpc.ssl_server_credentials(
         [(key, certificate)], root_certificates=client_ca, require_client_auth=client_ca is not None
     )
-
-
-def _read_pem(field: str, path: str) -> bytes:
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidField(field, path, f"a readable PEM file ({error.strerror})") from error
-    if b"-----BEGIN" not in content:
-        raise InvalidField(field, path, "a PEM file")
-    return content

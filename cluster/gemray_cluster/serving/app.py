@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ from gemray_cluster.observability.request_trace import TracedGang, TraceIntercep
 from gemray_cluster.ray_runtime.device import asked_device, choose_device
 from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
+from gemray_cluster.server.channel_options import is_every_interface, is_this_machine
+from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.settings.settings import ServeSettings
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ async def serving(
             metrics = MetricsServer(registry, host=server_config.host, port=settings.metrics_port)
             stack.callback(metrics.close)
         listening(server)
+        _warn_if_open(server_config)
         session = await RaySession.open(cluster_config)
         stack.push_async_callback(session.close)
         progress(StartProgress("ray", 1, 1))
@@ -86,6 +92,17 @@ async def serving(
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first
         yield Serving(server, keeper)
         await server.drain()
+
+
+def _warn_if_open(config: ServerConfig) -> None:
+    """Say so when whoever reaches the port may use the model."""
+    if is_this_machine(config.host) and not is_every_interface(config.host):
+        return
+    if config.auth_token_file is None and config.tls_client_ca_file is None:
+        logger.warning(
+            "whoever reaches %s:%d may use this server: --auth-token-file or --tls-client-ca-file lets in only some",
+            config.host, config.port,
+        )  # fmt: skip
 
 
 def _refuse_unfit(settings: ServeSettings, device: DeviceName) -> None:

@@ -29,7 +29,7 @@ def test_passes_rays_schema(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_ray_process_has_the_token(path: Path) -> None:
     config = _load(path)
-    assert list(config["file_mounts"]) == ["~/.ray/auth_token"]
+    assert next(iter(config["file_mounts"])) == "~/.ray/auth_token"
     commands = config["head_start_ray_commands"] + config["worker_start_ray_commands"]
     starts = [command for command in commands if "ray start" in command or "gemray serve" in command]
     assert len(starts) == 3
@@ -45,6 +45,15 @@ def test_serve_command_is_one_that_gemray_takes(path: Path) -> None:
     settings.server_config()
     settings.cluster_config()
     settings.engine_config("cuda")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_nobody_is_served_without_a_token(path: Path) -> None:
+    config = _load(path)
+    (command,) = [c for c in config["head_start_ray_commands"] if "gemray serve" in c]
+    flags = serve_flags_in(command)
+    assert flags["host"] == "127.0.0.1" or flags["auth_token_file"] in config["file_mounts"]
+    assert flags["host"] == "127.0.0.1" or "metrics_port" not in flags, "metrics know no token"
 
 
 def test_on_premise_avoids_the_autoscaler_that_never_starts_its_workers() -> None:

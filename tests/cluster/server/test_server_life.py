@@ -8,11 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.client.client import ServerAddress
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
@@ -158,6 +160,41 @@ async def test_unreadable_files_are_named(tokenizer: ChatTokenizer, tmp_path: Pa
         server = GenerationServer(ServerConfig(port=0, **config), FakeGang(), reader_of(tokenizer))  # type: ignore[arg-type]
         with pytest.raises(InvalidField, match=words):
             await server.start()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"key": "other/key.pem"}, "tls_key_file.*not allowed.*key values mismatch"),
+        ({"key": "locked.pem"}, "tls_key_file.*without a pass phrase"),
+        ({"key": "cert.pem"}, "tls_key_file.*the private key"),
+        ({"cert": "key.pem"}, "tls_cert_file.*certificates"),
+        ({"cert": "torn.pem"}, "tls_cert_file.*certificates"),
+        ({"ca": "key.pem"}, "tls_client_ca_file.*certificates"),
+        ({"ca": "torn.pem"}, "tls_client_ca_file.*certificates"),
+    ],
+)
+async def test_tls_files_that_do_not_fit_are_named(
+    tokenizer: ChatTokenizer, tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    make_certificates(tmp_path)
+    make_certificates(tmp_path / "other")
+    key = serialization.load_pem_private_key((tmp_path / "key.pem").read_bytes(), None)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    )
+    (tmp_path / "locked.pem").write_bytes(locked)
+    (tmp_path / "torn.pem").write_bytes((tmp_path / "cert.pem").read_bytes()[:200])
+    names = {"key": "key.pem", "cert": "cert.pem", "ca": "cert.pem"} | files
+    path = {name: str(tmp_path / file) for name, file in names.items()}
+    config = ServerConfig(port=0, tls_key_file=path["key"], tls_cert_file=path["cert"], tls_client_ca_file=path["ca"])
+    server = GenerationServer(config, FakeGang(), reader_of(tokenizer))
+    with pytest.raises(InvalidField, match=words):
+        await server.start()
+    client = ServerAddress("localhost:1", tls_ca_file=path["ca"], tls_key_file=path["key"], tls_cert_file=path["cert"])
+    with pytest.raises(InvalidField, match=words.replace("client_ca", "ca")):
+        client.credentials()
 
 
 @pytest.mark.parametrize("mutual", [False, True])
