@@ -45,9 +45,9 @@ def chat(
             if not said.strip():
                 continue
             messages.append(pb.ChatMessage(role="user", content=said))
-            request = pb.GenerateStreamRequest(
-                chat=pb.Chat(messages=messages, enable_thinking=thinking), sampling=sampling
-            )
+            request = pb.GenerateStreamRequest(chat=pb.Chat(messages=messages), sampling=sampling)
+            if thinking is not None:
+                request.chat.enable_thinking = thinking
             answer, stopwatch = "", Stopwatch()
             call = stub.GenerateStream(request)
             try:

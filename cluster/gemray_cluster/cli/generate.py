@@ -43,7 +43,9 @@ def generate(
         request.text = text
     else:
         message = pb.ChatMessage(role="user", content=text)
-        request.chat.CopyFrom(pb.Chat(messages=[message], enable_thinking=thinking))
+        request.chat.CopyFrom(pb.Chat(messages=[message]))
+        if thinking is not None:
+            request.chat.enable_thinking = thinking
     server = ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)
     stopwatch = Stopwatch()
     pieces = []

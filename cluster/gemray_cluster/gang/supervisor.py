@@ -68,7 +68,10 @@ class GangKeeper:
     @property
     def failure(self) -> str | None:
         """Why the newest gang that failed did, until another serves."""
-        return None if self.state is GangState.SERVING else self._failure
+        if self.state is GangState.SERVING:
+            return None
+        # A gang that has just failed knows why while its end is still being waited for.
+        return self._gang.failure if self._gang is not None and self._gang.failure else self._failure
 
     @property
     def info(self) -> GangInfo:
