@@ -6,14 +6,14 @@ import asyncio
 
 import grpc
 import pytest
-from support.fake_gang import FakeGang
-from support.serving import serving
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.check import health_probe
-from gemray_cluster.client import ServerAddress, connected
+from gemray_cluster.client.client import ServerAddress, connected
 from gemray_cluster.server.channel_options import NO_PROXY, client_options, is_every_interface
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.fake_gang import FakeGang
+from support.cluster.serving import serving
 
 
 @pytest.fixture
