@@ -11,6 +11,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_workers.messages import (
     Choice,
     EngineStats,
+    FinishReason,
     GangInfo,
     KVGroupInfo,
     ModelInfo,
@@ -163,7 +164,8 @@ class FakeGang:
         script = self.script
         limits = (script.fault_after, script.die_after, script.hush_after)
         limit = min((cut for cut in limits if cut is not None), default=None)
-        ids, finish = self._output(submit)
+        ids, ending = self._output(submit)
+        finish: FinishReason | None = ending
         if limit is not None:
             ids, finish = ids[:limit], None
         params = submit.params
@@ -191,7 +193,7 @@ class FakeGang:
         if script.fault_after is not None:
             yield SequenceDelta(request_id=submit.request_id, token_ids=[], finish="fault", fault="the logits hold NaN")
 
-    def _output(self, submit: Submit) -> tuple[list[int], str]:
+    def _output(self, submit: Submit) -> tuple[list[int], FinishReason]:
         params = submit.params
         for count, token in enumerate(self._tokens(submit), start=1):
             if token in params.stop_token_ids and count > params.min_tokens:

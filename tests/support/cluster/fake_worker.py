@@ -17,6 +17,7 @@ from gemray_workers.messages import (
     Cancel,
     Choice,
     EngineStats,
+    FinishReason,
     GangFailed,
     ModelInfo,
     RankInfo,
@@ -114,7 +115,7 @@ class FakeWorker:
             comm.broadcast_bytes(b"step")
             time.sleep(STEP_S)
             for request_id, (submit, count) in list(running.items()):
-                finish = "length" if count + 1 >= submit.params.max_tokens else None
+                finish: FinishReason | None = "length" if count + 1 >= submit.params.max_tokens else None
                 deltas.append(
                     SequenceDelta(
                         request_id=request_id, token_ids=[expected_token(submit.params.seed, count)], finish=finish

@@ -32,7 +32,8 @@ async def neighbour(address: str, *, pause_s: float = 0.05) -> AsyncIterator[lis
 
         async def ask() -> None:
             while True:
-                began, events = time.monotonic(), []
+                began = time.monotonic()
+                events: list[pb.GenerateStreamResponse] = []
                 async for event in stub.GenerateStream(pb.GenerateStreamRequest(text="Hi", sampling=FOUR_TOKENS)):
                     if not events:
                         waits.append(time.monotonic() - began)
