@@ -147,7 +147,7 @@ class ServeSettings:
         SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
     )
     lag: int | None = _engine(
-        INTEGER, "Steps that may be in flight while the next is planned: 0 (default), or 1 so that devices never wait."
+        INTEGER, "Steps in flight while the next is planned: 0, or 1 so that devices never wait (default 0)."
     )
     collective_timeout_s: float | None = _engine(SECONDS, "How long a rank waits for its peers (default 60).")
 
