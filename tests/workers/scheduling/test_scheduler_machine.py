@@ -178,7 +178,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_computed = sequence.num_computed
         for spec in self.specs:
             held = len(self.scheduler.ledger.pages_of(sequence.running_slot)[spec.name])
-            reach = num_computed + sequence.num_rows_in_flight + self.config.max_draft_tokens
+            rejected = (1 + self.config.lag) * self.config.max_draft_tokens  # of two steps that are committed at once
+            reach = num_computed + sequence.num_rows_in_flight + rejected
             first = 0 if spec.window is None else max(0, num_computed - spec.window)
             assert held <= -(-reach // spec.page_size) - first // spec.page_size
 
