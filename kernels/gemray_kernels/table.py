@@ -5,13 +5,25 @@ The attention kernel is not here: it is chosen by name, with reasons (`gemray_wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gemray_kernels.reference import activation, experts, norm_rope, rms_norm, rope
+from gemray_kernels.reference import (
+    activation,
+    attention_inputs,
+    experts,
+    layer_norms,
+    linear,
+    norm_rope,
+    rms_norm,
+    rope,
+    routing,
+)
+from gemray_kernels.reference.attention_inputs import KVWrite
+from gemray_kernels.reference.layer_norms import Norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +40,19 @@ class Kernels:
     silu_and_mul: Callable[[Tensor], Tensor]
     choose_experts: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
     gated_experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    linear: Callable[[Tensor, Tensor], Tensor]
+    summands: Callable[[Tensor, Tensor], Tensor]
+    wide_summands: Callable[[Tensor, Tensor], Tensor]
+    gelu_linear: Callable[[Tensor, Tensor], Tensor]
+    silu_linear: Callable[[Tensor, Tensor], Tensor]
+    gelu_of_total_and_mul: Callable[[Tensor, Tensor], Tensor]
+    add_then_norms: Callable[[Tensor, Tensor, Norm | None, Tensor | None, Sequence[Norm]], tuple[Tensor, ...]]
+    add_experts_then_norms: Callable[
+        [Tensor, Tensor, Norm, Tensor, Tensor, Norm, Norm, Tensor | None, Sequence[Norm]], tuple[Tensor, ...]
+    ]
+    attention_inputs: Callable[[Tensor, Tensor, Tensor, int, Norm | None, KVWrite | None], Tensor]
+    route: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    expert_outputs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 REFERENCE = Kernels(
@@ -41,6 +66,17 @@ REFERENCE = Kernels(
     silu_and_mul=activation.silu_and_mul,
     choose_experts=experts.choose_experts,
     gated_experts=experts.gated_experts,
+    linear=linear.linear,
+    summands=linear.summands,
+    wide_summands=linear.wide_summands,
+    gelu_linear=linear.gelu_linear,
+    silu_linear=linear.silu_linear,
+    gelu_of_total_and_mul=linear.gelu_of_total_and_mul,
+    add_then_norms=layer_norms.add_then_norms,
+    add_experts_then_norms=layer_norms.add_experts_then_norms,
+    attention_inputs=attention_inputs.attention_inputs,
+    route=routing.route,
+    expert_outputs=routing.expert_outputs,
 )
 """Plain PyTorch, for every device and dtype."""
 
@@ -55,6 +91,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
 def triton_kernels() -> Kernels:
     """Every kernel in Triton. Imports triton, which only CUDA builds of torch bring along."""
     from gemray_kernels.triton import activation as triton_activation
+    from gemray_kernels.triton import attention_inputs, gate, layer_norms, linear_choice, routing
     from gemray_kernels.triton import experts as triton_experts
     from gemray_kernels.triton import norm_rope as triton_norm_rope
     from gemray_kernels.triton import rms_norm as triton_rms_norm
@@ -70,4 +107,15 @@ def triton_kernels() -> Kernels:
         silu_and_mul=triton_activation.silu_and_mul,
         choose_experts=triton_experts.choose_experts,
         gated_experts=triton_experts.gated_experts,
+        linear=linear_choice.linear,
+        summands=linear_choice.summands,
+        wide_summands=linear_choice.wide_summands,
+        gelu_linear=linear_choice.gelu_linear,
+        silu_linear=linear_choice.silu_linear,
+        gelu_of_total_and_mul=gate.gelu_of_total_and_mul,
+        add_then_norms=layer_norms.add_then_norms,
+        add_experts_then_norms=layer_norms.add_experts_then_norms,
+        attention_inputs=attention_inputs.attention_inputs,
+        route=routing.route,
+        expert_outputs=triton_experts.expert_outputs,
     )

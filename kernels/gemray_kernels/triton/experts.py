@@ -9,27 +9,16 @@ M pairs of one program.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
+from gemray_kernels.triton import few_rows_experts
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.dot import dot
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Pairs, outputs and inputs of one program's product."""
-
-    pairs: int
-    outputs: int
-    inputs: int
-    num_warps: int
-    num_stages: int
+from gemray_kernels.triton.expert_tile import Tile
 
 
 def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -61,10 +50,23 @@ def gated_experts(
     require_rows(x=x_TH)
     require_contiguous(weights=weights_TK, experts=experts_TK, gate_up=gate_up_E2IH, down=down_EHI)
     num_rows, top_k = experts_TK.shape
-    num_experts, hidden_size, width = down_EHI.shape
+    hidden_size = down_EHI.shape[1]
     out_TH = torch.empty(num_rows, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
     if num_rows == 0:
         return out_TH
+    outputs_TKH = expert_outputs(x_TH, experts_TK, gate_up_E2IH, down_EHI)
+    _weighted_sum_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
+        outputs_TKH, weights_TK, out_TH, hidden_size, TOP_K=top_k, BLOCK=1024, num_warps=4
+    )
+    return out_TH
+
+
+def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor) -> Tensor:
+    """As `gemray_kernels.reference.routing.expert_outputs`."""
+    if experts_TK.shape[0] <= few_rows_experts.MOST_ROWS:
+        return few_rows_experts.expert_outputs(x_TH, experts_TK, gate_up_E2IH, down_EHI)
+    num_rows, top_k = experts_TK.shape
+    num_experts, hidden_size, width = down_EHI.shape
     num_pairs = num_rows * top_k
 
     # An expert has at most one pair a row.
@@ -93,14 +95,14 @@ def gated_experts(
         num_stages=tile.num_stages,
     )
 
-    outputs_RH = torch.empty(num_pairs, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
+    outputs_TKH = torch.empty(num_rows, top_k, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
     tile = down_tile(x_TH.dtype, num_rows)
     _down_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(hidden_size, tile.outputs), num_experts)](
         gated_RI,
         down_EHI,
         pairs_ET,
         counts_E,
-        outputs_RH,
+        outputs_TKH,
         num_rows,
         width,
         hidden_size,
@@ -110,10 +112,7 @@ def gated_experts(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    _weighted_sum_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
-        outputs_RH, weights_TK, out_TH, hidden_size, TOP_K=top_k, BLOCK=1024, num_warps=4
-    )
-    return out_TH
+    return outputs_TKH
 
 
 def gate_up_tile(dtype: torch.dtype, num_rows: int) -> Tile:

@@ -97,7 +97,7 @@ def _rotated(x_TND: Tensor, weight_D: Tensor | None, cos_T1D: Tensor, sin_T1D: T
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_halves(x_D, d_H, inside_H, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_halves(x_D, d_H, inside_H, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Both halves of one head, float32; dims m and m + D / 2 rotate together."""
     first_H = tl.load(x_D + d_H, mask=inside_H, other=0.0).to(tl.float32)
     second_H = tl.load(x_D + HEAD_DIM // 2 + d_H, mask=inside_H, other=0.0).to(tl.float32)
@@ -105,15 +105,16 @@ def _load_halves(x_D, d_H, inside_H, HEAD_DIM: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _inverse_rms(first_H, second_H, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+def inverse_rms(first_H, second_H, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 over the root of a head's mean square."""
     return 1.0 / tl.sqrt_rn(tl.sum(first_H * first_H + second_H * second_H, axis=0) / HEAD_DIM + eps)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+def rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Each product and each sum is rounded to `dtype`, as separate operations round."""
-    cos1_H, cos2_H = _load_halves(cos_TD + row * HEAD_DIM, d_H, inside_H, HEAD_DIM)
-    sin1_H, sin2_H = _load_halves(sin_TD + row * HEAD_DIM, d_H, inside_H, HEAD_DIM)
+    cos1_H, cos2_H = load_halves(cos_TD + row * HEAD_DIM, d_H, inside_H, HEAD_DIM)
+    sin1_H, sin2_H = load_halves(sin_TD + row * HEAD_DIM, d_H, inside_H, HEAD_DIM)
     along1_H = (first_H * cos1_H).to(dtype).to(tl.float32)
     across1_H = (-second_H * sin1_H).to(dtype).to(tl.float32)
     along2_H = (second_H * cos2_H).to(dtype).to(tl.float32)
@@ -141,13 +142,13 @@ def _norm_rope_kernel(  # type: ignore[no-untyped-def]
     d_H = tl.arange(0, BLOCK_H)
     inside_H = d_H < HEAD_DIM // 2
     dtype = out_TND.dtype.element_ty
-    first_H, second_H = _load_halves(x_TND + row * row_stride + head * head_stride, d_H, inside_H, HEAD_DIM)
+    first_H, second_H = load_halves(x_TND + row * row_stride + head * head_stride, d_H, inside_H, HEAD_DIM)
     if NORM:
-        factor = _inverse_rms(first_H, second_H, eps, HEAD_DIM)
-        weight1_H, weight2_H = _load_halves(weight_D, d_H, inside_H, HEAD_DIM)
+        factor = inverse_rms(first_H, second_H, eps, HEAD_DIM)
+        weight1_H, weight2_H = load_halves(weight_D, d_H, inside_H, HEAD_DIM)
         first_H = (first_H * factor * weight1_H).to(dtype).to(tl.float32)
         second_H = (second_H * factor * weight2_H).to(dtype).to(tl.float32)
-    first_H, second_H = _rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM)
+    first_H, second_H = rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM)
     out_D = out_TND + (row * num_heads + head) * HEAD_DIM
     tl.store(out_D + d_H, first_H, mask=inside_H)
     tl.store(out_D + HEAD_DIM // 2 + d_H, second_H, mask=inside_H)
@@ -182,16 +183,16 @@ def _write_normed_kv_kernel(  # type: ignore[no-untyped-def]
     to = (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride + head * kv_head_stride
     at = row * row_stride + head * head_stride
 
-    first_H, second_H = _load_halves(v_TKD + at, d_H, inside_H, HEAD_DIM)
-    factor = _inverse_rms(first_H, second_H, eps, HEAD_DIM)
+    first_H, second_H = load_halves(v_TKD + at, d_H, inside_H, HEAD_DIM)
+    factor = inverse_rms(first_H, second_H, eps, HEAD_DIM)
     tl.store(v_pages + to + d_H, (first_H * factor).to(dtype), mask=inside_H)
     tl.store(v_pages + to + HEAD_DIM // 2 + d_H, (second_H * factor).to(dtype), mask=inside_H)
 
-    first_H, second_H = _load_halves(k_TKD + at, d_H, inside_H, HEAD_DIM)
-    factor = _inverse_rms(first_H, second_H, eps, HEAD_DIM)
-    weight1_H, weight2_H = _load_halves(k_weight_D, d_H, inside_H, HEAD_DIM)
+    first_H, second_H = load_halves(k_TKD + at, d_H, inside_H, HEAD_DIM)
+    factor = inverse_rms(first_H, second_H, eps, HEAD_DIM)
+    weight1_H, weight2_H = load_halves(k_weight_D, d_H, inside_H, HEAD_DIM)
     first_H = (first_H * factor * weight1_H).to(dtype).to(tl.float32)
     second_H = (second_H * factor * weight2_H).to(dtype).to(tl.float32)
-    first_H, second_H = _rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM)
+    first_H, second_H = rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM)
     tl.store(k_pages + to + d_H, first_H, mask=inside_H)
     tl.store(k_pages + to + HEAD_DIM // 2 + d_H, second_H, mask=inside_H)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.triton.dot import dot
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
 MAX_SPLIT_ROWS = 32
 """Sequences of more rows are not split: they fill the device, and their partial results would be large."""
@@ -33,6 +34,9 @@ MAX_CHUNKS = 32
 LOG2_E = log2(e)
 PROGRAMS_PER_ROW_BLOCK = 128
 """Enough programs for one block of rows, all KV heads together; more only add partial results."""
+MOST_CHUNKS_OF_LAST = 12
+"""Partial results of more chunks are combined by a kernel with a program a row and head."""
+MOST_ARRIVALS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,43 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int
+
+
+class PagedAttention:
+    """`paged_attention` of one device and stream, where the last of a block's programs combines what all have found."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Counts programs that are done. The last one sets its counter back to 0.
+        self._arrivals = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        q_TND: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        block_table_SP: Tensor,
+        query_start_S1: Tensor,
+        kv_len_S: Tensor,
+        *,
+        window: int | None,
+        causal: bool,
+        scale: float,
+        most_rows: int | None = None,
+    ) -> Tensor:
+        """As `paged_attention`."""
+        return paged_attention(
+            q_TND,
+            k_pages,
+            v_pages,
+            block_table_SP,
+            query_start_S1,
+            kv_len_S,
+            window=window,
+            causal=causal,
+            scale=scale,
+            most_rows=most_rows,
+            arrivals=self._arrivals,
+        )
 
 
 def paged_attention(
@@ -56,11 +97,19 @@ def paged_attention(
     window: int | None,
     causal: bool,
     scale: float,
+    most_rows: int | None = None,
+    arrivals: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Softmax attention [T, N, D]; arguments, masks and result as in `gemray_kernels.reference.paged_attention`.
 
     Sums are float32; probabilities are rounded to `q`'s dtype before they weigh the values. `q`, `k_pages` and
     `v_pages` are bfloat16 or float32, all the same, with heads contiguous.
+
+    Args (beside the reference's):
+        arrivals: int32 zeros that no other stream uses, left as zeros; without them partial results are combined by a
+            kernel of their own.
+        tile: of short rows; chosen when None.
     """
     num_rows, num_heads, head_dim = q_TND.shape
     num_seqs, num_kv_heads = len(kv_len_S), k_pages.shape[2]
@@ -79,12 +128,14 @@ def paged_attention(
         most_keys = min(most_keys, window + MAX_SPLIT_ROWS)
     grid_chunks = min(most_chunks, most_keys // MIN_CHUNK + 2)
 
-    split_rows = min(MAX_SPLIT_ROWS, num_rows)
-    by_row = num_rows <= num_seqs * split_rows
-    slots_R = num_rows if by_row else num_seqs * split_rows
+    most_rows = num_rows if most_rows is None else min(most_rows, num_rows)
+    split_rows = min(MAX_SPLIT_ROWS, most_rows)
+    by_row = num_rows <= num_seqs * MAX_SPLIT_ROWS
+    slots_R = num_rows if by_row else num_seqs * MAX_SPLIT_ROWS
     partial_o = torch.empty(slots_R, num_heads, grid_chunks, head_dim, dtype=torch.float32, device=q_TND.device)
     partial_ml = torch.empty(slots_R, num_heads, grid_chunks, 2, dtype=torch.float32, device=q_TND.device)
 
+    early = starts_early(q_TND)
     block_seqs = triton.next_power_of_2(num_seqs)
     common = {
         "WINDOW": window or 0,
@@ -97,17 +148,26 @@ def paged_attention(
         "GRID_CHUNKS": grid_chunks,
         "MIN_CHUNK": MIN_CHUNK,
         "MAX_SPLIT_ROWS": MAX_SPLIT_ROWS,
-        "SPLIT_ROWS": split_rows,
         "BY_ROW": by_row,
         "BLOCK_S": block_seqs,
+        "EARLY": early,
+        "launch_pdl": early,
     }
 
-    def attend(tile: Tile, *, split: bool) -> None:
+    def attend(tile: Tile, *, split: bool) -> bool:
+        """Whether nothing is left to combine."""
         block_rows = tile.pairs // group
         blocks = num_rows // block_rows + num_seqs
         blocks_per_seq = triton.cdiv(split_rows, block_rows)
         search = not split or blocks <= num_seqs * blocks_per_seq
-        _attend_kernel[(blocks if search else num_seqs * blocks_per_seq, num_kv_heads, grid_chunks if split else 1)](
+        blocks = blocks if search else num_seqs * blocks_per_seq
+        combine = (
+            split
+            and arrivals is not None
+            and grid_chunks <= MOST_CHUNKS_OF_LAST
+            and blocks * num_kv_heads <= len(arrivals)
+        )
+        _attend_kernel[(blocks, num_kv_heads, grid_chunks if split else 1)](
             q_TND,
             k_pages,
             v_pages,
@@ -117,7 +177,9 @@ def paged_attention(
             out_TND,
             partial_o,
             partial_ml,
+            arrivals if combine else kv_len_S,
             num_seqs,
+            blocks_per_seq,
             scale * LOG2_E,
             q_TND.stride(0),
             q_TND.stride(1),
@@ -132,24 +194,27 @@ def paged_attention(
             BLOCK_L=tile.keys,
             SPLIT=split,
             SEARCH=search,
-            BLOCKS_PER_SEQ=blocks_per_seq,
+            COMBINE=combine,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
+        return combine
 
-    attend(short_tile(q_TND.dtype, head_dim, group * triton.cdiv(num_rows, num_seqs), group), split=True)
-    _combine_kernel[(slots_R, num_heads)](
-        out_TND,
-        partial_o,
-        partial_ml,
-        query_start_S1,
-        kv_len_S,
-        num_seqs,
-        **common,
-        BLOCK_C=triton.next_power_of_2(grid_chunks),
-        num_warps=4,
-    )
-    if num_rows > MAX_SPLIT_ROWS:
+    if tile is None:
+        tile = short_tile(q_TND.dtype, head_dim, group * triton.cdiv(num_rows, num_seqs), group)
+    if not attend(tile, split=True):
+        _combine_kernel[(slots_R, num_heads)](
+            out_TND,
+            partial_o,
+            partial_ml,
+            query_start_S1,
+            kv_len_S,
+            num_seqs,
+            **common,
+            BLOCK_C=triton.next_power_of_2(grid_chunks),
+            num_warps=4,
+        )
+    if most_rows > MAX_SPLIT_ROWS:
         attend(long_tile(q_TND.dtype, head_dim, group), split=False)
     return out_TND
 
@@ -218,7 +283,7 @@ def _first_key(position, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
     return first
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_seqs", "blocks_per_seq"])  # type: ignore[untyped-decorator]
 def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     q_TND,
     k_pages,
@@ -229,7 +294,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     out_TND,
     partial_o,
     partial_ml,
+    arrivals,
     num_seqs,
+    blocks_per_seq,
     scale_log2,
     q_row_stride,
     q_head_stride,
@@ -247,17 +314,18 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     GRID_CHUNKS: tl.constexpr,
     MIN_CHUNK: tl.constexpr,
     MAX_SPLIT_ROWS: tl.constexpr,
-    SPLIT_ROWS: tl.constexpr,
     BY_ROW: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    EARLY: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
     SPLIT: tl.constexpr,
     SEARCH: tl.constexpr,
-    BLOCKS_PER_SEQ: tl.constexpr,
+    COMBINE: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     if SEARCH:
@@ -269,9 +337,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
         start = tl.load(query_start_S1 + sequence).to(tl.int32)
         first_row = (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
     else:
-        sequence = block // BLOCKS_PER_SEQ
+        sequence = block // blocks_per_seq
         start = tl.load(query_start_S1 + sequence).to(tl.int32)
-        first_row = (block % BLOCKS_PER_SEQ) * BLOCK_ROWS
+        first_row = (block % blocks_per_seq) * BLOCK_ROWS
     num_rows = tl.load(query_start_S1 + sequence + 1).to(tl.int32) - start
     if first_row >= num_rows or (num_rows <= MAX_SPLIT_ROWS) != SPLIT:
         return
@@ -291,6 +359,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
         end = kv_len - num_rows + last_row + 1
     is_direct = True
     chunk = tl.program_id(2)
+    first_of_block = 0
+    end_of_block = 0
     if SPLIT:
         chunk_keys = _chunk_keys(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)
         first_chunk = _first_key(kv_len - num_rows, WINDOW) // chunk_keys
@@ -299,6 +369,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
             if chunk > 0:
                 return
         else:
+            first_of_block = begin // chunk_keys - first_chunk
+            end_of_block = (end - 1) // chunk_keys - first_chunk + 1
             begin = tl.maximum(begin, (first_chunk + chunk) * chunk_keys)
             end = tl.minimum(end, (first_chunk + chunk + 1) * chunk_keys)
             if begin >= end:
@@ -343,14 +415,47 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
         out_at_M = ((start + row_M).to(tl.int64) * NUM_HEADS + head_M) * HEAD_DIM
         tl.store(out_TND + out_at_M[:, None] + d_D[None, :], acc_MD.to(out_TND.dtype.element_ty), mask=is_stored_MD)
     else:
-        slot_M = row_M + (start if BY_ROW else sequence * SPLIT_ROWS)
+        slot_M = row_M + (start if BY_ROW else sequence * MAX_SPLIT_ROWS)
         partial_M = (slot_M.to(tl.int64) * NUM_HEADS + head_M) * GRID_CHUNKS + chunk
         tl.store(partial_o + partial_M[:, None] * HEAD_DIM + d_D[None, :], acc_MD, mask=is_stored_MD)
         tl.store(partial_ml + partial_M * 2, largest_M, mask=is_row_M)
         tl.store(partial_ml + partial_M * 2 + 1, sum_M, mask=is_row_M)
+        if COMBINE:
+            tl.debug_barrier()  # every thread's results are stored before one thread says so
+            counter = arrivals + block * tl.num_programs(1) + kv_head
+            if tl.atomic_add(counter, 1) == end_of_block - first_of_block - 1:
+                tl.store(counter, 0)
+                partial_M = (slot_M.to(tl.int64) * NUM_HEADS + head_M) * GRID_CHUNKS
+                largest_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                for c in range(first_of_block, end_of_block):
+                    found_M = tl.load(
+                        partial_ml + (partial_M + c) * 2, mask=is_row_M, other=float("-inf"), cache_modifier=".cg"
+                    )
+                    largest_M = tl.maximum(largest_M, found_M)
+                shift_M = tl.where(largest_M == float("-inf"), 0.0, largest_M)
+                sum_M = tl.zeros([BLOCK_M], tl.float32)
+                acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                for c in range(first_of_block, end_of_block):
+                    at_M = partial_M + c
+                    found_M = tl.load(partial_ml + at_M * 2, mask=is_row_M, other=float("-inf"), cache_modifier=".cg")
+                    weight_M = tl.exp2(found_M - shift_M)
+                    sum_M += weight_M * tl.load(
+                        partial_ml + at_M * 2 + 1, mask=is_row_M, other=0.0, cache_modifier=".cg"
+                    )
+                    acc_MD += weight_M[:, None] * tl.load(
+                        partial_o + at_M[:, None] * HEAD_DIM + d_D[None, :],
+                        mask=is_stored_MD,
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                acc_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
+                out_at_M = ((start + row_M).to(tl.int64) * NUM_HEADS + head_M) * HEAD_DIM
+                tl.store(
+                    out_TND + out_at_M[:, None] + d_D[None, :], acc_MD.to(out_TND.dtype.element_ty), mask=is_stored_MD
+                )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_seqs"])  # type: ignore[untyped-decorator]
 def _combine_kernel(  # type: ignore[no-untyped-def]
     out_TND,
     partial_o,
@@ -368,11 +473,12 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     GRID_CHUNKS: tl.constexpr,
     MIN_CHUNK: tl.constexpr,
     MAX_SPLIT_ROWS: tl.constexpr,
-    SPLIT_ROWS: tl.constexpr,
     BY_ROW: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     slot = tl.program_id(0)
     head = tl.program_id(1)
     if BY_ROW:
@@ -382,9 +488,9 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
         start = tl.load(query_start_S1 + sequence).to(tl.int32)
         row = slot - start
     else:
-        sequence = slot // SPLIT_ROWS
+        sequence = slot // MAX_SPLIT_ROWS
         start = tl.load(query_start_S1 + sequence).to(tl.int32)
-        row = slot % SPLIT_ROWS
+        row = slot % MAX_SPLIT_ROWS
     num_rows = tl.load(query_start_S1 + sequence + 1).to(tl.int32) - start
     if row >= num_rows or num_rows > MAX_SPLIT_ROWS:
         return

@@ -1,15 +1,15 @@
 """Self-attention of one decoder layer, heads sharded over the ranks (spec 1.4 and 6.1).
 
-Shape legend: T rows, H hidden size, N query heads, K KV heads (this rank's), D head dim.
+Shape legend: T rows, S summands, H hidden size, N query heads, K KV heads (this rank's), D head dim.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
+from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch
@@ -61,8 +61,8 @@ class Attention:
         self._kernel = kernel
         self._kernels = place.kernels
         self._layer = layer
-        self._eps = model.rms_norm_eps
         heads = place.part(model.num_attention_heads)
+        self._num_heads = heads.length
         kv_heads = Part(
             start=first_kv_head(layer.num_kv_heads, place.size, place.rank),
             length=local_kv_heads(layer.num_kv_heads, place.size),
@@ -73,9 +73,9 @@ class Attention:
             outputs.append((f"{prefix}.k_proj", kv_heads.times(layer.head_dim)))
             if not layer.k_eq_v:
                 outputs.append((f"{prefix}.v_proj", kv_heads.times(layer.head_dim)))
-            self._k_norm = RMSNorm(f"{prefix}.k_norm", layer.head_dim, self._eps, place)
+            self._k_norm = RMSNorm(f"{prefix}.k_norm", layer.head_dim, model.rms_norm_eps, place)
         self._qkv_proj = ColumnParallelLinear(outputs, model.hidden_size, place)
-        self._q_norm = RMSNorm(f"{prefix}.q_norm", layer.head_dim, self._eps, place)
+        self._q_norm = RMSNorm(f"{prefix}.q_norm", layer.head_dim, model.rms_norm_eps, place)
         self._o_proj = RowParallelLinear(f"{prefix}.o_proj", heads.times(layer.head_dim), model.hidden_size, place)
 
     @property
@@ -83,27 +83,24 @@ class Attention:
         return self._layer.kv_donor is None
 
     def __call__(self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
-        """Attention output [T, H], summed over the ranks; writes the rows' K and V first where the layer owns KV."""
-        q_TND, *kv_rows = (
-            rows.view(rows.shape[0], rows.shape[1] // self._layer.head_dim, self._layer.head_dim)
-            for rows in torch.split(self._qkv_proj(x_TH), self._qkv_proj.sizes, dim=-1)
-        )
-        q_TND = self._kernels.norm_rope(q_TND, self._q_norm.weight, *rope, self._eps)
+        """Summands [S, T, H] of the output, the same on every rank; writes the rows' K and V first where the layer owns
+        KV."""
         cache_layer = self._layer.index if self._layer.kv_donor is None else self._layer.kv_donor
         metadata = batch.groups[kv.group_of(cache_layer)]
+        write = None
         if self._owns_kv:
             # Without a v_proj, V is the key projection's raw output, before k_norm and RoPE.
             pages = kv.writer(cache_layer)
-            self._kernels.write_normed_kv(
-                kv_rows[0],
-                kv_rows[-1],
-                self._k_norm.weight,
-                *rope,
-                self._eps,
-                pages.k_pages,
-                pages.v_pages,
-                metadata.slot_mapping_T,
+            write = KVWrite(
+                k_norm=self._k_norm.norm,
+                normed_values=True,
+                k_pages=pages.k_pages,
+                v_pages=pages.v_pages,
+                slot_mapping_T=metadata.slot_mapping_T,
             )
+        q_TND = self._kernels.attention_inputs(
+            self._qkv_proj.summands(x_TH), *rope, self._num_heads, self._q_norm.norm, write
+        )
         cache = kv.reader(cache_layer)
         o_TND = self._kernel(
             q_TND,
@@ -116,7 +113,7 @@ class Attention:
             causal=True,
             scale=ATTENTION_SCALE,
         )
-        return self._comm.all_reduce(self._o_proj.partial_sum(o_TND.flatten(1)))
+        return self._o_proj.summands(o_TND.flatten(1), self._comm)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Projections and norms that this layer has."""

@@ -1,12 +1,15 @@
 """One decoder layer (spec 1.3).
 
-Shape legend: T rows, H hidden size, P width of a per-layer embedding.
+Shape legend: T rows, H hidden size, S summands, K experts a row, P width of a per-layer embedding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import Attention, AttentionKernel
@@ -40,7 +43,8 @@ class DecoderLayer:
             return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, place)
 
         self._prefix = prefix
-        self._input_norm = norm("input_layernorm")
+        self._kernels = place.kernels
+        self.input_norm = norm("input_layernorm")
         self._attention = Attention(f"{prefix}.self_attn", model, layer, comm, place, kernel)
         self._post_attention_norm = norm("post_attention_layernorm")
         self._pre_feedforward_norm = norm("pre_feedforward_layernorm")
@@ -55,32 +59,44 @@ class DecoderLayer:
         self._scalar = place.empty(1)
 
     def __call__(
-        self, x_TH: Tensor, rope: CosSin, per_layer_input_TP: Tensor | None, batch: ForwardBatch, kv: KVCaches
-    ) -> Tensor:
-        """The residual stream [T, H] after this layer.
+        self,
+        x_TH: Tensor,
+        normed_TH: Tensor,
+        rope: CosSin,
+        per_layer_input_TP: Tensor | None,
+        batch: ForwardBatch,
+        kv: KVCaches,
+        next_norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream after this layer and its next norm, both [T, H].
 
         Args:
             x_TH: the stream before it.
+            normed_TH: this layer's `input_norm` of it.
             rope: angles for this layer's type.
             per_layer_input_TP: this layer's embeddings, in models that have them.
             batch: whose rows these are.
             kv: the caches.
+            next_norm: of the next layer, or the model's last.
         """
-        x_TH = self._post_attention_norm.add_to(x_TH, self._attention(self._input_norm(x_TH), rope, batch, kv))
-        output_TH = self._feed_forward(x_TH)
+        attended_STH = self._attention(normed_TH, rope, batch, kv)
+        norms = [self._pre_feedforward_norm.norm, *(() if self._moe is None else self._moe.norms)]
+        x_TH, *normed = self._kernels.add_then_norms(x_TH, attended_STH, self._post_attention_norm.norm, None, norms)
+        post_norm = self._post_feedforward_norm.norm
+        if self._moe is not None:
+            return self._moe(x_TH, normed, self._mlp, post_norm, self._scalar, next_norm)
+        (normed_TH,) = normed
+        output_STH = self._mlp(normed_TH)
         if self._per_layer is None or per_layer_input_TP is None:
-            return self._post_feedforward_norm.add_to(x_TH, output_TH, self._scalar)
-        x_TH = self._post_feedforward_norm.add_to(x_TH, output_TH)
-        return self._per_layer.add_to(x_TH, per_layer_input_TP, self._scalar)
-
-    def _feed_forward(self, x_TH: Tensor) -> Tensor:
-        dense_TH = self._mlp(self._pre_feedforward_norm(x_TH))
-        return dense_TH if self._moe is None else self._moe(x_TH, dense_TH)
+            x_TH, normed_TH = self._kernels.add_then_norms(x_TH, output_STH, post_norm, self._scalar, [next_norm])
+            return x_TH, normed_TH
+        (x_TH,) = self._kernels.add_then_norms(x_TH, output_STH, post_norm, None, [])
+        return self._per_layer(x_TH, per_layer_input_TP, self._scalar, next_norm)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor of this layer."""
         parts = (
-            self._input_norm,
+            self.input_norm,
             self._attention,
             self._post_attention_norm,
             self._pre_feedforward_norm,
@@ -103,16 +119,53 @@ class _ExpertBranch:
         def norm(name: str) -> RMSNorm:
             return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, place)
 
+        self._kernels = place.kernels
         self._router = Router(f"{prefix}.router", model, model.moe, place)
         self._experts = Experts(f"{prefix}.experts", model.hidden_size, model.moe, comm, place)
         self._post_dense_norm = norm("post_feedforward_layernorm_1")
         self._pre_experts_norm = norm("pre_feedforward_layernorm_2")
         self._post_experts_norm = norm("post_feedforward_layernorm_2")
 
-    def __call__(self, x_TH: Tensor, dense_TH: Tensor) -> Tensor:
-        """Norms of the dense MLP's output and of the experts', added [T, H]."""
-        routed_TH = self._experts(self._pre_experts_norm(x_TH), *self._router(x_TH))
-        return self._post_experts_norm.add_to(self._post_dense_norm(dense_TH), routed_TH)
+    @property
+    def norms(self) -> tuple[Norm, Norm]:
+        """Of the stream, for the router and for the experts."""
+        return self._router.norm, self._pre_experts_norm.norm
+
+    def __call__(
+        self,
+        x_TH: Tensor,
+        normed: Sequence[Tensor],
+        mlp: MLP,
+        post_norm: Norm,
+        scale: Tensor,
+        next_norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream after the dense MLP and the experts, and its next norm, both [T, H].
+
+        Args:
+            x_TH: the stream before them.
+            normed: its norms for the MLP, the router and the experts, [T, H] each.
+            mlp: the dense MLP.
+            post_norm: of the sum of both.
+            scale: of the stream after them.
+            next_norm: of the next layer, or the model's last.
+        """
+        dense_input_TH, router_input_TH, experts_input_TH = normed
+        weights_TK, experts_TK = self._router(router_input_TH)
+        dense_STH = mlp(dense_input_TH)
+        routed_TKH, weights_TK = self._experts(experts_input_TH, weights_TK, experts_TK)
+        x_TH, normed_TH = self._kernels.add_experts_then_norms(
+            x_TH,
+            dense_STH,
+            self._post_dense_norm.norm,
+            routed_TKH,
+            weights_TK,
+            self._post_experts_norm.norm,
+            post_norm,
+            scale,
+            [next_norm],
+        )
+        return x_TH, normed_TH
 
     def weight_targets(self) -> list[WeightTarget]:
         """Router, experts and the three norms."""

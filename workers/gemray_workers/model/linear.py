@@ -3,7 +3,7 @@
 None of them communicates: the caller all-reduces a row-parallel layer's partial sums where the reader sees it. How a
 weight is held and multiplied is a method's matter (`model.linear_method`).
 
-Shape legend: T rows, I inputs, O outputs (the local ones where the layer is sharded).
+Shape legend: T rows, I inputs, O outputs (the local ones where the layer is sharded), S summands.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear_method import PLAIN, LinearMethod
 from gemray_workers.model.placement import Part, Placement
+from gemray_workers.parallel.communicator import Communicator
 
 
 class ReplicatedLinear:
@@ -26,6 +27,10 @@ class ReplicatedLinear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         """``x · weightᵀ`` [T, O]."""
         return self._weight.product(x_TI)
+
+    def summands(self, x_TI: Tensor) -> Tensor:
+        """Parts [S, T, O] of the same."""
+        return self._weight.summands(x_TI)
 
     def weight_targets(self) -> list[WeightTarget]:
         """The layer's weight."""
@@ -56,6 +61,18 @@ class ColumnParallelLinear:
         """This rank's outputs [T, O], the layers' side by side in order."""
         return self._weight.product(x_TI)
 
+    def summands(self, x_TI: Tensor, *, first: int = 0) -> Tensor:
+        """Parts [S, T, O - first] of the outputs from `first` on."""
+        return self._weight.summands(x_TI, first)
+
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        """Of a gate and an up layer: ``gelu_tanh(gate) · up`` [T, O / 2]."""
+        return self._weight.gelu(x_TI)
+
+    def silu(self, x_TI: Tensor) -> Tensor:
+        """Of a gate and an up layer: ``silu(gate) · up`` [T, O / 2]."""
+        return self._weight.silu(x_TI)
+
     def weight_targets(self) -> list[WeightTarget]:
         """Each layer's weight."""
         return self._weight.weight_targets()
@@ -72,6 +89,12 @@ class RowParallelLinear:
     def partial_sum(self, x_TI: Tensor) -> Tensor:
         """This rank's summand [T, O]: the layer's output is the all-reduced sum of every rank's."""
         return self._weight.product(x_TI)
+
+    def summands(self, x_TI: Tensor, comm: Communicator) -> Tensor:
+        """Parts [S, T, O] of the layer's output, the same on every rank of `comm`."""
+        if comm.size == 1:
+            return self._weight.summands(x_TI)
+        return comm.all_reduce(self.partial_sum(x_TI)).unsqueeze(0)
 
     def weight_targets(self) -> list[WeightTarget]:
         """The layer's weight."""

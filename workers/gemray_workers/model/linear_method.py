@@ -3,7 +3,7 @@
 A method holds one rank's part of a weight, says what the checkpoint has to fill, and computes the product. The layers
 in `model.linear` say which part that is.
 
-Shape legend: T rows, I inputs, O outputs (the local ones where the layer is sharded).
+Shape legend: T rows, I inputs, O outputs (the local ones where the layer is sharded), S summands.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from typing_extensions import override
 
+from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.placement import Part, Placement, sliced_tensor, whole_tensor
 
@@ -25,6 +25,18 @@ class LinearWeight(Protocol):
 
     def product(self, x_TI: Tensor) -> Tensor:
         """``x · weightᵀ`` [T, O], in the dtype of `x_TI`."""
+        ...
+
+    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        """Parts [S, T, O - first] of the outputs from `first` on, whose sum in order is the product."""
+        ...
+
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        """The first half of the product gates the second by tanh-GELU [T, O / 2]."""
+        ...
+
+    def silu(self, x_TI: Tensor) -> Tensor:
+        """The first half of the product gates the second by SiLU [T, O / 2]."""
         ...
 
     def weight_targets(self) -> list[WeightTarget]:
@@ -49,13 +61,26 @@ class LinearMethod(Protocol):
 
 
 class _PlainWeight(LinearWeight):
-    def __init__(self, weight_OI: Tensor, targets: list[WeightTarget]) -> None:
+    def __init__(self, weight_OI: Tensor, targets: list[WeightTarget], kernels: Kernels) -> None:
         self._weight_OI = weight_OI
         self._targets = targets
+        self._kernels = kernels
 
     @override
     def product(self, x_TI: Tensor) -> Tensor:
-        return linear(x_TI, self._weight_OI)
+        return self._kernels.linear(x_TI, self._weight_OI)
+
+    @override
+    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        return self._kernels.summands(x_TI, self._weight_OI[first:])
+
+    @override
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        return self._kernels.gelu_linear(x_TI, self._weight_OI)
+
+    @override
+    def silu(self, x_TI: Tensor) -> Tensor:
+        return self._kernels.silu_linear(x_TI, self._weight_OI)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
@@ -68,7 +93,7 @@ class PlainMethod(LinearMethod):
     @override
     def whole(self, name: str, num_out: int, num_in: int, place: Placement) -> LinearWeight:
         weight_OI = place.empty(num_out, num_in)
-        return _PlainWeight(weight_OI, [whole_tensor(f"{name}.weight", weight_OI)])
+        return _PlainWeight(weight_OI, [whole_tensor(f"{name}.weight", weight_OI)], place.kernels)
 
     @override
     def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement) -> LinearWeight:
@@ -78,12 +103,12 @@ class PlainMethod(LinearMethod):
         targets = [
             sliced_tensor(f"{name}.weight", 0, part, block) for (name, part), block in zip(outputs, blocks, strict=True)
         ]
-        return _PlainWeight(weight_OI, targets)
+        return _PlainWeight(weight_OI, targets, place.kernels)
 
     @override
     def by_inputs(self, name: str, inputs: Part, num_out: int, place: Placement) -> LinearWeight:
         weight_OI = place.empty(num_out, inputs.length)
-        return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)])
+        return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)], place.kernels)
 
 
 PLAIN = PlainMethod()

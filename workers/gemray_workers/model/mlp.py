@@ -1,6 +1,6 @@
 """The dense gated MLP, its width sharded over the ranks (spec 1.7).
 
-Shape legend: T rows, H hidden size.
+Shape legend: T rows, H hidden size, S summands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ class MLP:
 
     def __init__(self, prefix: str, hidden_size: int, width: int, comm: Communicator, place: Placement) -> None:
         self._comm = comm
-        self._gelu_tanh_and_mul = place.kernels.gelu_tanh_and_mul
         part = place.part(width)
         self._gate_up_proj = ColumnParallelLinear(
             [(f"{prefix}.gate_proj", part), (f"{prefix}.up_proj", part)], hidden_size, place
@@ -26,8 +25,8 @@ class MLP:
         self._down_proj = RowParallelLinear(f"{prefix}.down_proj", part, hidden_size, place)
 
     def __call__(self, x_TH: Tensor) -> Tensor:
-        """Output [T, H], summed over the ranks."""
-        return self._comm.all_reduce(self._down_proj.partial_sum(self._gelu_tanh_and_mul(self._gate_up_proj(x_TH))))
+        """Summands [S, T, H] of the output, the same on every rank."""
+        return self._down_proj.summands(self._gate_up_proj.gelu(x_TH), self._comm)
 
     def weight_targets(self) -> list[WeightTarget]:
         """The three projections."""

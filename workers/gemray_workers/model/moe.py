@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.precision import wide_linear
+from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, MoEConfig
 from gemray_workers.model.placement import Placement, slice_copy, sliced_tensor, whole_tensor
@@ -22,17 +22,17 @@ class Router:
         self._prefix = prefix
         self._kernels = place.kernels
         self._top_k = moe.top_k
-        self._eps = model.rms_norm_eps
-        self._root = model.hidden_size**-0.5
         self._weight_EH = place.empty(moe.num_experts, model.hidden_size)
         self._scale_H = place.empty(model.hidden_size)
+        self.norm = Norm(self._scale_H, model.rms_norm_eps, round_before_weight=True, factor=model.hidden_size**-0.5)
+        """Of the stream: what `__call__` takes."""
         self._per_expert_scale_E = place.empty(moe.num_experts)
 
-    def __call__(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, z_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (compute dtype) and numbers of each row's experts, both [T, K]."""
-        z_TH = self._kernels.rms_norm_then_scale(x_TH, self._scale_H, self._eps) * self._root
         # Unrounded logits: close ones, rounded to 16 bits, would tie and pick other experts.
-        return self._kernels.choose_experts(wide_linear(z_TH, self._weight_EH), self._per_expert_scale_E, self._top_k)
+        logits_STE = self._kernels.wide_summands(z_TH, self._weight_EH)
+        return self._kernels.route(logits_STE, self._per_expert_scale_E, self._top_k)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Projection and the two learned scales."""
@@ -49,16 +49,22 @@ class Experts:
     def __init__(self, prefix: str, hidden_size: int, moe: MoEConfig, comm: Communicator, place: Placement) -> None:
         self._prefix = prefix
         self._comm = comm
-        self._gated_experts = place.kernels.gated_experts
+        self._kernels = place.kernels
         self._part = place.part(moe.intermediate_size)
         self._gate_up_E2IH = place.empty(moe.num_experts, 2 * self._part.length, hidden_size)
         self._down_EHI = place.empty(moe.num_experts, hidden_size, self._part.length)
 
-    def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-        """Weighted sum of each row's experts [T, H], summed over the ranks."""
-        return self._comm.all_reduce(
-            self._gated_experts(x_TH, weights_TK, experts_TK, self._gate_up_E2IH, self._down_EHI)
+    def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [T, K, H] and the weights [T, K] that they are to be added with, the same on every rank.
+
+        Over several ranks the sum is taken here, and is the only output: K = 1.
+        """
+        if self._comm.size == 1:
+            return self._kernels.expert_outputs(x_TH, experts_TK, self._gate_up_E2IH, self._down_EHI), weights_TK
+        sum_TH = self._comm.all_reduce(
+            self._kernels.gated_experts(x_TH, weights_TK, experts_TK, self._gate_up_E2IH, self._down_EHI)
         )
+        return sum_TH.unsqueeze(1), torch.ones_like(weights_TK[:, :1])
 
     def weight_targets(self) -> list[WeightTarget]:
         """The stacked expert weights: gate and up halves are sliced separately."""

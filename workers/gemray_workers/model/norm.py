@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.placement import Placement, whole_tensor
 
@@ -14,17 +15,12 @@ class RMSNorm:
     def __init__(self, name: str, width: int, eps: float, place: Placement) -> None:
         self.weight = place.empty(width)
         self._name = name
-        self._eps = eps
+        self.norm = Norm(self.weight, eps)
         self._rms_norm = place.kernels.rms_norm
-        self._add_rms_norm = place.kernels.add_rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm of `x` [..., width], in its dtype."""
-        return self._rms_norm(x, self.weight, self._eps)
-
-    def add_to(self, residual_TH: Tensor, x_TH: Tensor, scale: Tensor | None = None) -> Tensor:
-        """``(residual + norm(x)) · scale`` [T, H], without the factor when `scale` is None."""
-        return self._add_rms_norm(residual_TH, x_TH, self.weight, self._eps, scale)
+        return self._rms_norm(x, self.weight, self.norm.eps)
 
     def weight_targets(self) -> list[WeightTarget]:
         """The norm's weight."""

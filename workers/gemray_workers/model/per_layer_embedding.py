@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.reference.activation import gelu_tanh
+from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, PerLayerEmbeddingConfig
 from gemray_workers.model.linear import ReplicatedLinear
@@ -66,13 +66,18 @@ class PerLayerBranch:
     """Adds one layer's input to its residual stream."""
 
     def __init__(self, prefix: str, model: ModelConfig, config: PerLayerEmbeddingConfig, place: Placement) -> None:
+        self._kernels = place.kernels
         self._gate = ReplicatedLinear(f"{prefix}.per_layer_input_gate", model.hidden_size, config.width, place)
         self._projection = ReplicatedLinear(f"{prefix}.per_layer_projection", config.width, model.hidden_size, place)
         self._norm = RMSNorm(f"{prefix}.post_per_layer_input_norm", model.hidden_size, model.rms_norm_eps, place)
 
-    def add_to(self, x_TH: Tensor, input_TP: Tensor, scale: Tensor) -> Tensor:
-        """``(x + branch(x)) · scale`` [T, H]."""
-        return self._norm.add_to(x_TH, self._projection(gelu_tanh(self._gate(x_TH)) * input_TP), scale)
+    def __call__(self, x_TH: Tensor, input_TP: Tensor, scale: Tensor, next_norm: Norm) -> tuple[Tensor, Tensor]:
+        """``x = (x + branch(x)) · scale`` and its next norm, both [T, H]."""
+        gated_TP = self._kernels.gelu_of_total_and_mul(self._gate.summands(x_TH), input_TP)
+        x_TH, normed_TH = self._kernels.add_then_norms(
+            x_TH, self._projection.summands(gated_TP), self._norm.norm, scale, [next_norm]
+        )
+        return x_TH, normed_TH
 
     def weight_targets(self) -> list[WeightTarget]:
         """Gate, projection and norm."""

@@ -90,13 +90,15 @@ class TargetModel:
         inputs_TLP = None if self._per_layer_embedding is None else self._per_layer_embedding(batch.token_ids_T, x_TH)
         rope = self._rope.cos_sin(batch.positions_T, self.dtype)
         captured: dict[int, Tensor] = {}
-        for config, layer in zip(self.config.layers, self._layers, strict=True):
+        normed_TH = self._layers[0].input_norm(x_TH)
+        next_norms = [*(layer.input_norm.norm for layer in self._layers[1:]), self._norm.norm]
+        for config, layer, next_norm in zip(self.config.layers, self._layers, next_norms, strict=True):
             input_TP = None if inputs_TLP is None else inputs_TLP[:, config.index]
-            x_TH = layer(x_TH, rope[config.kind], input_TP, batch, kv)
+            x_TH, normed_TH = layer(x_TH, normed_TH, rope[config.kind], input_TP, batch, kv, next_norm)
             if config.index in capture:
                 captured[config.index] = x_TH
         return ForwardOutput(
-            hidden_TH=self._norm(x_TH),
+            hidden_TH=normed_TH,
             captured_TFH=torch.stack([captured[index] for index in capture], dim=1) if capture else None,
         )
 

@@ -1,13 +1,14 @@
 """One layer of the DFlash drafter: Qwen3's pre-norm layer, with keys made of the target's features (spec 5.2).
 
-Shape legend: T rows, H hidden size, N query heads, K KV heads (this rank's), D head dim.
+Shape legend: T rows, S summands, O outputs, H hidden size, N query heads, K KV heads (this rank's), D head dim.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from gemray_kernels.reference.attention_inputs import KVWrite
+from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.kv.cache import KVCaches
@@ -24,13 +25,13 @@ class ScaleNorm:
 
     def __init__(self, name: str, width: int, eps: float, place: Placement) -> None:
         self.weight = place.empty(width)
+        self.norm = Norm(self.weight, eps, round_before_weight=True)
         self._name = name
-        self._eps = eps
-        self._norm = place.kernels.rms_norm_then_scale
+        self._rms_norm_then_scale = place.kernels.rms_norm_then_scale
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm of `x` [..., width], in its dtype."""
-        return self._norm(x, self.weight, self._eps)
+        return self._rms_norm_then_scale(x, self.weight, self.norm.eps)
 
     def weight_targets(self) -> list[WeightTarget]:
         """The norm's weight."""
@@ -53,10 +54,12 @@ class DFlashLayer:
         heads, kv_heads = place.part(config.num_attention_heads), place.part(layer.num_kv_heads)
         query, keys = heads.times(layer.head_dim), kv_heads.times(layer.head_dim)
         attention = f"{prefix}.self_attn"
-        self._input_norm = ScaleNorm(f"{prefix}.input_layernorm", hidden_size, eps, place)
-        self._q_proj = ColumnParallelLinear([(f"{attention}.q_proj", query)], hidden_size, place)
-        self._kv_proj = ColumnParallelLinear(
-            [(f"{attention}.k_proj", keys), (f"{attention}.v_proj", keys)], hidden_size, place
+        self.input_norm = ScaleNorm(f"{prefix}.input_layernorm", hidden_size, eps, place)
+        self._num_heads = heads.length
+        self._qkv_proj = ColumnParallelLinear(
+            [(f"{attention}.q_proj", query), (f"{attention}.k_proj", keys), (f"{attention}.v_proj", keys)],
+            hidden_size,
+            place,
         )
         self._q_norm = ScaleNorm(f"{attention}.q_norm", layer.head_dim, eps, place)
         self._k_norm = ScaleNorm(f"{attention}.k_norm", layer.head_dim, eps, place)
@@ -69,23 +72,43 @@ class DFlashLayer:
         self._down_proj = RowParallelLinear(f"{prefix}.mlp.down_proj", width, hidden_size, place)
 
     def write_keys(self, x_TH: Tensor, rope: CosSin, slot_mapping_T: Tensor, kv: KVCaches) -> None:
-        """Store keys and values of `x` [T, H]: of context features, or of the normed rows of a block."""
-        k_TKD, v_TKD = (self._heads(part) for part in torch.split(self._kv_proj(x_TH), self._kv_proj.sizes, dim=-1))
-        kv.writer(self._layer.index).write(self._kernels.apply_rope(self._k_norm(k_TKD), *rope), v_TKD, slot_mapping_T)
+        """Store keys and values of context features [T, H]."""
+        kv_STO = self._qkv_proj.summands(x_TH, first=self._qkv_proj.sizes[0])
+        self._kernels.attention_inputs(kv_STO, *rope, 0, None, self._write(slot_mapping_T, kv))
 
-    def __call__(self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
-        """The residual stream [T, H] of the block rows after this layer."""
-        x_TH = x_TH + self._attend(self._input_norm(x_TH), rope, batch, kv)
-        gated_TI = self._kernels.silu_and_mul(self._gate_up_proj(self._post_norm(x_TH)))
-        return x_TH + self._comm.all_reduce(self._down_proj.partial_sum(gated_TI))
+    def __call__(
+        self, x_TH: Tensor, normed_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches, next_norm: Norm
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream of the block rows after this layer, and its next norm, both [T, H].
+
+        Args:
+            x_TH: the stream before it.
+            normed_TH: this layer's `input_norm` of it.
+            rope: angles for this layer's type.
+            batch: whose rows these are.
+            kv: the drafter's caches.
+            next_norm: of the next layer, or the drafter's last.
+        """
+        attended_STH = self._attend(normed_TH, rope, batch, kv)
+        x_TH, normed_TH = self._kernels.add_then_norms(x_TH, attended_STH, None, None, [self._post_norm.norm])
+        gated_TI = self._gate_up_proj.silu(normed_TH)
+        down_STH = self._down_proj.summands(gated_TI, self._comm)
+        x_TH, normed_TH = self._kernels.add_then_norms(x_TH, down_STH, None, None, [next_norm])
+        return x_TH, normed_TH
 
     def _attend(self, normed_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
         """The block's keys go behind the context's, where the next context rows will overwrite them."""
         metadata = batch.groups[kv.group_of(self._layer.index)]
-        self.write_keys(normed_TH, rope, metadata.slot_mapping_T, kv)
+        q_TND = self._kernels.attention_inputs(
+            self._qkv_proj.summands(normed_TH),
+            *rope,
+            self._num_heads,
+            self._q_norm.norm,
+            self._write(metadata.slot_mapping_T, kv),
+        )
         cache = kv.reader(self._layer.index)
         o_TND = self._kernel(
-            self._kernels.apply_rope(self._q_norm(self._heads(self._q_proj(normed_TH))), *rope),
+            q_TND,
             cache.k_pages,
             cache.v_pages,
             metadata.block_table_SP,
@@ -95,17 +118,23 @@ class DFlashLayer:
             causal=self._causal,
             scale=self._layer.head_dim**-0.5,
         )
-        return self._comm.all_reduce(self._o_proj.partial_sum(o_TND.flatten(1)))
+        return self._o_proj.summands(o_TND.flatten(1), self._comm)
 
-    def _heads(self, rows: Tensor) -> Tensor:
-        return rows.view(rows.shape[0], -1, self._layer.head_dim)
+    def _write(self, slot_mapping_T: Tensor, kv: KVCaches) -> KVWrite:
+        pages = kv.writer(self._layer.index)
+        return KVWrite(
+            k_norm=self._k_norm.norm,
+            normed_values=False,
+            k_pages=pages.k_pages,
+            v_pages=pages.v_pages,
+            slot_mapping_T=slot_mapping_T,
+        )
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor of this layer."""
         parts = (
-            self._input_norm,
-            self._q_proj,
-            self._kv_proj,
+            self.input_norm,
+            self._qkv_proj,
             self._q_norm,
             self._k_norm,
             self._o_proj,

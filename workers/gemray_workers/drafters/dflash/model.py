@@ -61,9 +61,11 @@ class DFlashModel:
         """Hidden states [T, H] of block rows, to be scored by the target's head: row r predicts its own position."""
         rope = self._rope.cos_sin(batch.positions_T, self._dtype)
         x_TH = embedded_TH
-        for config, layer in zip(self.config.layers, self._layers, strict=True):
-            x_TH = layer(x_TH, rope[config.kind], batch, kv)
-        return self._norm(x_TH) * self.config.output_multiplier
+        normed_TH = self._layers[0].input_norm(x_TH)
+        next_norms = [*(layer.input_norm.norm for layer in self._layers[1:]), self._norm.norm]
+        for config, layer, next_norm in zip(self.config.layers, self._layers, next_norms, strict=True):
+            x_TH, normed_TH = layer(x_TH, normed_TH, rope[config.kind], batch, kv, next_norm)
+        return normed_TH * self.config.output_multiplier
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor of a drafter checkpoint: it has neither embedding nor head."""

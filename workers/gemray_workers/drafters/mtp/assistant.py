@@ -89,10 +89,11 @@ class AssistantModel:
             This rank's logits [S, V] in the compute dtype, before the soft-cap, and the next state [S, H].
         """
         x_SD = self._pre_projection(torch.cat([embedded_SH, state_SH], dim=-1))
-        for config, layer in zip(self.config.decoder.layers, self._layers, strict=True):
-            x_SD = layer(x_SD, rope[config.kind], None, batch, kv)
-        x_SD = self._norm(x_SD)
-        return self._head(x_SD), self._post_projection(x_SD)
+        normed_SD = self._layers[0].input_norm(x_SD)
+        next_norms = [*(layer.input_norm.norm for layer in self._layers[1:]), self._norm.norm]
+        for config, layer, next_norm in zip(self.config.decoder.layers, self._layers, next_norms, strict=True):
+            x_SD, normed_SD = layer(x_SD, normed_SD, rope[config.kind], None, batch, kv, next_norm)
+        return self._head(normed_SD), self._post_projection(normed_SD)
 
     @property
     def softcap(self) -> float | None:

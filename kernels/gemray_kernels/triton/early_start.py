@@ -1,0 +1,46 @@
+"""Kernels that start while the kernel before them still runs (programmatic dependent launch, compute capability 9.0).
+
+A kernel that starts early may read weights and nothing else until it has waited: every other tensor may still be
+written by the kernel before it. It lets the next kernel start only after it has waited itself, so that at any time at
+most two kernels of a stream are under way, and what the last but one wrote may be read.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def starts_early(x: Tensor) -> bool:
+    """Whether kernels on the device of `x` may start early."""
+    return x.is_cuda and _capability(x.device.index) >= (9, 0)
+
+
+@lru_cache
+def _capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def wait_for_inputs(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """From here on everything that earlier kernels wrote may be read, and the next kernel may start."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(pointers, num_bytes):  # type: ignore[no-untyped-def]
+    """Ask for `num_bytes` bytes (a multiple of 16) behind each pointer (16-byte aligned) to be brought to the L2."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [pointers.to(tl.int64), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

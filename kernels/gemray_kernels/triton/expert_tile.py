@@ -1,0 +1,16 @@
+"""How much one program of the experts' products holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Pairs, outputs and inputs of one program's product."""
+
+    pairs: int
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int

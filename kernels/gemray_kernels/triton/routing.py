@@ -1,0 +1,77 @@
+"""From a router's product to each row's experts, one warp a row.
+
+Shape legend: T rows, S summands, E experts, K experts a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+
+
+def route(summands_STE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """As `gemray_kernels.reference.routing.route`; equal probabilities go to the smaller number."""
+    num_summands, num_rows, num_experts = summands_STE.shape
+    weights_TK = torch.empty(num_rows, top_k, dtype=summands_STE.dtype, device=summands_STE.device)
+    experts_TK = torch.empty(num_rows, top_k, dtype=torch.int64, device=summands_STE.device)
+    if num_rows:
+        early = starts_early(summands_STE)
+        _route_kernel[(num_rows,)](
+            summands_STE,
+            scale_E,
+            weights_TK,
+            experts_TK,
+            num_experts,
+            summands_STE.stride(0),
+            summands_STE.stride(1),
+            SUMMANDS=num_summands,
+            TOP_K=top_k,
+            BLOCK_E=triton.next_power_of_2(num_experts),
+            EARLY=early,
+            num_warps=1,
+            launch_pdl=early,
+        )
+    return weights_TK, experts_TK
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _route_kernel(  # type: ignore[no-untyped-def]
+    summands_STE,
+    scale_E,
+    weights_TK,
+    experts_TK,
+    num_experts,
+    summand_stride,
+    row_stride,
+    SUMMANDS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    e_E = tl.arange(0, BLOCK_E)
+    inside = e_E < num_experts
+    scale = tl.load(scale_E + e_E, mask=inside, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
+    at_E = summands_STE + row * row_stride + e_E
+    logit_E = tl.load(at_E, mask=inside, other=float("-inf"))
+    for s in tl.static_range(1, SUMMANDS):
+        logit_E += tl.load(at_E + s * summand_stride, mask=inside, other=0.0)
+    exp_E = tl.where(inside, tl.exp(logit_E - tl.max(logit_E, axis=0)), 0.0)
+    # A NaN ranks last but for the padding, so that every row chooses K different experts, and stays NaN as a weight.
+    key_E = tl.where(exp_E == exp_E, exp_E, -1.0)  # noqa: PLR0124
+    key_E = tl.where(inside, key_E, -2.0)
+    rank_E = tl.full([BLOCK_E], TOP_K, tl.int32)
+    for k in tl.static_range(TOP_K):
+        best = tl.min(tl.where(key_E == tl.max(key_E, axis=0), e_E, BLOCK_E), axis=0)
+        is_best_E = e_E == best
+        rank_E = tl.where(is_best_E, k, rank_E)
+        key_E = tl.where(is_best_E, -3.0, key_E)
+    chosen_E = rank_E < TOP_K
+    total = tl.sum(tl.where(chosen_E, exp_E, 0.0), axis=0)
+    tl.store(weights_TK + row * TOP_K + rank_E, exp_E / total * scale, mask=chosen_E)
+    tl.store(experts_TK + row * TOP_K + rank_E, e_E.to(tl.int64), mask=chosen_E)
