@@ -90,6 +90,49 @@ def test_a_short_prompt_is_admitted_beside_long_ones_and_overtakes_none_that_wai
     assert bench.ids("short")
 
 
+def test_short_prompts_do_not_wait_for_a_long_one_that_lacks_pages() -> None:
+    """The issue's case, scaled: 20-token prompts behind a 1,600-token one, most of the pool idle."""
+    pages = {"sliding": 2000, "full": 512}
+    bench = Bench(pages, max_num_seqs=16, max_step_tokens=256, prefill_chunk=256, max_model_len=2000)
+    bench.submit("first", 400, max_tokens=300)
+    bench.step()
+    bench.step()
+    bench.submit("long", 1700)
+    shorts = [bench.submit(f"short {i}", 20, max_tokens=4) for i in range(8)]
+    bench.step()
+    assert set(bench.running) == {"first", *(short.request_id for short in shorts)}
+    for _ in range(5):
+        bench.step()
+    assert bench.running == ["first"]
+    bench.finish()
+    assert bench.final("long").finish == "length"
+
+
+def test_those_who_overtook_give_way_as_soon_as_that_lets_the_oldest_start() -> None:
+    """It starts in the step in which it would have without them, and they come back with what they have."""
+
+    def step_of_long(*shorts: str) -> tuple[int, Bench]:
+        bench = Bench({"sliding": 100, "full": 32}, max_num_seqs=3, max_model_len=110, prefill_chunk=32)
+        bench.submit("first", 60, max_tokens=10)
+        bench.step()
+        bench.step()
+        bench.submit("long", 100)
+        for name in shorts:
+            bench.submit(name, 4, max_tokens=60)
+        while "long" not in bench.running:
+            bench.step()
+        return bench.scheduler.step, bench
+
+    alone, _ = step_of_long()
+    step, bench = step_of_long("a", "b")
+    assert step == alone
+    assert bench.scheduler.stats(0.0).num_preemptions >= 1
+    assert bench.ids("a"), "it ran meanwhile"
+    bench.finish()
+    for name in ("long", "a", "b"):
+        assert bench.ids(name) == oracle(bench.submits[name], 110)[0]
+
+
 # Rows
 
 

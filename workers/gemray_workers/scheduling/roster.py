@@ -1,9 +1,9 @@
-"""Which requests run, in which slots, and which wait. Every running sequence is older than every waiting one."""
+"""Which requests run, in which slots, and which wait; both in order of arrival."""
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence as SequenceOf
 
 from gemray_workers.scheduling.request import Sequence
@@ -15,7 +15,7 @@ class Roster:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._by_id: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()  # oldest first
+        self._waiting: list[Sequence] = []  # oldest first
         self._running: list[Sequence] = []  # oldest first
         self._free_slots = list(range(num_slots))  # a heap
         self._released_slots: list[int] = []
@@ -62,23 +62,21 @@ class Roster:
         self._by_id[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
-    def admit(self) -> Sequence:
-        """The oldest waiting sequence takes the lowest free slot."""
-        sequence = self._waiting.popleft()
+    def admit(self, sequence: Sequence) -> None:
+        """A waiting sequence takes the lowest free slot."""
+        self._waiting.remove(sequence)
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.epoch = self._num_admissions[sequence.slot]
         self._num_admissions[sequence.slot] += 1
-        self._running.append(sequence)
-        return sequence
+        insort(self._running, sequence, key=_arrival)
 
-    def put_back(self) -> Sequence:
-        """The newest running sequence leaves its slot and waits in front of all others, with nothing computed: its
-        confirmed tokens come back, what was in flight is void."""
-        sequence = self._running[-1]
+    def put_back(self, sequence: Sequence) -> None:
+        """A running sequence leaves its slot and waits where its arrival puts it, with nothing computed: its confirmed
+        tokens come back, what was in flight is void.
+        """
         self._leave_slot(sequence)
         sequence.num_computed = 0
-        self._waiting.appendleft(sequence)
-        return sequence
+        insort(self._waiting, sequence, key=_arrival)
 
     def end(self, sequence: Sequence) -> None:
         """A request is over, whether it ran or waited."""
@@ -97,11 +95,13 @@ class Roster:
         """Assert that slots and order are as they should be."""
         slots = [sequence.running_slot for sequence in self._running] + self._free_slots
         assert sorted(slots) == list(range(self._num_slots)), slots
-        in_order = [*self._running, *self._waiting]
-        arrivals = [sequence.arrival for sequence in in_order]
-        assert arrivals == sorted(set(arrivals)), arrivals
-        assert {sequence.request_id for sequence in in_order} == self._by_id.keys(), self.request_ids
-        for sequence in in_order:
+        for sequences in (self._running, self._waiting):
+            arrivals = [sequence.arrival for sequence in sequences]
+            assert arrivals == sorted(set(arrivals)), arrivals
+        everyone = [*self._running, *self._waiting]
+        assert len(everyone) == len(self._by_id), self.request_ids
+        assert {sequence.request_id for sequence in everyone} == self._by_id.keys(), self.request_ids
+        for sequence in everyone:
             sequence.check()
 
     def _leave_slot(self, sequence: Sequence) -> None:
@@ -111,3 +111,7 @@ class Roster:
         self._released_slots.append(slot)
         heapq.heappush(self._free_slots, slot)
         sequence.slot = None
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

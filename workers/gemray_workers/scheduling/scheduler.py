@@ -3,14 +3,16 @@
 One rule and no phases: a sequence has tokens, the first `num_computed` of which are computed; a step gives it rows for
 some of the pending ones. When the rows reach the last token the step also chooses the next one, and may verify drafts.
 
-Nothing starves, because at every moment each running sequence is older than each waiting one: admission takes the
-oldest that waits, preemption the newest that runs, and puts it in front of the waiting.
-- The oldest request is therefore never preempted, and is running or can be admitted at once: with nothing older there
-  is nothing running, all pages are free, and every request that was accepted fits alone.
+Nothing starves, because an older request never waits for a younger one: preemption takes the newest that runs, and the
+oldest that waits may start on what younger ones hold (`admission.choose_admissions`).
+- The oldest request is therefore never preempted, and is running or can be admitted at once: nothing older holds
+  anything, and every request that was accepted fits alone.
 - It gets a row in every step: `max_step_tokens` has a row for each slot, drafts take no row that a prompt needs, shares
   are max-min fair, and it takes pages from newer sequences if none is free.
 - So it ends within prompt + max_tokens steps, and a request waits at most for the sum of that over the older ones.
 A long prompt holds up nobody: slots permitting, a short one is admitted beside it and gets an equal share of the rows.
+While a long one waits for pages, those behind it that fit start at once on the idle ones, and give way as soon as
+that lets it start: it waits for pages and slots of older ones alone.
 Drafts hold up no prompt: prompts have half of the rows that decoding leaves (`shares.deal`).
 
 With lag 1 a step is planned while the one before it is in flight, so its counts are not known. They are not needed:
@@ -28,12 +30,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from itertools import islice
 
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Submit
-from gemray_workers.scheduling.admission import count_admissible, replayed_ending, sequence_of
+from gemray_workers.scheduling.admission import choose_admissions, replayed_ending, sequence_of
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.counters import Totals
 from gemray_workers.scheduling.outcome import apply_outcome
@@ -128,10 +129,10 @@ class Scheduler:
         """
         assert len(self._in_flight) <= self._config.lag, "commit the oldest plan first"
         self._end_cancelled()
-        running = [seq for seq in self._roster.running if not self._ends_in_flight(seq)]
+        admitted = self._admit()
+        running = [seq for seq in self._roster.running if seq not in admitted and not self._ends_in_flight(seq)]
         decoding = [Share(seq, 1, self._wanted_drafts(seq)) for seq in running if seq.num_pending == 1]
         rest = [seq for seq in running if seq.num_pending > 1]
-        admitted = self._admit(most=self._config.max_step_tokens - len(running))
         shares = self._find_pages(deal(decoding, rest + admitted, self._config), admitted)
         return self._plan(shares, admitted)
 
@@ -190,16 +191,21 @@ class Scheduler:
             limits.append(params.num_draft_tokens)
         return max(0, min(limits))
 
-    def _admit(self, most: int) -> list[Sequence]:
-        """Give slots to the oldest waiting sequences, while rows, slots and pages allow; nobody overtakes."""
-        candidates = list(islice(self._roster.waiting, max(0, min(most, self._roster.num_free_slots))))
-        if not candidates:
-            return []
-        count = count_admissible(candidates, self._roster.running, self._ledger, self._config)
-        admitted = [self._roster.admit() for _ in range(count)]
-        for sequence in admitted:
+    def _admit(self) -> list[Sequence]:
+        """Let waiting sequences start, oldest first, on what is idle and on what younger ones give up."""
+        chosen = choose_admissions(
+            self._roster.waiting,
+            self._roster.running,
+            self._ledger,
+            self._config,
+            num_free_slots=self._roster.num_free_slots,
+        )
+        for sequence in chosen.giving_way:
+            self._preempt(sequence)
+        for sequence in chosen.admitted:
+            self._roster.admit(sequence)
             self._ledger.open(sequence.running_slot)
-        return admitted
+        return list(chosen.admitted)
 
     def _find_pages(self, shares: list[Share], admitted: list[Sequence]) -> list[Share]:
         """Back the rows with pages: known rows oldest first, at the cost of the newest sequence if need be, then drafts
@@ -238,14 +244,14 @@ class Scheduler:
             assert newest not in admitted, "an admission must leave pages for the running"
             if newest is sequence:
                 return False
-            self._preempt_newest()
+            self._preempt(newest)
         share.num_known = reached - start
         return True
 
-    def _preempt_newest(self) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         """Take everything away; it comes back by an admission, with its tokens, and recomputes them."""
-        self._ledger.close(self._roster.running[-1].running_slot)
-        self._roster.put_back()
+        self._ledger.close(sequence.running_slot)
+        self._roster.put_back(sequence)
         self._totals.num_preemptions += 1
 
     def _plan(self, shares: list[Share], admitted: list[Sequence]) -> StepPlan | None:
