@@ -87,6 +87,7 @@ class Rig:
         self.drafter = self.plan.build(
             DrafterParts(
                 embedding=model.embedding,
+                head_table=model.head_table,
                 shard=model.shard,
                 target_caches=self.pools.caches,
                 own_caches=None if self.drafter_pools is None else self.drafter_pools.caches,

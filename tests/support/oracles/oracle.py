@@ -26,7 +26,7 @@ def load_model(directory: Path | str, comm: Communicator, dtype: torch.dtype) ->
     """A rank's model with its weights, read without the checkpoint loader."""
     model = TargetModel(ModelConfig.from_directory(directory), comm, dtype=dtype, device=CPU)
     prefix = model.config.weight_prefix
-    wanted: dict[str, WeightTarget] = {prefix + target.name: target for target in model.weight_targets()}
+    wanted: dict[str, WeightTarget] = {target.full_name(prefix): target for target in model.weight_targets()}
     for file in sorted(Path(directory).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping

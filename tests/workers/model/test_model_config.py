@@ -127,7 +127,6 @@ def test_other_models_are_refused_by_name(model_type: str | None, tmp_path: Path
         ("use_bidirectional_attention", "all"),
         ("attention_bias", True),
         ("hidden_activation", "silu"),
-        ("tie_word_embeddings", False),
         ("layer_types", ["sliding_attention"] * 2 + ["chunked_attention"] * 3 + ["full_attention"]),
         ("num_kv_shared_layers", 6),
         ("sliding_window", 0),

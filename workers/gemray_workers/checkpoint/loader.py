@@ -121,7 +121,7 @@ def _matched(
     index: CheckpointIndex, targets: Sequence[WeightTarget], prefix: str, is_ignored: Callable[[str], bool]
 ) -> tuple[list[_Load], set[str]]:
     """Pair targets with stored tensors, in the order of the files; or raise with all that does not fit."""
-    by_name = {prefix + target.name: target for target in targets}
+    by_name = {target.full_name(prefix): target for target in targets}
     left_over = index.tensors.keys() - by_name.keys()
     ignored = {name for name in left_over if is_ignored(name)}
     # In the order of the data on disk, whatever the order of the targets.
@@ -133,7 +133,7 @@ def _matched(
     if unexpected := left_over - ignored:
         problems.append(f"unexpected tensors: {listed(unexpected)}")
     if len(by_name) < len(targets):
-        names = [prefix + target.name for target in targets]
+        names = [target.full_name(prefix) for target in targets]
         problems.append(f"tensors targeted twice: {listed({name for name in names if names.count(name) > 1})}")
     if len(problems) > MOST_PROBLEMS:
         problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS} more"]

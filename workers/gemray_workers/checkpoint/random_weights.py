@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gemray_workers.checkpoint.loader import LoadReport, ProgressFn
 from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 
 BLOCK_ELEMENTS = 1 << 24
 """About how many values one block has: whole rows, at least one."""
@@ -53,7 +54,7 @@ def random_weights(
     done = 0
     for target in wanted:
         for copy in target.copies:
-            _fill(prefix + target.name, target.shape, copy)
+            _fill(target.full_name(prefix), target.shape, copy)
         done += _bytes_kept(target)
         if progress is not None:
             progress(done, total)
@@ -97,7 +98,7 @@ def _scaled(name: str, noise: Tensor) -> Tensor:
         return noise.mul_(0.1).add_(1.0).mul_(center)
     if name.endswith("router.proj.weight"):
         return noise.mul_(_ROUTER_SPREAD)
-    gain = _TABLE_GAIN if "embed_tokens" in name else 1.0
+    gain = _TABLE_GAIN if "embed_tokens" in name or name == HEAD_WEIGHT else 1.0
     return noise.mul_(gain * noise.shape[-1] ** -0.5)
 
 

@@ -31,6 +31,12 @@ class WeightTarget:
     """Shape on disk."""
     copies: tuple[Copy, ...]
     """Empty when this rank keeps no part of it; the loader still checks its name and shape."""
+    at_root: bool = False
+    """Whether `name` stands below no prefix, as a head's does."""
+
+    def full_name(self, prefix: str) -> str:
+        """Name on disk."""
+        return self.name if self.at_root else prefix + self.name
 
 
 def bytes_held(targets: Iterable[WeightTarget]) -> int:

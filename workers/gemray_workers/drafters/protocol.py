@@ -24,7 +24,7 @@ from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.model.config import LayerConfig
-from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelTable
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
@@ -46,9 +46,11 @@ class DrafterParts:
     """What a drafter is built from, once target and pools exist."""
 
     embedding: VocabParallelEmbedding
-    """The target's table: what tokens look like to a drafter, and what scores a DFlash block."""
+    """The target's: what tokens look like to a drafter."""
+    head_table: VocabParallelTable
+    """The target's: what scores a DFlash block. The embedding itself in most checkpoints."""
     shard: ShardIndices
-    """The vocabulary rows of `embedding`."""
+    """The vocabulary rows of both."""
     target_caches: KVCaches | None
     """None on a worker of the drafter's own."""
     own_caches: KVCaches | None

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gemray_workers.checkpoint.index import file_of_tensor
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
+from gemray_workers.checkpoint.vocabulary import StoredVocabulary, stored_vocabulary
 from gemray_workers.errors import CheckpointError, InvalidField, Summary
 
 LayerKind = Literal["sliding", "full"]
@@ -94,6 +94,8 @@ class ModelConfig:
     rms_norm_eps: float
     final_logit_softcapping: float | None
     sliding_window: int
+    has_own_head: bool
+    """Whether logits come from a table of their own rather than the embedding's."""
     weight_prefix: str
     """What stands before ``embed_tokens.weight`` and the like on disk."""
     layers: tuple[LayerConfig, ...]
@@ -119,15 +121,21 @@ class ModelConfig:
             model_type=root.model_type,
             weight_prefix=prefix,
             eos_token_ids=_union_of_ids(root.eos_token_id, text.eos_token_id),
-            rows=_embedding_rows(Path(path), prefix + "embed_tokens.weight"),
+            vocabulary=stored_vocabulary(path, prefix + "embed_tokens.weight", tied=root.tie_word_embeddings),
         )
 
     @classmethod
     def _from_text_config(
-        cls, text: Any, *, model_type: str, weight_prefix: str, eos_token_ids: tuple[int, ...], rows: int | None
+        cls,
+        text: Any,
+        *,
+        model_type: str,
+        weight_prefix: str,
+        eos_token_ids: tuple[int, ...],
+        vocabulary: StoredVocabulary,
     ) -> ModelConfig:
         refuse_other_variants(text)
-        num_added = 0 if rows is None else max(0, rows - text.vocab_size)
+        num_added = 0 if vocabulary.rows is None else max(0, vocabulary.rows - text.vocab_size)
         ple_width = getattr(text, "hidden_size_per_layer_input", 0)  # the unified class has no such field
         return cls(
             model_type=model_type,
@@ -139,6 +147,7 @@ class ModelConfig:
             rms_norm_eps=text.rms_norm_eps,
             final_logit_softcapping=text.final_logit_softcapping,
             sliding_window=text.sliding_window,
+            has_own_head=vocabulary.has_own_head,
             weight_prefix=weight_prefix,
             layers=_layers(text),
             moe=_moe(text),
@@ -210,7 +219,6 @@ def refuse_other_variants(text: Any) -> None:
         ("use_bidirectional_attention", (None, "vision")),
         ("attention_bias", (False,)),
         ("hidden_activation", ("gelu_pytorch_tanh",)),
-        ("tie_word_embeddings", (True,)),
     )
     for name, values in allowed:
         value = getattr(text, name)
@@ -317,17 +325,7 @@ def _union_of_ids(*sources: int | Sequence[int] | None) -> tuple[int, ...]:
         if source is not None:
             ids.update([source] if isinstance(source, int) else source)
     return tuple(sorted(ids))
-
-
-def _embedding_rows(directory: Path, name: str) -> int | None:
-    """Rows of the embedding on disk, or None where it cannot be told (the loader then says what is missing)."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        file = file_of_tensor(directory, name)
-        if file is None:
-            return None
-        with safe_open(file, framework="pt") as tensors:
-            return int(tensors.get_slice(name).get_shape()[0])
-    except (CheckpointError, SafetensorError, OSError):
-        return None  # an unreadable index, a file that is truncated or not there: the loader's to report, with its name
+from gemray_workers.checkpoint.json_fields import JsonFields
+from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
+from gemray_workers.checkpoint.vocabulary import StoredVocabulary, stored_vocabulary
+from gemray_workers.errors import CheckpointError, InvalidField, Summary

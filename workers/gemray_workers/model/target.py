@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget, bytes_held
+from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
@@ -21,7 +22,7 @@ from gemray_workers.model.norm import RMSNorm
 from gemray_workers.model.per_layer_embedding import PerLayerEmbedding
 from gemray_workers.model.placement import Placement
 from gemray_workers.model.rope import RotaryEmbeddings
-from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead, head_table
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
@@ -72,7 +73,8 @@ class TargetModel:
         self._rope = RotaryEmbeddings(config.layers, device)
         self._layers = [DecoderLayer(config, layer, comm, place, attention) for layer in config.layers]
         self._norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, place)
-        self._head = VocabParallelHead(self.embedding, self.shard, config.final_logit_softcapping)
+        self.head_table = head_table(self.embedding, self.shard, place, is_own=config.has_own_head)
+        self._head = VocabParallelHead(self.head_table, self.shard, config.final_logit_softcapping)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Scaled token embeddings [T, H], as the first layer (and a drafter) reads them. Communicates."""
@@ -123,6 +125,8 @@ class TargetModel:
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor that the checkpoint must hold below ``config.weight_prefix``, and this rank's part of it."""
         targets = self.embedding.weight_targets(self.config.vocab_size)
+        if self.config.has_own_head:
+            targets += self.head_table.weight_targets(self.config.vocab_size)
         if self._per_layer_embedding is not None:
             targets += self._per_layer_embedding.weight_targets()
         for layer in self._layers:
@@ -131,8 +135,8 @@ class TargetModel:
 
     def ignored_name(self, name: str) -> bool:
         """Whether a checkpoint may hold a tensor of this name (the full one, as on disk) that nothing reads:
-        other modalities, the tied head, and the KV projections of layers that read a donor's KV."""
-        if name == "lm_head.weight" or name.startswith(_OTHER_MODALITIES):
+        other modalities, a head that equals the embedding, and the KV projections of layers that read a donor's KV."""
+        if (name == HEAD_WEIGHT and not self.config.has_own_head) or name.startswith(_OTHER_MODALITIES):
             return True
         return any(
             name.startswith(f"{self.config.weight_prefix}layers.{layer.index}.self_attn.{part}")

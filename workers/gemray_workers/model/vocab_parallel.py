@@ -10,33 +10,20 @@ from torch import Tensor
 
 from gemray_kernels.precision import compute_dtype, wide_linear
 from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.checkpoint.vocabulary import HEAD
 from gemray_workers.model.placement import Placement
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
 
-class VocabParallelEmbedding:
-    """A scaled lookup: ``table[id] · scale``, where each rank holds some rows."""
+class VocabParallelTable:
+    """Rows of a table, one an id, of which each rank holds some."""
 
-    def __init__(
-        self, name: str, shard: ShardIndices, width: int, comm: Communicator, place: Placement, *, scale: float
-    ) -> None:
+    def __init__(self, name: str, shard: ShardIndices, width: int, place: Placement, *, at_root: bool = False) -> None:
         self._name = name
+        self._at_root = at_root
         self._shard = shard
-        self._comm = comm
         self.table_VH = place.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
-        self.scale = _rounded(scale, place.dtype)
-
-    def __call__(self, token_ids_T: Tensor) -> Tensor:
-        """Scaled embeddings [T, H] on every rank; ids that no rank holds give zeros."""
-        return self.lookup(token_ids_T) * self.scale
-
-    def lookup(self, token_ids_T: Tensor) -> Tensor:
-        """Rows of the table [T, H] as they are, on every rank."""
-        rows_T, is_here_T = self._shard.local_rows(token_ids_T)
-        local_TH = self.table_VH[rows_T].masked_fill(~is_here_T.unsqueeze(-1), 0)
-        # One rank at most contributes to each row, so the sum is exact and scaling may follow it.
-        return self._comm.all_reduce(local_TH)
 
     def weight_targets(self, num_ids: int) -> list[WeightTarget]:
         """The table, `num_ids` rows on disk: this rank's original ids, then its added ones."""
@@ -50,14 +37,45 @@ class VocabParallelEmbedding:
             for first, count, row in regions
             if count
         )
-        return [WeightTarget(f"{self._name}.weight", (num_ids, width), copies)]
+        return [WeightTarget(f"{self._name}.weight", (num_ids, width), copies, at_root=self._at_root)]
+
+
+class VocabParallelEmbedding(VocabParallelTable):
+    """A scaled lookup: ``table[id] · scale``."""
+
+    def __init__(
+        self, name: str, shard: ShardIndices, width: int, comm: Communicator, place: Placement, *, scale: float
+    ) -> None:
+        super().__init__(name, shard, width, place)
+        self._comm = comm
+        self.scale = _rounded(scale, place.dtype)
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        """Scaled embeddings [T, H] on every rank; ids that no rank holds give zeros."""
+        return self.lookup(token_ids_T) * self.scale
+
+    def lookup(self, token_ids_T: Tensor) -> Tensor:
+        """Rows of the table [T, H] as they are, on every rank."""
+        rows_T, is_here_T = self._shard.local_rows(token_ids_T)
+        local_TH = self.table_VH[rows_T].masked_fill(~is_here_T.unsqueeze(-1), 0)
+        # One rank at most contributes to each row, so the sum is exact and scaling may follow it.
+        return self._comm.all_reduce(local_TH)
+
+
+def head_table(
+    embedding: VocabParallelEmbedding, shard: ShardIndices, place: Placement, *, is_own: bool
+) -> VocabParallelTable:
+    """What scores a model's tokens: a table of its own, which a checkpoint keeps at its root, or the embedding."""
+    if not is_own:
+        return embedding
+    return VocabParallelTable(HEAD, shard, embedding.table_VH.shape[1], place, at_root=True)
 
 
 class VocabParallelHead:
-    """Logits from the rows of an embedding table (tied weights)."""
+    """Logits from the rows of a table."""
 
-    def __init__(self, embedding: VocabParallelEmbedding, shard: ShardIndices, softcap: float | None) -> None:
-        self._table_VH = embedding.table_VH
+    def __init__(self, table: VocabParallelTable, shard: ShardIndices, softcap: float | None) -> None:
+        self._table_VH = table.table_VH
         self.softcap = softcap
         is_padding_V = shard.global_ids(self._table_VH.device) < 0
         has_padding = shard.num_org_vocab_padding + shard.num_added_vocab_padding > 0

@@ -1,4 +1,4 @@
-"""What the drafter's worker holds: the drafter, its KV pools, and a copy of the target's embedding table."""
+"""What the drafter's worker holds: the drafter, its KV pools, and copies of the target's embedding and head."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.source import weight_source
+from gemray_workers.checkpoint.target import WeightTarget, bytes_held
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.drafter_engine import DrafterEngine
@@ -18,7 +19,7 @@ from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.placement import Placement
-from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelTable, head_table
 from gemray_workers.parallel.communicator import SoloCommunicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
@@ -32,18 +33,19 @@ class DrafterRank:
     def __init__(
         self, config: EngineConfig, gang: TorchCommunicator, device: torch.device, progress: ProgressFn | None = None
     ) -> None:
-        """Load the drafter and the target's embedding, and build the drafter's KV pools."""
+        """Load the drafter and the target's embedding and head, and build the drafter's KV pools."""
         self._config = config
         self._gang = gang
         self._device = device
         self._blueprint = Blueprint.of(config)
         plan, model = self._blueprint.drafter, self._blueprint.model
         self._shard = ShardIndices.of_rank(0, 1, org_vocab_size=model.org_vocab_size, num_added=model.num_added)
-        self._embedding = self._load_embedding(progress)
+        self._embedding, self._head_table = self._load_tables(progress)
         self._pools = KVPools(kv_donors(plan.kv_layers), plan.kv_specs, self._blueprint.pools.num_pages, device=device)
         self._drafter = plan.build(
             DrafterParts(
                 embedding=self._embedding,
+                head_table=self._head_table,
                 shard=self._shard,
                 target_caches=None,
                 own_caches=self._pools.caches,
@@ -99,22 +101,29 @@ class DrafterRank:
             host=socket.gethostname(),
             device=device_name(self._device),
             shard_indices=self._shard.record(),
-            weight_bytes=self._embedding.table_VH.nbytes + self._drafter.weight_bytes,
+            weight_bytes=bytes_held(self._table_targets(self._embedding, self._head_table))
+            + self._drafter.weight_bytes,
             kv_groups=self._blueprint.group_infos(self._blueprint.drafter.kv_specs),
         )
 
-    def _load_embedding(self, progress: ProgressFn | None) -> VocabParallelEmbedding:
+    def _load_tables(self, progress: ProgressFn | None) -> tuple[VocabParallelEmbedding, VocabParallelTable]:
         model = self._blueprint.model
         place = Placement(0, 1, self._config.torch_dtype, self._device)
         embedding = VocabParallelEmbedding(
             "embed_tokens", self._shard, model.hidden_size, SoloCommunicator(), place, scale=model.hidden_size**0.5
         )
+        table = head_table(embedding, self._shard, place, is_own=model.has_own_head)
         fill_weights = weight_source(self._config)
         fill_weights(
             self._config.model_path,
-            embedding.weight_targets(model.vocab_size),
+            self._table_targets(embedding, table),
             prefix=model.weight_prefix,
             is_ignored=lambda _name: True,
             progress=progress,
         )
-        return embedding
+        return embedding, table
+
+    def _table_targets(self, embedding: VocabParallelEmbedding, table: VocabParallelTable) -> list[WeightTarget]:
+        model = self._blueprint.model
+        targets = embedding.weight_targets(model.vocab_size)
+        return targets + table.weight_targets(model.vocab_size) if model.has_own_head else targets

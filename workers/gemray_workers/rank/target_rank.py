@@ -210,6 +210,7 @@ class EngineRank:
         return self._blueprint.drafter.build(
             DrafterParts(
                 embedding=self._model.embedding,
+                head_table=self._model.head_table,
                 shard=self._model.shard,
                 target_caches=self._pools.caches,
                 own_caches=None if self._drafter_pools is None else self._drafter_pools.caches,

@@ -19,7 +19,7 @@ from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardOutput
-from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
+from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead, VocabParallelTable
 from gemray_workers.parallel.shard_indices import ShardIndices
 
 
@@ -30,16 +30,17 @@ class DFlashDrafter:
         self,
         model: DFlashModel,
         embedding: VocabParallelEmbedding,
+        head_table: VocabParallelTable,
         shard: ShardIndices,
         caches: KVCaches,
         chooser: DraftChooser,
     ) -> None:
-        """A drafter over its own `caches`; the target lends its embedding, which is its head too."""
+        """A drafter over its own `caches`; the target lends its embedding and its head."""
         config = model.config
         self._model = model
         self._embedding = embedding
         self._input_scale = self._embedding.scale if config.input_scale is None else config.input_scale
-        self._head = VocabParallelHead(embedding, shard, config.final_logit_softcapping)
+        self._head = VocabParallelHead(head_table, shard, config.final_logit_softcapping)
         self._caches = caches
         self._groups = tuple(dict.fromkeys(caches.group_of(layer.index) for layer in config.layers))
         self._chooser = chooser

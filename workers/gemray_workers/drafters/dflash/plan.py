@@ -71,7 +71,7 @@ class DFlashPlan:
             progress=parts.progress,
         )
         chooser = DraftChooser(parts.comm)
-        return DFlashDrafter(model, parts.embedding, parts.shard, parts.own_caches, chooser)
+        return DFlashDrafter(model, parts.embedding, parts.head_table, parts.shard, parts.own_caches, chooser)
 
 
 def _as_stored(target: WeightTarget, stored: Set[str]) -> WeightTarget:

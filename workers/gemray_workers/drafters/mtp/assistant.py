@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget
-from gemray_workers.drafters.mtp.config import AssistantConfig
+from gemray_workers.checkpoint.vocabulary import HEAD, HEAD_WEIGHT
+from gemray_workers.drafters.mtp.config import EMBEDDING, EMBEDDING_WEIGHT, AssistantConfig
 from gemray_workers.drafters.mtp.heads import assistant_head
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel
@@ -23,7 +24,7 @@ from gemray_workers.model.linear import ReplicatedLinear
 from gemray_workers.model.norm import RMSNorm
 from gemray_workers.model.placement import Placement
 from gemray_workers.model.rope import CosSin, RotaryEmbeddings
-from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.model.vocab_parallel import VocabParallelTable
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
@@ -60,8 +61,9 @@ class AssistantModel:
             DecoderLayer(decoder, layer, comm, place, attention, layers_name="model.layers") for layer in decoder.layers
         ]
         self._norm = RMSNorm("model.norm", decoder.hidden_size, decoder.rms_norm_eps, place)
-        # The drafter's own table: it is its head, never its input, which is the target's embedding.
-        self._table = VocabParallelEmbedding("model.embed_tokens", shard, decoder.hidden_size, comm, place, scale=1.0)
+        # The drafter's own table is its head and never its input, which is the target's embedding: of two, one is read.
+        name = HEAD if decoder.has_own_head else EMBEDDING
+        self._table = VocabParallelTable(name, shard, decoder.hidden_size, place)
         self._head = assistant_head(config, self._table, shard, place)
 
     def angles(self, positions_S: Tensor) -> Mapping[LayerKind, CosSin]:
@@ -108,3 +110,7 @@ class AssistantModel:
             targets += layer.weight_targets()
         targets += self._norm.weight_targets()
         return targets + self._head.weight_targets()
+
+    def ignored_name(self, name: str) -> bool:
+        """Whether a checkpoint may hold a tensor of this name that nothing reads: the table that is not the head."""
+        return name in (HEAD_WEIGHT, EMBEDDING_WEIGHT)

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gemray_workers.checkpoint.json_file import read_json_object
+from gemray_workers.checkpoint.vocabulary import stored_vocabulary
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.model.config import ModelConfig, layer_config, refuse_other_variants
 
+EMBEDDING = "model.embed_tokens"
+EMBEDDING_WEIGHT = f"{EMBEDDING}.weight"
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
@@ -53,7 +56,8 @@ class AssistantConfig:
         text = root.get_text_config()
         refuse_other_variants(text)
         _check_against(root, text, target)
-        decoder = _decoder(root, text, target)
+        vocabulary = stored_vocabulary(directory, EMBEDDING_WEIGHT, tied=root.tie_word_embeddings)
+        decoder = _decoder(root, text, target, has_own_head=vocabulary.has_own_head)
         _check_donors(decoder, _stated_global_kv_heads(directory), target)
         return cls(
             decoder=decoder,
@@ -62,7 +66,7 @@ class AssistantConfig:
         )
 
 
-def _decoder(root: Any, text: Any, target: ModelConfig) -> ModelConfig:
+def _decoder(root: Any, text: Any, target: ModelConfig, *, has_own_head: bool) -> ModelConfig:
     donors = {f"{kind}_attention": owners[-1] for kind, owners in target.kv_owners.items() if owners}
     return ModelConfig(
         model_type=root.model_type,
@@ -74,6 +78,7 @@ def _decoder(root: Any, text: Any, target: ModelConfig) -> ModelConfig:
         rms_norm_eps=text.rms_norm_eps,
         final_logit_softcapping=text.final_logit_softcapping,
         sliding_window=text.sliding_window,
+        has_own_head=has_own_head,
         weight_prefix="",
         layers=tuple(layer_config(text, index, donors) for index in range(text.num_hidden_layers)),
         moe=None,

@@ -16,7 +16,7 @@ from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.drafters.mtp.config import AssistantConfig, CentroidConfig
 from gemray_workers.model.linear import ReplicatedLinear
 from gemray_workers.model.placement import Placement
-from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
+from gemray_workers.model.vocab_parallel import VocabParallelHead, VocabParallelTable
 from gemray_workers.parallel.shard_indices import ShardIndices
 
 
@@ -31,14 +31,12 @@ class Head(Protocol):
         ...
 
     def weight_targets(self) -> list[WeightTarget]:
-        """Tensors of the head beside the embedding table."""
+        """Tensors of the head beside the table."""
         ...
 
 
-def assistant_head(
-    config: AssistantConfig, table: VocabParallelEmbedding, shard: ShardIndices, place: Placement
-) -> Head:
-    """The head that the assistant's config asks for, on its own embedding table."""
+def assistant_head(config: AssistantConfig, table: VocabParallelTable, shard: ShardIndices, place: Placement) -> Head:
+    """The head that the assistant's config asks for, on its own table."""
     if config.centroids is None:
         return DenseHead(table, shard, config.decoder.final_logit_softcapping)
     return CentroidHead(table, shard, config.centroids, config.decoder.hidden_size, config.decoder.vocab_size, place)
@@ -47,7 +45,7 @@ def assistant_head(
 class DenseHead:
     """Every token is scored."""
 
-    def __init__(self, table: VocabParallelEmbedding, shard: ShardIndices, softcap: float | None) -> None:
+    def __init__(self, table: VocabParallelTable, shard: ShardIndices, softcap: float | None) -> None:
         self.softcap = softcap
         self._head = VocabParallelHead(table, shard, softcap)
 
@@ -70,7 +68,7 @@ class CentroidHead:
 
     def __init__(
         self,
-        table: VocabParallelEmbedding,
+        table: VocabParallelTable,
         shard: ShardIndices,
         config: CentroidConfig,
         width: int,

@@ -74,7 +74,7 @@ class MTPPlan:
             self._path,
             model.weight_targets(),
             prefix="",
-            is_ignored=lambda name: name == "lm_head.weight",
+            is_ignored=model.ignored_name,
             progress=parts.progress,
         )
         return MTPDrafter(

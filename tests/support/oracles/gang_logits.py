@@ -1,0 +1,38 @@
+"""Logits of a model that is sharded over a gang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.shard_indices import ShardIndices
+from support.oracles.oracle import load_model
+from support.oracles.paged import PagedCache, Rows
+
+
+def logits_on_rank(comm: Communicator, directories: list[Path], prompt: list[int]) -> list[Tensor]:
+    """Logits by id [len(prompt), vocab_size] of each checkpoint, gathered; the prompt in two chunks."""
+    return [_logits(comm, directory, prompt) for directory in directories]
+
+
+def _logits(comm: Communicator, directory: Path, prompt: list[int]) -> Tensor:
+    model = load_model(directory, comm, torch.float64)
+    cache = PagedCache(model.config, num_sequences=1, max_len=len(prompt), dtype=torch.float64, tp_size=comm.size)
+    half = len(prompt) // 2
+    hidden = [
+        model.forward(cache.batch([Rows(0, part, start)]), cache.caches).hidden_TH
+        for part, start in ((prompt[:half], 0), (prompt[half:], half))
+    ]
+    gathered = comm.all_gather(model.logits(torch.cat(hidden)))
+    by_id = torch.full((len(prompt), model.config.vocab_size), torch.nan, dtype=torch.float64)
+    for rank, columns in enumerate(gathered):
+        shard = ShardIndices.of_rank(
+            rank, comm.size, org_vocab_size=model.config.org_vocab_size, num_added=model.config.num_added
+        )
+        ids = shard.global_ids()
+        assert torch.isneginf(columns[:, ids < 0]).all()
+        by_id[:, ids[ids >= 0]] = columns[:, ids >= 0]
+    return by_id

@@ -1,0 +1,67 @@
+"""What a checkpoint's files say of its vocabulary: how many rows the embedding has, and whether the head is another.
+
+The rule is that of transformers, whose configs gemray reads: with ``tie_word_embeddings`` (the root config's; a
+text_config's own is not looked at) the head is the embedding, unless both are on disk and differ; without it the head
+is what is on disk.
+
+Shape legend: V vocabulary rows, H width.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gemray_workers.checkpoint.index import StoredTensor, read_index
+from gemray_workers.errors import CheckpointError
+
+HEAD = "lm_head"
+"""Where a head of its own lies, below no prefix."""
+HEAD_WEIGHT = f"{HEAD}.weight"
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class StoredVocabulary:
+    """The two tables of a model that has both, or the one."""
+
+    rows: int | None
+    """Of the embedding; None where it cannot be told (the loader then says what is missing)."""
+    has_own_head: bool
+    """Whether logits come from ``lm_head.weight`` rather than the embedding."""
+
+
+def stored_vocabulary(directory: str | os.PathLike[str], embedding: str, *, tied: bool) -> StoredVocabulary:
+    """Look at the files of a checkpoint; one that is absent or unsound is left to the loader to report.
+
+    Args:
+        directory: a local Hugging Face directory, with or without weights.
+        embedding: full name of the embedding's weight.
+        tied: tie_word_embeddings of the root config.
+    """
+    try:
+        tensors = read_index(directory).tensors
+    except CheckpointError:
+        return StoredVocabulary(None, has_own_head=not tied)
+    table, head = tensors.get(embedding), tensors.get(HEAD_WEIGHT)
+    differ = table is not None and head is not None and not _equal(table, head)
+    return StoredVocabulary(
+        rows=table.shape[0] if table is not None and table.shape else None,
+        has_own_head=not tied or differ,
+    )
+
+
+def _equal(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two tables hold the same numbers; reads up to the first block of rows that differ."""
+    if first.shape != second.shape or len(first.shape) != 2:
+        return False
+    try:
+        with safe_open(first.file, framework="pt") as a, safe_open(second.file, framework="pt") as b:
+            first_VH, second_VH = a.get_slice(first.name), b.get_slice(second.name)
+            blocks = (slice(start, start + _BLOCK_ROWS) for start in range(0, first.shape[0], _BLOCK_ROWS))
+            return all(torch.equal(first_VH[block].double(), second_VH[block].double()) for block in blocks)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{first.file.name} or {second.file.name} could not be read: {error}") from error
