@@ -95,7 +95,9 @@ class EngineConfig:
     poison_freed_pages: bool = False
     """Fill freed pages with NaN (debugging): a read of a freed page then cannot go unnoticed."""
     collective_timeout_s: float = 60.0
-    """How long a rank waits for its peers before it gives up."""
+    """How long a rank waits for its peers in a step before it gives up."""
+    start_deadline_s: float = 900.0
+    """How long a rank that has loaded waits for its peers to load, too."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -122,8 +124,9 @@ class EngineConfig:
             raise InvalidField("mtp_position_delta", self.mtp_position_delta, "0 or -1")
         if self.lag not in (0, 1):
             raise InvalidField("lag", self.lag, "0 or 1")
-        if self.collective_timeout_s <= 0:
-            raise InvalidField("collective_timeout_s", self.collective_timeout_s, "seconds > 0")
+        for name in ("collective_timeout_s", "start_deadline_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidField(name, getattr(self, name), "seconds > 0")
 
     @cached_property
     def torch_dtype(self) -> torch.dtype:

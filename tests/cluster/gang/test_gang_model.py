@@ -20,6 +20,7 @@ from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.checkpoints.tiny import tiny_checkpoint
 from support.cluster.process_launcher import ProcessLauncher
+from support.cluster.slow_worker import DELAY_S, SLOW_WORKER
 from support.engine.engine_runner import engine_config, request, run_engine
 
 CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=60, stop_deadline_s=5)
@@ -91,3 +92,20 @@ async def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, InvalidField), match=str(tmp_path)):
         await gang.launch()
     assert gang.state is GangState.FAILED
+
+
+async def test_ranks_that_load_at_different_speeds_wait_for_each_other() -> None:
+    """Longer than a collective may take, and at most as long as a start may."""
+    model = tiny_checkpoint("E2B")
+    engine = engine_config(model, tensor_parallel_size=2, collective_timeout_s=DELAY_S / 4)
+    gang = Gang(ProcessLauncher(engine, SLOW_WORKER), CONFIG, engine)
+    await gang.launch()
+    try:
+        assert len(await ids_of(gang, REQUESTS[0])) == 12
+    finally:
+        await gang.stop()
+
+    engine = engine_config(model, tensor_parallel_size=2, start_deadline_s=DELAY_S / 4)
+    gang = Gang(ProcessLauncher(engine, SLOW_WORKER), CONFIG, engine)
+    with pytest.raises(GangUnavailable, match=r"rank 1 of 2 had not loaded its weights 1 s after rank 0"):
+        await gang.launch()

@@ -54,18 +54,25 @@ def meet(rank: int, size: int, rendezvous: str, deadline: JoinDeadline) -> Store
     return store
 
 
+def absent_at(store: Store, milestone: str, rank: int, size: int, patience: timedelta) -> list[int]:
+    """Sign in at a milestone and wait for the others; the ranks that did not come in time."""
+    keys = [f"{milestone}/{peer}" for peer in range(size)]
+    store.set(keys[rank], "1")
+    try:
+        store.wait(keys, patience)
+    except DistStoreError:
+        return [peer for peer, key in enumerate(keys) if not store.check([key])]
+    return []
+
+
 def _roll_call(store: Store, rank: int, size: int, remaining: Callable[[], timedelta]) -> str | None:
     """Sign in and wait for the others; what was wrong, or None."""
     if store.add(f"joined/{rank}", 1) > 1:
         return f"another process has joined as rank {rank}"
     store.set(f"size/{rank}", str(size))
-    keys = [f"size/{peer}" for peer in range(size)]
-    try:
-        store.wait(keys, remaining())
-    except DistStoreError:
-        absent = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
-        return f"rank {', '.join(absent)} did not arrive"
-    sizes = [int(store.get(key)) for key in keys]
+    if absent := absent_at(store, "arrived", rank, size, remaining()):
+        return f"rank {', '.join(map(str, absent))} did not arrive"
+    sizes = [int(store.get(f"size/{peer}")) for peer in range(size)]
     if set(sizes) != {size}:
         return f"the ranks disagree about the gang's size: {sizes} by rank"
     return None

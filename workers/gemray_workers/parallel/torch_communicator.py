@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import (
 
 from gemray_workers.errors import CommunicationError, InvalidField
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
-from gemray_workers.parallel.rendezvous import JoinDeadline, meet
+from gemray_workers.parallel.rendezvous import JoinDeadline, absent_at, meet
 
 _HEADER_BYTES = 8
 _INLINE_BYTES = 4096
@@ -158,6 +158,29 @@ class TorchCommunicator:
         over_nccl = self._device is not self._host
         tensors = _nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
         return TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout)
+
+    def wait_for_all(self, milestone: str, deadline_s: float) -> None:
+        """Return when every rank has reached a milestone of the start, of each name once.
+
+        Not a collective: those give up after their timeout, which is meant for a step and too short for loading.
+        Raises CommunicationError at the deadline, naming the ranks that are still on their way.
+        """
+        if self._store is None:
+            raise ValueError(f"rank {self._rank} has left the gang")
+        started = time.monotonic()
+        try:
+            absent = absent_at(self._store, milestone, self._rank, self._size, timedelta(seconds=deadline_s))
+        except RuntimeError as error:
+            waited = time.monotonic() - started
+            raise CommunicationError(
+                f"rank {self._rank} of {self._size} lost its peers after {waited:.1f} s, waiting until all had "
+                f"{milestone}: {error}"
+            ) from error
+        if absent:
+            raise CommunicationError(
+                f"rank {', '.join(map(str, absent))} of {self._size} had not {milestone} {deadline_s:g} s after "
+                f"rank {self._rank}"
+            )
 
     def barrier(self) -> None:
         """Return when every rank's host thread has arrived (queued CUDA work may still run)."""

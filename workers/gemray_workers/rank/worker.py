@@ -47,6 +47,8 @@ class GangWorker:
                 self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), self._device, progress)
             else:
                 self._engine_rank = self._build_engine_rank(gang, progress)
+        if self._comm is not None:  # the warm-up's collectives have no patience for disks of other speeds
+            self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
         return self._warm_up()
 
     def run(self, address: ChannelAddress | None) -> None:
