@@ -27,6 +27,7 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
                 _check_target_weights(blueprint)
             if settings.drafter is not None and _has_weights(settings.drafter):
                 read_index(settings.drafter)
+        _check_memory(blueprint)
     except GemrayError as error:
         return [fail(NAME, f"{error}.")]
     model = blueprint.model_info()
@@ -53,6 +54,24 @@ def check_front_end(model: str) -> CheckResult:
 
 def _has_weights(directory: str) -> bool:
     return any(Path(directory).glob("*.safetensors*"))
+
+
+def _check_memory(blueprint: Blueprint) -> None:
+    """The ranks' needs against the memory of this machine, where all of them run or one card of each: CapacityError.
+
+    Without a card here the nodes' own are left to the ranks, which look before they load.
+    """
+    import torch
+
+    from gemray_workers.rank.memory import MemoryNeeds, free_bytes, require_room
+
+    config = blueprint.config
+    if config.device == "cuda" and not torch.cuda.is_available():
+        return
+    device = torch.device(config.device)
+    ranks_there = 1 if config.device == "cuda" else config.tensor_parallel_size
+    needs = MemoryNeeds.of(blueprint)
+    require_room(needs, lambda: free_bytes(device), place="this machine", ranks_there=ranks_there)
 
 
 def _check_target_weights(blueprint: Blueprint) -> None:

@@ -112,3 +112,13 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     status, sentence = check(model=str(model))
     assert status is Status.FAIL
     assert "model.safetensors" in sentence
+
+
+def test_memory_beside_the_weights_is_counted() -> None:
+    """400 GiB of pages are more than any machine here has; a model whose requests could never use them takes less."""
+    long = str(tiny_checkpoint("31B", max_position=1 << 26))
+    status, sentence = check(model=long, kv_memory=400 << 30)
+    assert status is Status.FAIL
+    assert "this machine has" in sentence
+    assert "are wanted: weights 0.00 GiB, KV pages 3" in sentence
+    assert check(kv_memory=400 << 30)[0] is Status.OK

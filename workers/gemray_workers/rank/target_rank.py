@@ -32,6 +32,7 @@ from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name
+from gemray_workers.rank.memory import PATIENCE_S, MemoryNeeds, free_bytes, require_room
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.state import SamplingState
 from gemray_workers.sampling.verify import Accept, verify
@@ -66,13 +67,19 @@ class EngineRank:
         Raises:
             InvalidField: a setting does not fit the model (TP, drafter, backend, lengths).
             CheckpointError: a checkpoint is missing, damaged or of another shape.
-            CapacityError: the KV memory holds not even one sequence.
+            CapacityError: the KV memory holds not even one sequence, or the device not weights and KV memory.
         """
         self._config = config
         self._comm = comm
         self._gang = gang
         self._device = device
         self._blueprint = Blueprint.of(config)
+        require_room(
+            MemoryNeeds.of(self._blueprint),
+            lambda: free_bytes(device),
+            place=f"rank {comm.rank} ({device_name(device)} on {socket.gethostname()})",
+            patience_s=PATIENCE_S,
+        )
         self._model = self._load_target(progress)
         self._pools = KVPools(
             kv_donors(self._blueprint.model.layers),

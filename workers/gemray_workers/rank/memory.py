@@ -1,0 +1,167 @@
+"""How much memory a rank will take, told from configs and headers, and how much is free.
+
+Weights and pages are exact up to vocabulary padding; the work space is an estimate on the low side. So what is refused
+here could not have run, while a start on the edge may still run out, in the allocator's words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+import torch
+from torch import Tensor
+
+from gemray_workers.checkpoint.index import read_index
+from gemray_workers.config import EngineConfig
+from gemray_workers.errors import CapacityError, CheckpointError
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import compute_dtype
+from gemray_workers.rank.blueprint import Blueprint
+
+GIB = 1 << 30
+PATIENCE_S = 20.0
+"""A process that was killed a moment ago (a gang that is rebuilt) still holds its memory for a while."""
+_POLL_S = 0.5
+_CGROUP = Path("/sys/fs/cgroup")
+_STREAMS = 4
+"""Hidden-size rows that live at one time beside an MLP's: residual, normed input, attention's input and output."""
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes of one target rank."""
+
+    weights: int
+    """The target's shard."""
+    drafter: int
+    """A colocated drafter's weights; 0 where its files can't be read from here."""
+    kv: int
+    """Pages of all groups."""
+    work: int
+    """Of one step of the most rows."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.drafter + self.kv + self.work
+
+    @classmethod
+    def of(cls, blueprint: Blueprint) -> MemoryNeeds:
+        """What the first target rank, which has the largest share, will take."""
+        config = blueprint.config
+        return cls(
+            weights=_target_bytes(blueprint),
+            drafter=_drafter_bytes(config) if config.drafter_placement == "colocated" else 0,
+            kv=blueprint.pools.num_bytes,
+            work=_work_bytes(blueprint),
+        )
+
+
+def require_room(
+    needs: MemoryNeeds, free_bytes: Callable[[], int], *, place: str, ranks_there: int = 1, patience_s: float = 0.0
+) -> None:
+    """Raise CapacityError, in a sentence with figures and a remedy, unless the ranks' needs fit what is free.
+
+    Args:
+        needs: of each rank.
+        free_bytes: asked again until the patience runs out.
+        place: whose memory it is.
+        ranks_there: ranks that will share it.
+        patience_s: how long to wait for memory to become free.
+    """
+    wanted = ranks_there * needs.total
+    until = time.monotonic() + patience_s
+    while (free := free_bytes()) < wanted:
+        if time.monotonic() + _POLL_S > until:
+            each = "" if ranks_there == 1 else f" for {ranks_there} ranks"
+            raise CapacityError(
+                f"{place} has {_gib(free)} of memory free, {_gib(wanted)} are wanted{each}: weights "
+                f"{_gib(needs.weights + needs.drafter)}, KV pages {_gib(needs.kv)}, work space {_gib(needs.work)} a "
+                f"rank; {_remedy(needs, free // ranks_there)}"
+            )
+        time.sleep(_POLL_S)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that this process may still take: of the card, or of the host or its control group."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return min(int(psutil.virtual_memory().available), _left_of_control_group())
+
+
+def _remedy(needs: MemoryNeeds, free: int) -> str:
+    left = free - needs.total + needs.kv
+    if left > 0:
+        return f"lower kv_memory to {_gib(left)} at most"
+    return "the model alone does not fit: raise tp, or take a smaller one"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def _left_of_control_group() -> int:
+    """Bytes below the limit of a container; files that it has read count as free, as the kernel drops them."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 1 << 62
+    files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    return 1 << 62 if limit == "max" else max(0, int(limit) - used + files)
+
+
+def _target_bytes(blueprint: Blueprint) -> int:
+    """Of a model without memory, whose ranks never speak."""
+    config = blueprint.config
+    comm = _Shape(0, config.tensor_parallel_size)
+    model = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=torch.device("meta"))
+    return sum(copy.destination.nbytes for target in model.weight_targets() for copy in target.copies)
+
+
+def _drafter_bytes(config: EngineConfig) -> int:
+    """A rank's even share of what is on disk, in the dtype served; small replicated parts are left out."""
+    if config.drafter_path is None or config.method == "none" or config.random_weights:
+        return 0
+    try:
+        stored = read_index(config.drafter_path).tensors.values()
+    except CheckpointError:
+        return 0
+    return sum(prod(tensor.shape) for tensor in stored) * config.torch_dtype.itemsize // config.tensor_parallel_size
+
+
+def _work_bytes(blueprint: Blueprint) -> int:
+    config, model, scheduler = blueprint.config, blueprint.model, blueprint.scheduler
+    tp = config.tensor_parallel_size
+    width = _STREAMS * model.hidden_size + 3 * max(layer.intermediate_size for layer in model.layers) // tp
+    choosing = min(scheduler.max_step_tokens, scheduler.max_num_seqs * (1 + scheduler.max_draft_tokens))
+    logits = choosing * model.vocab_size // tp * compute_dtype(config.torch_dtype).itemsize
+    return scheduler.max_step_tokens * width * config.torch_dtype.itemsize + logits
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A rank and size for a model that is never run."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> NoReturn:
+        raise NotImplementedError
+
+    def all_gather(self, x: Tensor) -> NoReturn:
+        raise NotImplementedError
+
+    def broadcast_bytes(self, payload: bytes | None) -> NoReturn:
+        raise NotImplementedError
+
+    def barrier(self) -> NoReturn:
+        raise NotImplementedError
