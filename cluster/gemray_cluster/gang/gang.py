@@ -21,6 +21,7 @@ from gemray_cluster.gang.channel import GangChannel
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import account, errors_by_cause, in_words, require_same_versions, same_model
+from gemray_cluster.gang.laps import Laps
 from gemray_cluster.gang.launcher import (
     Launcher,
     ProgressListener,
@@ -120,12 +121,14 @@ class Gang:
             GangUnavailable: a rank died, the ranks disagree, or the start deadline passed.
         """
         self._launching = asyncio.current_task()
+        laps = Laps()
         try:
             self._stage = "waiting for resources"
             self._ranks = await self._launcher.launch(self._engine.gang_size, progress)
+            laps.end("placement")
             try:
                 async with asyncio.timeout(self._config.start_deadline_s):
-                    await self._bring_up(progress)
+                    await self._bring_up(progress, laps)
             except TimeoutError:
                 raise GangUnavailable(
                     f"the gang was not ready within start_deadline_s = {self._config.start_deadline_s:g}: "
@@ -160,11 +163,12 @@ class Gang:
 
     # --- start -------------------------------------------------------------------------------------------------
 
-    async def _bring_up(self, progress: ProgressListener) -> None:
+    async def _bring_up(self, progress: ProgressListener, laps: Laps) -> None:
         total = len(self._ranks)
         self._stage = "starting processes"
         facts = await self._all("start", [rank.facts() for rank in self._ranks])
         require_same_versions(facts)
+        laps.end("processes")
         progress(StartProgress("processes", total, total))
 
         here, here_ip = await self._launcher.here()
@@ -194,6 +198,7 @@ class Gang:
         parts = await self._all("load", [load(*pair) for pair in zip(self._ranks, setups, strict=True)])
         self._info = GangInfo(model=same_model([model for model, _ in parts]), ranks=[rank for _, rank in parts])
 
+        laps.end("load and warm-up")
         self._stage = "waiting for the first step"
         self._runs = [
             asyncio.create_task(_void(rank.run(self._channel.address if index == 0 else None)))
@@ -205,6 +210,8 @@ class Gang:
             raise GangUnavailable(self._failure or "the gang ended while it started")
         self._watchers.append(asyncio.create_task(self._watch_heartbeat()))
         self._state = GangState.SERVING
+        laps.end("first step")
+        logger.info("the gang started in %s", laps)
         progress(StartProgress("ready", total, total))
 
     def _threads(self, fact: RankFacts, facts: Sequence[RankFacts]) -> int:

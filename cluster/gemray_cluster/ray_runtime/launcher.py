@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -29,6 +30,7 @@ from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, RankActor, 
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES
+from gemray_cluster.ray_runtime.worker_log import last_words
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import ModelInfo, RankInfo
@@ -161,4 +163,13 @@ def _why(error: RayActorError) -> str:
     reason = next((line for line in lines if "worker process has died" in line or "node" in line), lines[0])
     reason = reason.split(" Some common causes", 1)[0]
     where = f" (pid {facts['pid']} on {facts['ip']})" if {"pid", "ip"} <= facts.keys() else ""
-    return f"its process died{where}: {reason}"
+    said = _said_last(facts.get("pid", ""), facts.get("ip", ""))
+    return f"its process died{where}: {reason}" + (f" Its log ends with: {said}" if said else "")
+
+
+def _said_last(pid: str, ip: str) -> str | None:
+    """The cause in the worker's own log, where that lies on this machine."""
+    node: Any = ray._private.worker._global_node
+    if node is None or not pid.isdecimal() or ip != node.node_ip_address:
+        return None
+    return last_words(Path(node.get_logs_dir_path()), int(pid))

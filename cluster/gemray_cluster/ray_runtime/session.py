@@ -52,7 +52,9 @@ class RaySession:
         os.environ.setdefault(NOSET_DEVICES, "1")
         if config.address is None:
             logger.info("starting Ray on this machine")
+            began = time.monotonic()
             await asyncio.to_thread(_start_here, config)
+            logger.info("Ray started in %.1f s", time.monotonic() - began)
         else:
             logger.info("joining the Ray cluster at %s", config.address)
             await _reach(config.address, config.connect_deadline_s)
