@@ -120,5 +120,5 @@ def test_memory_beside_the_weights_is_counted() -> None:
     status, sentence = check(model=long, kv_memory=400 << 30)
     assert status is Status.FAIL
     assert "this machine has" in sentence
-    assert "are wanted: weights 0.00 GiB, KV pages 3" in sentence
+    assert "are wanted: weights 0.00 GiB, KV pages " in sentence
     assert check(kv_memory=400 << 30)[0] is Status.OK

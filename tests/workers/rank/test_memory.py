@@ -27,7 +27,9 @@ def test_weights_and_pages_are_those_of_a_loaded_rank(shape: Shape) -> None:
     rank = EngineRank(engine_config(directory), SoloCommunicator(), CPU)
     needs = MemoryNeeds.of(rank._blueprint)
     info = rank.rank_info()
-    assert needs.weights == pytest.approx(info.weight_bytes, rel=0.02)
+    assert needs.weights == pytest.approx(info.weight_bytes, rel=0.1), (
+        "a tiny vocabulary is padded from 259 rows to 320"
+    )
     assert needs.weights <= info.weight_bytes, "vocabulary padding aside, nothing is counted that is not held"
     assert needs.kv == rank._pools.num_bytes
     halves = MemoryNeeds.of(Blueprint.of(engine_config(directory, tensor_parallel_size=2)))
@@ -42,7 +44,7 @@ def test_a_head_and_a_drafter_are_counted(tmp_path: Path) -> None:
     for drafter in (tiny_assistant(source), tiny_dflash(source)):
         rank = EngineRank(engine_config(source, drafter_path=str(drafter)), SoloCommunicator(), CPU)
         found = MemoryNeeds.of(rank._blueprint).drafter
-        assert found == pytest.approx(rank._drafter.weight_bytes, rel=0.02)
+        assert found == pytest.approx(rank._drafter.weight_bytes, rel=0.1)
 
 
 def test_what_does_not_fit_is_a_sentence_with_a_remedy() -> None:
@@ -73,6 +75,6 @@ def test_a_rank_refuses_before_it_takes_anything() -> None:
     assert MemoryNeeds.of(Blueprint.of(config)).kv > 300 * GIB
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gemray_workers.rank.target_rank.PATIENCE_S", 0.0)
-        with pytest.raises(CapacityError, match=r"rank 0 \(cpu on .*KV pages 3\d\d\.\d\d GiB.*lower kv_memory to"):
+        with pytest.raises(CapacityError, match=r"rank 0 \(cpu on .*KV pages 400\.00 GiB.*lower kv_memory to"):
             EngineRank(config, SoloCommunicator(), CPU)
     assert abs(before - free_bytes(CPU)) < 8 * GIB
