@@ -15,7 +15,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.ray_runtime.launcher import RayGang
-from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.errors import CheckpointError, CommunicationError, InvalidField
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.checkpoints.tiny import tiny_checkpoint
@@ -107,5 +107,5 @@ async def test_ranks_that_load_at_different_speeds_wait_for_each_other() -> None
 
     engine = engine_config(model, tensor_parallel_size=2, start_deadline_s=DELAY_S / 4)
     gang = Gang(ProcessLauncher(engine, SLOW_WORKER), CONFIG, engine)
-    with pytest.raises(GangUnavailable, match=r"rank 1 of 2 had not loaded its weights 1 s after rank 0"):
+    with pytest.raises(CommunicationError, match=r"rank 1 of 2 had not loaded its weights 1 s after rank 0"):
         await gang.launch()
