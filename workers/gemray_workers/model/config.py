@@ -325,7 +325,3 @@ def _union_of_ids(*sources: int | Sequence[int] | None) -> tuple[int, ...]:
         if source is not None:
             ids.update([source] if isinstance(source, int) else source)
     return tuple(sorted(ids))
-from gemray_workers.checkpoint.json_fields import JsonFields
-from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
-from gemray_workers.checkpoint.vocabulary import StoredVocabulary, stored_vocabulary
-from gemray_workers.errors import CheckpointError, InvalidField, Summary
