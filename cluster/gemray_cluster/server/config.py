@@ -20,6 +20,8 @@ class ServerConfig:
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     drain_deadline_s: float = 30.0
     """How long live requests may go on once the server is told to end."""
+    write_deadline_s: float = 30.0
+    """How long a client may read nothing of its stream before that ends."""
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_client_ca_file: str | None = None
@@ -36,6 +38,8 @@ class ServerConfig:
             raise InvalidField("max_message_bytes", self.max_message_bytes, "at least 64KiB")
         if not self.drain_deadline_s >= 0:
             raise InvalidField("drain_deadline_s", self.drain_deadline_s, "seconds >= 0")
+        if not self.write_deadline_s > 0:
+            raise InvalidField("write_deadline_s", self.write_deadline_s, "seconds > 0")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise InvalidField("tls_key_file", self.tls_key_file, "set together with tls_cert_file, or both unset")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:

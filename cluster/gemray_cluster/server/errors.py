@@ -15,3 +15,11 @@ class QueueFull(GemrayError):
 
 class EngineFault(GemrayError):
     """The engine could not finish a request; the server lives on."""
+
+
+class AnswerTooLarge(GemrayError):
+    """An answer is larger than a message may be."""
+
+
+class ClientStalled(GemrayError):
+    """A client has stopped reading its stream."""

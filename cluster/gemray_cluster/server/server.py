@@ -46,7 +46,7 @@ class GenerationServer:
         self.admission = Admission(config.max_live_requests)
         self._health = HealthReporter(gang, self.admission, (SERVICE_NAME,))
         self._text_work = TextWork()
-        self._service = GenerationService(gang, reader, self.admission, self._text_work)
+        self._service = GenerationService(gang, reader, self.admission, self._text_work, config)
         self._server: grpc.aio.Server | None = None
         self._health_task: asyncio.Task[None] | None = None
         self.port = config.port

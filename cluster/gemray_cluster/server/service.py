@@ -13,8 +13,10 @@ from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, w
 from gemray_cluster.observability.request_trace import completed, identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.admission import Admission
+from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
+from gemray_cluster.server.outbox import outbox, refuse_too_large
 from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id, text_cost
 from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
@@ -29,7 +31,10 @@ TOKENIZE_SHARE = 4
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """The servicer. Cancelling a call (client gone, deadline passed) cancels its task, which stops the generation."""
 
-    def __init__(self, gang: GangClient, reader: RequestReader, admission: Admission, text_work: TextWork) -> None:
+    def __init__(
+        self, gang: GangClient, reader: RequestReader, admission: Admission, text_work: TextWork, config: ServerConfig
+    ) -> None:
+        self._config = config
         self._gang = gang
         self._reader = reader
         self._admission = admission
@@ -50,19 +55,26 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                     response.token_ids.extend(delta.token_ids)
                     response.logprobs.extend(delta.logprobs)
                     response.prompt_logprobs.extend(delta.prompt_logprobs)
-            response.text = "".join(texts)
-            response.completion.CopyFrom(self._completion(generation))
+                response.text = "".join(texts)
+                response.completion.CopyFrom(self._completion(generation))
+                refuse_too_large(response, self._config.max_message_bytes)  # here, so that it counts as failed
             return response
 
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:  # noqa: N802
         """Send deltas as they come, then the final message."""
         async with errors_as_statuses(context):
             request_id = await _echo_request_id(request, context)
-            async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as pieces:
-                async for piece in pieces:
-                    await context.write(pb.GenerateStreamResponse(request_id=request_id, delta=convert.delta_of(piece)))
-            final = self._completion(generation)
-            await context.write(pb.GenerateStreamResponse(request_id=request_id, final=final))
+            config = self._config
+            async with outbox(
+                context, deadline_s=config.write_deadline_s, max_message_bytes=config.max_message_bytes
+            ) as box:
+                # The place is given back once the engine is done, however slowly the client reads.
+                async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as all_:
+                    async for piece in all_:
+                        box.put(pb.GenerateStreamResponse(request_id=request_id, delta=convert.delta_of(piece)))
+                    final = self._completion(generation)
+                    box.put(pb.GenerateStreamResponse(request_id=request_id, final=final))
+                await box.flushed()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Needs only the tokenizer, so it also works while the gang starts."""

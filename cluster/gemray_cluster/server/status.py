@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -15,7 +16,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from gemray_cluster.gang.client import GangUnavailable
-from gemray_cluster.server.errors import EngineFault, QueueFull
+from gemray_cluster.server.errors import AnswerTooLarge, ClientStalled, EngineFault, QueueFull
 from gemray_workers.errors import InvalidField
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 RETRY_AFTER_S = 1
+STALLED_STATUS_S = 0.5
 MAX_ERROR_BYTES = 1024
 """Most bytes of an error's text. It travels as metadata three times, once with three bytes for each that is not ASCII;
 a client takes 8 KiB of metadata and replaces the status of a call that brings more."""
@@ -53,6 +55,15 @@ async def errors_as_statuses(context: Context) -> AsyncIterator[None]:
         await _abort(context, code_pb2.INVALID_ARGUMENT, str(error), details)
     except QueueFull as error:
         await _abort(context, code_pb2.RESOURCE_EXHAUSTED, str(error), _retry_later())
+    except AnswerTooLarge as error:
+        await _abort(context, code_pb2.RESOURCE_EXHAUSTED, str(error))
+    except ClientStalled as error:
+        logger.warning("a stream ends: %s", error)
+        # Its status waits behind what the client does not read; nobody here waits with it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALLED_STATUS_S):
+                await _abort(context, code_pb2.DEADLINE_EXCEEDED, str(error))
+        raise asyncio.CancelledError from error
     except GangUnavailable as error:
         await _abort(context, code_pb2.UNAVAILABLE, str(error), _retry_later())
     except EngineFault as error:

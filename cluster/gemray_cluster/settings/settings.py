@@ -173,6 +173,7 @@ class ServeSettings:
     max_live_requests: int | None = _server(INTEGER, "Running and queued requests; more are refused (default 256).")
     max_message_bytes: int | None = _server(SIZE, "Largest message either way (default 16MiB).")
     drain_deadline_s: float | None = _server(SECONDS, "Deadline for live requests at shutdown (default 30).")
+    write_deadline_s: float | None = _server(SECONDS, "Longest time a stream may go unread (default 30).")
     tls_cert_file: str | None = _server(PATH, "Certificate chain, PEM.")
     tls_key_file: str | None = _server(PATH, "Private key of the certificate, PEM.")
     tls_client_ca_file: str | None = _server(PATH, "Clients must show a certificate of this authority (mTLS).")

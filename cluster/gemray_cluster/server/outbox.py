@@ -1,0 +1,83 @@
+"""The messages of one stream on their way to a client that may read slowly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from google.protobuf.message import Message
+
+from gemray_cluster.server.errors import AnswerTooLarge, ClientStalled
+from gemray_cluster.server.status import Context
+
+
+class Outbox:
+    """Writes behind the engine's back, so that what the engine holds does not wait for the client.
+
+    Make it with `outbox`. A client that takes nothing for `deadline_s` has gone as far as the server is concerned.
+    """
+
+    def __init__(self, context: Context, *, deadline_s: float, max_message_bytes: int) -> None:
+        self._context = context
+        self._deadline_s = deadline_s
+        self._max_message_bytes = max_message_bytes
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self.failure: BaseException | None = None
+        """Why nothing more can be written."""
+
+    def put(self, message: Message) -> None:
+        """Write `message` when its turn comes. Raises AnswerTooLarge for one that gRPC would not carry."""
+        refuse_too_large(message, self._max_message_bytes)
+        self._messages.put_nowait(message)
+
+    async def flushed(self) -> None:
+        """Return once everything has been written."""
+        await self._messages.join()
+
+    async def write(self) -> None:
+        """Write until cancelled, or until the client is lost."""
+        while self.failure is None:
+            message = await self._messages.get()
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    await self._context.write(message)
+            except TimeoutError:
+                self.failure = ClientStalled(f"the client read nothing for {self._deadline_s:g} s")
+            except grpc.aio.BaseError:  # the call was cancelled, and this heard of it first
+                self.failure = asyncio.CancelledError()
+            self._messages.task_done()
+
+
+@asynccontextmanager
+async def outbox(context: Context, *, deadline_s: float, max_message_bytes: int) -> AsyncIterator[Outbox]:
+    """An outbox that writes while the block runs. A client that is lost ends the block at once.
+
+    Raises ClientStalled, or CancelledError when the client has left.
+    """
+    box = Outbox(context, deadline_s=deadline_s, max_message_bytes=max_message_bytes)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as block:
+            writing = asyncio.create_task(box.write())
+            writing.add_done_callback(lambda done: None if done.cancelled() else block.reschedule(loop.time()))
+            try:
+                yield box
+            finally:
+                writing.cancel()
+                await asyncio.wait([writing])
+    except TimeoutError:
+        if box.failure is None:
+            raise
+        raise box.failure from None
+
+
+def refuse_too_large(message: Message, max_message_bytes: int) -> None:
+    """Raise AnswerTooLarge for a message that gRPC would not carry."""
+    size = message.ByteSize()
+    if size > max_message_bytes:
+        raise AnswerTooLarge(
+            f"the answer has {size} bytes, max_message_bytes = {max_message_bytes}: ask for less "
+            "(max_tokens, logprobs, prompt_logprobs), or use GenerateStream"
+        )

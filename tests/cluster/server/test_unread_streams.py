@@ -1,0 +1,80 @@
+"""Clients that do not read hold nothing for ever, and what they leave is counted as what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from gemray.v1 import generation_pb2 as pb
+from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, serving
+from support.waiting import eventually
+
+HI = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParameters(max_tokens=4))
+UNREAD = pb.GenerateStreamRequest(
+    text="Hi", sampling=pb.SamplingParameters(max_tokens=240, ignore_eos=True, logprobs=20)
+)
+
+SMALL_WINDOW = (
+    ("grpc.http2.lookahead_bytes", 1024),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""Of a client that takes little before it reads: streams block after a few messages, not after 64 KiB."""
+
+
+@asynccontextmanager
+async def idle_client(served: Serving, number: int) -> AsyncIterator[list[Any]]:
+    """Streams that nobody reads."""
+    async with grpc.aio.insecure_channel(served.server.address, options=SMALL_WINDOW) as channel:
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        calls = [stub.GenerateStream(UNREAD) for _ in range(number)]
+        await asyncio.gather(*(call.initial_metadata() for call in calls))
+        yield calls
+
+
+async def test_unread_streams_give_their_places_back(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang(), max_live_requests=8, write_deadline_s=600) as served:
+        async with idle_client(served, 8) as calls:
+            await eventually(lambda: served.server.admission.completed == 8, 20)
+            assert (await served.stub.Generate(HI, timeout=5)).request_id
+            answers = [[message async for message in call] for call in calls]
+        assert all(answer[-1].final.usage.completion_tokens == 240 for answer in answers), "nothing was lost"
+
+
+async def test_a_cancelled_stream_that_is_not_read_is_no_fault(
+    tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tokenizer, FakeGang(Script(delay_s=0.005))) as served:
+        async with idle_client(served, 20) as calls:
+            await asyncio.sleep(0.5)
+            for call in calls:
+                call.cancel()
+        await eventually(lambda: served.server.admission.active == 0, 10)
+        assert served.server.admission.failed == 0
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_an_answer_over_the_limit_counts_as_failed(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang(), max_message_bytes=1 << 16) as served:
+        request = pb.GenerateRequest(text="Hi", sampling=UNREAD.sampling)
+        with pytest.raises(grpc.aio.AioRpcError, match="max_message_bytes = 65536") as caught:
+            await served.stub.Generate(request)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (served.server.admission.completed, served.server.admission.failed) == (0, 1)
+
+
+async def test_a_client_that_reads_nothing_loses_its_stream_at_the_write_deadline(tokenizer: ChatTokenizer) -> None:
+    endless = FakeGang(Script(delay_s=0.02))
+    async with serving(tokenizer, endless, write_deadline_s=0.3) as served:
+        async with idle_client(served, 1):
+            await eventually(lambda: served.server.admission.cancelled == 1, 4)
+        assert len(endless.cancelled) == 1
