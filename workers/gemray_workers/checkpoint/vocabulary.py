@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gemray_workers.checkpoint.index import StoredTensor, read_index
+from gemray_workers.checkpoint.index import StoredTensor, file_of_tensor, read_index
 from gemray_workers.errors import CheckpointError
 
 HEAD = "lm_head"
@@ -45,13 +46,25 @@ def stored_vocabulary(directory: str | os.PathLike[str], embedding: str, *, tied
     try:
         tensors = read_index(directory).tensors
     except CheckpointError:
-        return StoredVocabulary(None, has_own_head=not tied)
+        return StoredVocabulary(_rows_of(directory, embedding), has_own_head=not tied)
     table, head = tensors.get(embedding), tensors.get(HEAD_WEIGHT)
     differ = table is not None and head is not None and not _equal(table, head)
     return StoredVocabulary(
         rows=table.shape[0] if table is not None and table.shape else None,
         has_own_head=not tied or differ,
     )
+
+
+def _rows_of(directory: str | os.PathLike[str], name: str) -> int | None:
+    """Rows of one tensor where the index names its file, though something else of the checkpoint is unsound."""
+    try:
+        file = file_of_tensor(Path(directory), name)
+        if file is None:
+            return None
+        with safe_open(file, framework="pt") as tensors:
+            return int(tensors.get_slice(name).get_shape()[0])
+    except (CheckpointError, SafetensorError, OSError):
+        return None
 
 
 def _equal(first: StoredTensor, second: StoredTensor) -> bool:
