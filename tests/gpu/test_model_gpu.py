@@ -57,6 +57,7 @@ def everything() -> ModelConfig:
         hidden_size=128,
         vocab_size=VOCAB_SIZE,
         num_added=0,
+        has_own_head=False,
         num_attention_heads=4,
         max_position_embeddings=4096,
         rms_norm_eps=1e-6,

@@ -62,6 +62,7 @@ def model_of(geometry: Geometry) -> ModelConfig:
         hidden_size=64,
         vocab_size=256,
         num_added=0,
+        has_own_head=False,
         num_attention_heads=32,
         max_position_embeddings=131072,
         rms_norm_eps=1e-6,
