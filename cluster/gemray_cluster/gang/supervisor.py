@@ -22,8 +22,8 @@ PERIOD_S = 300.0
 """Failures longer ago than this do not count against a gang."""
 
 
-class KeptGang(GangClient, Protocol):
-    """What the keeper needs of a gang: see `Gang`."""
+class SupervisedGang(GangClient, Protocol):
+    """A gang as the supervisor uses it: launched once, and waited for until it ends."""
 
     async def launch(self, progress: ProgressListener = no_listener) -> None:
         """Start, once; raises GemrayError."""
@@ -34,7 +34,7 @@ class KeptGang(GangClient, Protocol):
         ...
 
 
-class GangKeeper:
+class Supervisor:
     """A `GangClient` that is STARTING until its gang serves, and again while that is rebuilt.
 
     A request that is live when a gang fails waits, and is replayed: prompt and the tokens that it gave so far. Equal
@@ -45,12 +45,12 @@ class GangKeeper:
         """Start nothing yet. After `max_rebuilds` failures within `PERIOD_S` the next one is final."""
         self._max_rebuilds = max_rebuilds
         self._clock = clock
-        self._make: Callable[[], KeptGang] | None = None
-        self._gang: KeptGang | None = None
+        self._make: Callable[[], SupervisedGang] | None = None
+        self._gang: SupervisedGang | None = None
         self._info: GangInfo | None = None
         self._failure: str | None = None
         self._failed_at: list[float] = []
-        self._keeping: asyncio.Task[None] | None = None
+        self._supervising: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._changed = asyncio.Condition()
         self._num_live = 0
@@ -90,11 +90,11 @@ class GangKeeper:
         """As in `GangClient`; 0 while there is no gang to be late."""
         return self._gang.seconds_since_heartbeat if self._gang and self.state is not GangState.STARTING else 0.0
 
-    async def start(self, make: Callable[[], KeptGang], progress: ProgressListener = no_listener) -> None:
+    async def start(self, make: Callable[[], SupervisedGang], progress: ProgressListener = no_listener) -> None:
         """Launch the first gang that `make` gives, and keep one from then on. Raises what its `launch` raises."""
         self._make = make
         await self._launch(progress)
-        self._keeping = asyncio.create_task(self._keep())
+        self._supervising = asyncio.create_task(self._supervise())
 
     async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
         """As in `GangClient`; raises `GangUnavailable` when no gang follows a failed one, or none for this request."""
@@ -128,18 +128,18 @@ class GangKeeper:
 
     async def stop(self) -> None:
         """As in `GangClient`; a rebuild is broken off."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.wait([self._supervising])
         if self._gang is not None:
             await self._gang.stop()
 
-    def _serving_gang(self) -> KeptGang:
+    def _serving_gang(self) -> SupervisedGang:
         if self._gang is None or self.state is not GangState.SERVING:
             raise GangUnavailable(why_not_serving(self))
         return self._gang
 
-    async def _gang_after(self, failed: KeptGang) -> KeptGang:
+    async def _gang_after(self, failed: SupervisedGang) -> SupervisedGang:
         """The gang that serves in place of one that failed. Raises `GangUnavailable` when none will."""
         async with self._changed:
             await self._changed.wait_for(
@@ -149,7 +149,7 @@ class GangKeeper:
             raise GangUnavailable(f"the gang failed: {self._failure}")
         return self._serving_gang()
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         """Rebuild until told to stop, or until too many gangs have failed."""
         try:
             while await self._ended_as_failed():

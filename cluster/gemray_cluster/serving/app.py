@@ -1,4 +1,4 @@
-"""A kept gang behind a gRPC server, from nothing to ready and back."""
+"""A supervised gang behind a gRPC server, from nothing to ready and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
-from gemray_cluster.gang.supervisor import GangKeeper
+from gemray_cluster.gang.supervisor import Supervisor
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.observability.request_trace import TracedGang, TraceInterceptor
 from gemray_cluster.ray_runtime.device import asked_device, choose_device
@@ -40,7 +40,7 @@ class Serving:
     """A server whose gang is ready, and is rebuilt when it fails."""
 
     server: GenerationServer
-    gang: GangKeeper
+    gang: Supervisor
 
 
 @asynccontextmanager
@@ -61,11 +61,11 @@ async def serving(
     asked = asked_device(settings.device)
     if asked is not None:  # else it takes the cluster to tell
         await asyncio.to_thread(_refuse_unfit, settings, asked)
-    keeper = GangKeeper(max_rebuilds=cluster_config.max_rebuilds)
+    supervisor = Supervisor(max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
     interceptor = TraceInterceptor(RequestMetrics(registry))
-    registry.register(EngineCollector(lambda: keeper))
-    server = GenerationServer(server_config, TracedGang(keeper), reader, interceptors=[interceptor])
+    registry.register(EngineCollector(lambda: supervisor))
+    server = GenerationServer(server_config, TracedGang(supervisor), reader, interceptors=[interceptor])
     async with AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.close)
@@ -86,11 +86,11 @@ async def serving(
             bundle=rank_bundle(cluster_config, engine_config.device),
             checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
         )
-        await keeper.start(lambda: RayGang(cluster_config, engine_config), progress)
-        stack.push_async_callback(keeper.stop)
+        await supervisor.start(lambda: RayGang(cluster_config, engine_config), progress)
+        stack.push_async_callback(supervisor.stop)
         await server.report_health()
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first
-        yield Serving(server, keeper)
+        yield Serving(server, supervisor)
         await server.drain()
 
 

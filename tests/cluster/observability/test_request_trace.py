@@ -67,7 +67,9 @@ async def watched(tokenizer: ChatTokenizer, script: Script, **config: object) ->
     interceptor = TraceInterceptor(RequestMetrics(registry))
     endpoint = MetricsServer(registry, host="127.0.0.1", port=0)
     try:
-        async with serving(tokenizer, gang, keeper=TracedGang(gang), interceptors=[interceptor], **config) as running:
+        async with serving(
+            tokenizer, gang, supervisor=TracedGang(gang), interceptors=[interceptor], **config
+        ) as running:
             yield Watched(running, registry, f"http://127.0.0.1:{endpoint.port}/metrics")
     finally:
         endpoint.close()

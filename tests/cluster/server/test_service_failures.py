@@ -13,7 +13,7 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.supervisor import GangKeeper
+from gemray_cluster.gang.supervisor import Supervisor
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, retry_delay_of, serving
@@ -149,7 +149,7 @@ async def test_gang_that_does_not_serve(tokenizer: ChatTokenizer, state: GangSta
 
 
 class LaunchedGang(FakeGang):
-    """A fake that a keeper can keep."""
+    """A fake that a supervisor can keep."""
 
     async def launch(self, progress: ProgressListener = no_listener) -> None:
         self.state = GangState.SERVING
@@ -160,8 +160,8 @@ class LaunchedGang(FakeGang):
 
 
 async def test_server_listens_before_the_gang_is_there(tokenizer: ChatTokenizer) -> None:
-    gang, keeper = LaunchedGang(Script([180, 106])), GangKeeper(max_rebuilds=0)
-    async with serving(tokenizer, gang, keeper=keeper) as served:
+    gang, supervisor = LaunchedGang(Script([180, 106])), Supervisor(max_rebuilds=0)
+    async with serving(tokenizer, gang, supervisor=supervisor) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -169,9 +169,9 @@ async def test_server_listens_before_the_gang_is_there(tokenizer: ChatTokenizer)
         assert stats.state == pb.SERVER_STATE_STARTING
         assert not stats.HasField("engine")
         assert (await served.stub.Tokenize(pb.TokenizeRequest(text="Hi"))).token_ids[0] == 2
-        await keeper.start(lambda: gang)
+        await supervisor.start(lambda: gang)
         assert (await served.stub.Generate(HI)).text == "H"
-        await keeper.stop()
+        await supervisor.stop()
 
 
 async def test_many_at_once(tokenizer: ChatTokenizer) -> None:

@@ -56,13 +56,13 @@ async def serving(
     tokenizer: ChatTokenizer,
     gang: FakeGang,
     *,
-    keeper: GangClient | None = None,
+    supervisor: GangClient | None = None,
     interceptors: Sequence[Any] = (),
     **config: Any,
 ) -> AsyncIterator[Serving]:
-    """Serve `gang` (or `keeper`, when the gang comes later) on a free port."""
+    """Serve `gang` (or `supervisor`, when the gang comes later) on a free port."""
     reader = reader_of(tokenizer)
-    server = GenerationServer(ServerConfig(port=0, **config), keeper or gang, reader, interceptors=interceptors)
+    server = GenerationServer(ServerConfig(port=0, **config), supervisor or gang, reader, interceptors=interceptors)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.address, options=client_options(server.address)) as channel:

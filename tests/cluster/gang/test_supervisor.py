@@ -1,4 +1,4 @@
-"""A kept gang: a dead rank costs its requests a pause. Workers without a model, over plain processes."""
+"""A supervised gang: a dead rank costs its requests a pause. Workers without a model, over plain processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.gang.live_request import FRUITLESS_FAILURES, LiveRequest, Suspects
-from gemray_cluster.gang.supervisor import PERIOD_S, GangKeeper
+from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
@@ -52,143 +52,143 @@ class Models:
 class Listener:
     """A client that reads one stream to its end."""
 
-    def __init__(self, keeper: GangKeeper, request: Submit) -> None:
+    def __init__(self, supervisor: Supervisor, request: Submit) -> None:
         self.ids: list[int] = []
         self.finish: str | None = None
-        self.task = asyncio.create_task(self._listen(keeper, request))
+        self.task = asyncio.create_task(self._listen(supervisor, request))
 
-    async def _listen(self, keeper: GangKeeper, request: Submit) -> None:
-        async for delta in keeper.generate(request):
+    async def _listen(self, supervisor: Supervisor, request: Submit) -> None:
+        async for delta in supervisor.generate(request):
             assert delta.request_id == request.request_id
             self.ids += delta.token_ids
             self.finish = delta.finish
 
 
 @pytest.fixture
-async def keeper() -> AsyncIterator[GangKeeper]:
-    kept = GangKeeper(max_rebuilds=3)
-    yield kept
-    await kept.stop()
+async def supervisor() -> AsyncIterator[Supervisor]:
+    supervised = Supervisor(max_rebuilds=3)
+    yield supervised
+    await supervised.stop()
 
 
 eventually = functools.partial(waiting.eventually, deadline_s=20.0)
 
 
-def kill(keeper: GangKeeper, rank: int) -> None:
-    os.kill(int(keeper.info.ranks[rank].host), signal.SIGKILL)  # the fake worker says its process id there
+def kill(supervisor: Supervisor, rank: int) -> None:
+    os.kill(int(supervisor.info.ranks[rank].host), signal.SIGKILL)  # the fake worker says its process id there
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-async def test_a_killed_rank_costs_a_pause(keeper: GangKeeper, victim: int) -> None:
-    assert keeper.state is GangState.STARTING
-    await keeper.start(Models("/fake"))
-    first = keeper.info
-    listeners = [Listener(keeper, submit(f"r{i}", max_tokens=300 + i)) for i in range(4)]
+async def test_a_killed_rank_costs_a_pause(supervisor: Supervisor, victim: int) -> None:
+    assert supervisor.state is GangState.STARTING
+    await supervisor.start(Models("/fake"))
+    first = supervisor.info
+    listeners = [Listener(supervisor, submit(f"r{i}", max_tokens=300 + i)) for i in range(4)]
     await eventually(lambda: all(len(listener.ids) > 3 for listener in listeners))
-    kill(keeper, victim)
+    kill(supervisor, victim)
 
-    await eventually(lambda: keeper.state is not GangState.SERVING)
-    states = {keeper.state}
-    while keeper.state is not GangState.SERVING:
-        states.add(keeper.state)
+    await eventually(lambda: supervisor.state is not GangState.SERVING)
+    states = {supervisor.state}
+    while supervisor.state is not GangState.SERVING:
+        states.add(supervisor.state)
         await asyncio.sleep(0.01)
     assert states == {GangState.STARTING}, "not FAILED: a restart of the server would not help"
-    assert keeper.num_rebuilds == 1
-    assert keeper.failure is None
-    assert keeper.info != first
+    assert supervisor.num_rebuilds == 1
+    assert supervisor.failure is None
+    assert supervisor.info != first
 
     await asyncio.wait_for(asyncio.gather(*(listener.task for listener in listeners)), 20)
     assert [listener.ids for listener in listeners] == [expected(300 + i) for i in range(4)]
     assert {listener.finish for listener in listeners} == {"length"}
 
 
-async def test_new_requests_are_refused_while_it_is_rebuilt(keeper: GangKeeper) -> None:
-    await keeper.start(Models("/fake", "/pauses"))
-    kill(keeper, 1)
-    await eventually(lambda: keeper.failure is not None)
+async def test_new_requests_are_refused_while_it_is_rebuilt(supervisor: Supervisor) -> None:
+    await supervisor.start(Models("/fake", "/pauses"))
+    kill(supervisor, 1)
+    await eventually(lambda: supervisor.failure is not None)
     with pytest.raises(GangUnavailable, match=r"the gang is starting: rank 1: its process died"):
-        await Listener(keeper, submit("new", max_tokens=1)).task
-    assert keeper.info.model.vocab_size == 1000, "what is served has not changed"
-    assert keeper.seconds_since_heartbeat == 0.0
-    await eventually(lambda: keeper.state is GangState.SERVING)
-    served = Listener(keeper, submit("new", max_tokens=3))
+        await Listener(supervisor, submit("new", max_tokens=1)).task
+    assert supervisor.info.model.vocab_size == 1000, "what is served has not changed"
+    assert supervisor.seconds_since_heartbeat == 0.0
+    await eventually(lambda: supervisor.state is GangState.SERVING)
+    served = Listener(supervisor, submit("new", max_tokens=3))
     await served.task
     assert served.ids == expected(3)
 
 
 async def test_without_rebuilds_the_first_failure_is_final() -> None:
-    keeper = GangKeeper(max_rebuilds=0)
-    await keeper.start(Models("/fake"))
-    listener = Listener(keeper, submit("x", max_tokens=10**6))
+    supervisor = Supervisor(max_rebuilds=0)
+    await supervisor.start(Models("/fake"))
+    listener = Listener(supervisor, submit("x", max_tokens=10**6))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(keeper, 1)
+    kill(supervisor, 1)
     with pytest.raises(GangUnavailable, match=r"the gang failed: rank 1: its process died"):
         await asyncio.wait_for(listener.task, 10)
-    assert await asyncio.wait_for(keeper.wait_ended(), 10) is GangState.FAILED
-    assert keeper.failure is not None
-    assert keeper.failure.startswith("rank 1: its process died")
-    await keeper.stop()
-    assert keeper.state is GangState.FAILED
+    assert await asyncio.wait_for(supervisor.wait_ended(), 10) is GangState.FAILED
+    assert supervisor.failure is not None
+    assert supervisor.failure.startswith("rank 1: its process died")
+    await supervisor.stop()
+    assert supervisor.state is GangState.FAILED
 
 
-async def test_a_request_that_kills_every_gang_ends_and_the_others_go_on(keeper: GangKeeper) -> None:
-    await keeper.start(Models("/fake"))
-    others = [Listener(keeper, submit(f"other{i}", max_tokens=200)) for i in range(3)]
+async def test_a_request_that_kills_every_gang_ends_and_the_others_go_on(supervisor: Supervisor) -> None:
+    await supervisor.start(Models("/fake"))
+    others = [Listener(supervisor, submit(f"other{i}", max_tokens=200)) for i in range(3)]
     await eventually(lambda: all(len(other.ids) > 0 for other in others))
-    deadly = Listener(keeper, submit("deadly", max_tokens=5, prompt=DEADLY_PROMPT))
+    deadly = Listener(supervisor, submit("deadly", max_tokens=5, prompt=DEADLY_PROMPT))
     with pytest.raises(GangUnavailable):
         await asyncio.wait_for(deadly.task, 60)
     await asyncio.wait_for(asyncio.gather(*(other.task for other in others)), 60)
     assert [other.ids for other in others] == [expected(200)] * 3
-    assert keeper.num_rebuilds == FRUITLESS_FAILURES + 1
+    assert supervisor.num_rebuilds == FRUITLESS_FAILURES + 1
 
 
-async def test_a_gang_that_cannot_start_again_says_both_reasons(keeper: GangKeeper) -> None:
-    await keeper.start(Models("/fake", "/missing"))
-    listener = Listener(keeper, submit("x", max_tokens=10**6))
+async def test_a_gang_that_cannot_start_again_says_both_reasons(supervisor: Supervisor) -> None:
+    await supervisor.start(Models("/fake", "/missing"))
+    listener = Listener(supervisor, submit("x", max_tokens=10**6))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(keeper, 0)
+    kill(supervisor, 0)
     with pytest.raises(GangUnavailable, match=r"could not be rebuilt: /missing/config\.json: no such file .*rank 0"):
         await asyncio.wait_for(listener.task, 20)
-    assert await keeper.wait_ended() is GangState.FAILED
+    assert await supervisor.wait_ended() is GangState.FAILED
 
 
-async def test_a_rank_that_dies_while_it_is_rebuilt_counts_as_another_failure(keeper: GangKeeper) -> None:
-    await keeper.start(Models("/fake", "/dies", "/fake"))
-    listener = Listener(keeper, submit("x", max_tokens=200))
+async def test_a_rank_that_dies_while_it_is_rebuilt_counts_as_another_failure(supervisor: Supervisor) -> None:
+    await supervisor.start(Models("/fake", "/dies", "/fake"))
+    listener = Listener(supervisor, submit("x", max_tokens=200))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(keeper, 0)
+    kill(supervisor, 0)
     await asyncio.wait_for(listener.task, 40)
     assert listener.ids == expected(200)
-    assert keeper.num_rebuilds == 1
+    assert supervisor.num_rebuilds == 1
 
 
-async def test_stopping_breaks_a_rebuild_off(keeper: GangKeeper) -> None:
-    await keeper.start(Models("/fake", "/slow"))
-    listener = Listener(keeper, submit("x", max_tokens=10**6))
+async def test_stopping_breaks_a_rebuild_off(supervisor: Supervisor) -> None:
+    await supervisor.start(Models("/fake", "/slow"))
+    listener = Listener(supervisor, submit("x", max_tokens=10**6))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(keeper, 0)
-    await eventually(lambda: keeper.failure is not None)
+    kill(supervisor, 0)
+    await eventually(lambda: supervisor.failure is not None)
     await asyncio.sleep(1.0)
-    await asyncio.wait_for(keeper.stop(), 10)
-    assert keeper.state is GangState.STOPPED
+    await asyncio.wait_for(supervisor.stop(), 10)
+    assert supervisor.state is GangState.STOPPED
     with pytest.raises(GangUnavailable):
         await asyncio.wait_for(listener.task, 1)
 
 
 async def test_old_failures_are_forgotten() -> None:
     now = 0.0
-    keeper = GangKeeper(max_rebuilds=1, clock=lambda: now)
-    await keeper.start(Models("/fake"))
+    supervisor = Supervisor(max_rebuilds=1, clock=lambda: now)
+    await supervisor.start(Models("/fake"))
     for round_number in range(2):
-        kill(keeper, 1)
-        await eventually(lambda count=round_number + 1: keeper.num_rebuilds == count)  # type: ignore[misc]
+        kill(supervisor, 1)
+        await eventually(lambda count=round_number + 1: supervisor.num_rebuilds == count)  # type: ignore[misc]
         now += PERIOD_S + 1
-    kill(keeper, 1)
-    await eventually(lambda: keeper.num_rebuilds == 3)
-    kill(keeper, 1)
-    assert await asyncio.wait_for(keeper.wait_ended(), 20) is GangState.FAILED
-    await keeper.stop()
+    kill(supervisor, 1)
+    await eventually(lambda: supervisor.num_rebuilds == 3)
+    kill(supervisor, 1)
+    assert await asyncio.wait_for(supervisor.wait_ended(), 20) is GangState.FAILED
+    await supervisor.stop()
 
 
 def test_a_live_request_is_replayed_with_what_it_got() -> None:
