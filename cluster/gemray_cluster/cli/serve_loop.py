@@ -60,7 +60,7 @@ async def _run(settings: ServeSettings) -> None:
             weights = " with random weights" if settings.random_weights else ""
             _say(f"ready: serving {settings.model}{weights} on {running.server.address}")
             await _until_told_or_failed(running, told_to_end)
-            _say(f"draining {running.server.admission.active} requests")
+            _say(f"draining {running.server.limiter.active} requests")
     except asyncio.CancelledError:
         _say("ended without waiting" if ready.is_set() else "ended before the gang was ready")
         raise KeyboardInterrupt from None

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.gang.client import GangState
-from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.generation import Generation
+from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.text.output import Ending, OutputPiece
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.messages import (
@@ -167,15 +167,15 @@ def _kv_group(group: KVGroupInfo) -> pb.KvGroup:
     )
 
 
-def requests_of(admission: Admission) -> pb.Requests:
+def requests_of(limiter: RequestLimiter) -> pb.Requests:
     """The server's own counts."""
     return pb.Requests(
-        active=admission.active,
-        limit=admission.limit,
-        completed=admission.completed,
-        cancelled=admission.cancelled,
-        failed=admission.failed,
-        rejected=admission.rejected,
+        active=limiter.active,
+        limit=limiter.limit,
+        completed=limiter.completed,
+        cancelled=limiter.cancelled,
+        failed=limiter.failed,
+        rejected=limiter.rejected,
     )
 
 

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio  # type: ignore[attr-defined]
 
 from gemray_cluster.gang.client import GangClient, GangState
-from gemray_cluster.server.admission import Admission
+from gemray_cluster.server.request_limiter import RequestLimiter
 
 LIVENESS = "gemray.liveness"
 """SERVING while the gang starts, serves, drains or is rebuilt; NOT_SERVING once it has failed for good."""
@@ -24,16 +24,16 @@ POLL_S = 0.1
 class HealthReporter:
     """Keeps the health servicer true to the state of gang and server."""
 
-    def __init__(self, gang: GangClient, admission: Admission, service_names: tuple[str, ...]) -> None:
+    def __init__(self, gang: GangClient, limiter: RequestLimiter, service_names: tuple[str, ...]) -> None:
         """`service_names` get the same status as the server as a whole, which is the empty name."""
         self.servicer: Any = aio.HealthServicer()
         self._gang = gang
-        self._admission = admission
+        self._limiter = limiter
         self._names = ("", *service_names)
 
     async def update(self) -> None:
         """Report the present state."""
-        serving = self._gang.state is GangState.SERVING and not self._admission.is_closed
+        serving = self._gang.state is GangState.SERVING and not self._limiter.is_closed
         for name in self._names:
             await self.servicer.set(name, _status(serving))
         await self.servicer.set(LIVENESS, _status(self._gang.state not in (GangState.FAILED, GangState.STOPPED)))

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha import reflection
 
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import GangClient
-from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.auth import BearerAuth, read_tokens
 from gemray_cluster.server.channel_options import server_options
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.health import HealthReporter
+from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.service import SERVICE, SERVICE_NAME, GenerationService
 from gemray_cluster.server.text_work import TextWork
@@ -43,10 +43,10 @@ class GenerationServer:
         """`interceptors` see every call, refused ones too: they come before authentication."""
         self._config = config
         self._interceptors = interceptors
-        self.admission = Admission(config.max_live_requests)
-        self._health = HealthReporter(gang, self.admission, (SERVICE_NAME,))
+        self.limiter = RequestLimiter(config.max_live_requests)
+        self._health = HealthReporter(gang, self.limiter, (SERVICE_NAME,))
         self._text_work = TextWork()
-        self._service = GenerationService(gang, reader, self.admission, self._text_work, config)
+        self._service = GenerationService(gang, reader, self.limiter, self._text_work, config)
         self._server: grpc.aio.Server | None = None
         self._health_task: asyncio.Task[None] | None = None
         self.port = config.port
@@ -86,24 +86,24 @@ class GenerationServer:
 
     async def drain(self) -> bool:
         """Take no more requests and wait for the live ones; False when some outlast the deadline."""
-        self.admission.close()
+        self.limiter.close()
         await self._health.update()
         try:
-            await asyncio.wait_for(self.admission.wait_until_idle(), self._config.drain_deadline_s)
+            await asyncio.wait_for(self.limiter.wait_until_idle(), self._config.drain_deadline_s)
         except TimeoutError:
             return False
         return True
 
     async def close(self) -> None:
         """End every call that is left and stop listening. Idempotent."""
-        self.admission.close()
+        self.limiter.close()
         if self._health_task is not None:
             self._health_task.cancel()
             await asyncio.wait([self._health_task])
             self._health_task = None
         if self._server is not None:
             await self._health.update()
-            await self._server.stop(CLOSE_GRACE_S if self.admission.active == 0 else None)
+            await self._server.stop(CLOSE_GRACE_S if self.limiter.active == 0 else None)
             self._server = None
         self._text_work.close()
 

@@ -12,11 +12,11 @@ from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, why_not_serving
 from gemray_cluster.observability.request_trace import completed, identify
 from gemray_cluster.server import convert
-from gemray_cluster.server.admission import Admission
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.outbox import outbox, refuse_too_large
+from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id, text_cost
 from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
@@ -32,13 +32,18 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """The servicer. Cancelling a call (client gone, deadline passed) cancels its task, which stops the generation."""
 
     def __init__(
-        self, gang: GangClient, reader: RequestReader, admission: Admission, text_work: TextWork, config: ServerConfig
+        self,
+        gang: GangClient,
+        reader: RequestReader,
+        limiter: RequestLimiter,
+        text_work: TextWork,
+        config: ServerConfig,
     ) -> None:
         self._config = config
         self._gang = gang
         self._reader = reader
-        self._admission = admission
-        self._tokenizing = Admission(max(1, admission.limit // TOKENIZE_SHARE))
+        self._limiter = limiter
+        self._tokenizing = RequestLimiter(max(1, limiter.limit // TOKENIZE_SHARE))
         self._text_work = text_work
         self._started_at = time.monotonic()
 
@@ -97,7 +102,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 state=self._state(),
                 uptime_seconds=time.monotonic() - self._started_at,
                 seconds_since_heartbeat=self._gang.seconds_since_heartbeat if stats else 0.0,
-                requests=convert.requests_of(self._admission),
+                requests=convert.requests_of(self._limiter),
                 engine=convert.engine_stats(stats, self._gang.info.model) if stats else None,
             )
 
@@ -106,7 +111,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self, request: GenerationRequest, request_id: str, context: Context
     ) -> AsyncGenerator[Generation, None]:
         """Admit, validate, tokenize."""
-        with self._admission.admit():
+        with self._limiter.admit():
             if self._gang.state is not GangState.SERVING:
                 raise GangUnavailable(why_not_serving(self._gang))
             model = self._gang.info.model
@@ -122,7 +127,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return convert.completion_of(generation, generation.ending, self._gang.info.model)
 
     def _state(self) -> pb.ServerState:
-        draining = self._admission.is_closed and self._gang.state is GangState.SERVING
+        draining = self._limiter.is_closed and self._gang.state is GangState.SERVING
         return pb.SERVER_STATE_DRAINING if draining else convert.SERVER_STATES[self._gang.state]
 
 

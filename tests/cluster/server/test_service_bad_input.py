@@ -143,7 +143,7 @@ async def test_bad_value(served: Serving, method: str, field: str, request_field
 
     alive = await served.stub.Generate(pb.GenerateRequest(text="Hi"))
     assert list(alive.token_ids) == [120, 121, 106]
-    assert served.server.admission.active == 0
+    assert served.server.limiter.active == 0
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -33,7 +33,7 @@ async def within(seconds: float, condition: Callable[[], bool]) -> None:
 
 async def assert_idle_and_alive(served: Serving) -> None:
     assert served.gang.num_active == 0
-    await within(1, lambda: served.server.admission.active == 0)
+    await within(1, lambda: served.server.limiter.active == 0)
     served.gang.script = Script([180, 106])
     assert (await served.stub.Generate(HI)).text == "H"
 
@@ -46,7 +46,7 @@ async def test_cancelled_stream_stops_the_generation(tokenizer: ChatTokenizer) -
         call.cancel()
         await within(1, lambda: served.gang.cancelled == [served.gang.submitted[0].request_id])
         await assert_idle_and_alive(served)
-        assert served.server.admission.cancelled == 1
+        assert served.server.limiter.cancelled == 1
 
 
 async def test_cancelled_unary_call_stops_the_generation(tokenizer: ChatTokenizer) -> None:
@@ -101,7 +101,7 @@ async def test_a_stream_that_fails_never_ends_ok(
         with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
             await served.stub.Generate(HI)
         assert caught.value.code() is code
-        assert served.server.admission.failed == 2
+        assert served.server.limiter.failed == 2
         await assert_idle_and_alive(served)
 
 
@@ -130,7 +130,7 @@ async def test_full_queue(tokenizer: ChatTokenizer) -> None:
         assert (stats.requests.active, stats.requests.limit, stats.requests.rejected) == (2, 2, 1)
         for call in calls:
             call.cancel()
-        await within(1, lambda: served.server.admission.active == 0)
+        await within(1, lambda: served.server.limiter.active == 0)
         await assert_idle_and_alive(served)
 
 

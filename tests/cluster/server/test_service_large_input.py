@@ -165,7 +165,7 @@ async def test_many_short_tokenize_calls_hold_up_nobody(served: Serving) -> None
         answers = await asyncio.gather(*calls, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
     assert {error.code() for error in refused} <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert len(answers) - len(refused) >= served.server.admission.limit // 4
+    assert len(answers) - len(refused) >= served.server.limiter.limit // 4
     assert await served.stub.Tokenize(pb.TokenizeRequest(text="Hi"))
 
 

@@ -44,7 +44,7 @@ async def idle_client(served: Serving, number: int) -> AsyncIterator[list[Any]]:
 async def test_unread_streams_give_their_places_back(tokenizer: ChatTokenizer) -> None:
     async with serving(tokenizer, FakeGang(), max_live_requests=8, write_deadline_s=600) as served:
         async with idle_client(served, 8) as calls:
-            await eventually(lambda: served.server.admission.completed == 8, 20)
+            await eventually(lambda: served.server.limiter.completed == 8, 20)
             assert (await served.stub.Generate(HI, timeout=5)).request_id
             answers = [[message async for message in call] for call in calls]
         assert all(answer[-1].final.usage.completion_tokens == 240 for answer in answers), "nothing was lost"
@@ -58,8 +58,8 @@ async def test_a_cancelled_stream_that_is_not_read_is_no_fault(
             await asyncio.sleep(0.5)
             for call in calls:
                 call.cancel()
-        await eventually(lambda: served.server.admission.active == 0, 10)
-        assert served.server.admission.failed == 0
+        await eventually(lambda: served.server.limiter.active == 0, 10)
+        assert served.server.limiter.failed == 0
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -69,12 +69,12 @@ async def test_an_answer_over_the_limit_counts_as_failed(tokenizer: ChatTokenize
         with pytest.raises(grpc.aio.AioRpcError, match="max_message_bytes = 65536") as caught:
             await served.stub.Generate(request)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert (served.server.admission.completed, served.server.admission.failed) == (0, 1)
+        assert (served.server.limiter.completed, served.server.limiter.failed) == (0, 1)
 
 
 async def test_a_client_that_reads_nothing_loses_its_stream_at_the_write_deadline(tokenizer: ChatTokenizer) -> None:
     endless = FakeGang(Script(delay_s=0.02))
     async with serving(tokenizer, endless, write_deadline_s=0.3) as served:
         async with idle_client(served, 1):
-            await eventually(lambda: served.server.admission.cancelled == 1, 4)
+            await eventually(lambda: served.server.limiter.cancelled == 1, 4)
         assert len(endless.cancelled) == 1

@@ -14,7 +14,7 @@ from torch import Tensor
 from gemray_kernels.reference.token_choice import ChoiceKernels
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.choose import Choice, choose
+from gemray_workers.sampling.choose import ChosenTokens, choose
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.state import SamplingState
@@ -89,7 +89,7 @@ def choose_rows(
     features: Features | None = None,
     device: torch.device = CPU,
     softcap: float | None = None,
-) -> Choice:
+) -> ChosenTokens:
     """Choose for rows written out one by one, through the tables of slots."""
     rows = SlotRows(requests, shard, compute_dtype(logits_RV.dtype), device, kernels)
     return choose(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.stopping import Ending, trim
+from gemray_workers.scheduling.stopping import TrimmedTokens, trim
 
 STOP = 9
 
@@ -25,32 +25,32 @@ def params(max_tokens: int, min_tokens: int = 0, stops: tuple[int, ...] = (STOP,
 
 def ending(
     token_ids: list[int], request: SamplingParams, *, num_generated: int = 0, num_tokens: int = 4, max_len: int = 100
-) -> Ending:
+) -> TrimmedTokens:
     return trim(token_ids, num_generated=num_generated, num_tokens=num_tokens, params=request, max_model_len=max_len)
 
 
 @pytest.mark.parametrize(
     ("token_ids", "request_params", "expected"),
     [
-        ([10, 11, STOP, 20, 21], params(5), Ending(3, "stop_token", STOP)),
-        ([10, 11, 12, 13, 14, STOP], params(5), Ending(5, "length")),
-        ([10, 11, 12, 13, STOP], params(5), Ending(5, "stop_token", STOP)),
-        ([10, 11, 12, 13, 14], params(5), Ending(5, "length")),
-        ([10, 11, 12], params(5), Ending(3)),
-        ([STOP, 10, STOP, 11], params(9, min_tokens=1), Ending(3, "stop_token", STOP)),
-        ([STOP, 10, STOP, 11], params(9, min_tokens=3), Ending(4)),
-        ([10, STOP], params(9, stops=()), Ending(2)),
-        ([10, 8, STOP], params(9, stops=(STOP, 8)), Ending(2, "stop_token", 8)),
-        ([], params(5), Ending(0)),
+        ([10, 11, STOP, 20, 21], params(5), TrimmedTokens(3, "stop_token", STOP)),
+        ([10, 11, 12, 13, 14, STOP], params(5), TrimmedTokens(5, "length")),
+        ([10, 11, 12, 13, STOP], params(5), TrimmedTokens(5, "stop_token", STOP)),
+        ([10, 11, 12, 13, 14], params(5), TrimmedTokens(5, "length")),
+        ([10, 11, 12], params(5), TrimmedTokens(3)),
+        ([STOP, 10, STOP, 11], params(9, min_tokens=1), TrimmedTokens(3, "stop_token", STOP)),
+        ([STOP, 10, STOP, 11], params(9, min_tokens=3), TrimmedTokens(4)),
+        ([10, STOP], params(9, stops=()), TrimmedTokens(2)),
+        ([10, 8, STOP], params(9, stops=(STOP, 8)), TrimmedTokens(2, "stop_token", 8)),
+        ([], params(5), TrimmedTokens(0)),
     ],
 )
-def test_the_earliest_event_wins(token_ids: list[int], request_params: SamplingParams, expected: Ending) -> None:
+def test_the_earliest_event_wins(token_ids: list[int], request_params: SamplingParams, expected: TrimmedTokens) -> None:
     assert ending(token_ids, request_params) == expected
 
 
 def test_the_model_length_ends_a_sequence() -> None:
-    assert ending([1, 2, 3], params(50), num_tokens=8, max_len=10) == Ending(2, "length")
-    assert ending([1, STOP, 3], params(50), num_tokens=8, max_len=10) == Ending(2, "stop_token", STOP)
+    assert ending([1, 2, 3], params(50), num_tokens=8, max_len=10) == TrimmedTokens(2, "length")
+    assert ending([1, STOP, 3], params(50), num_tokens=8, max_len=10) == TrimmedTokens(2, "stop_token", STOP)
 
 
 @given(
@@ -73,7 +73,7 @@ def test_any_blocks_end_like_single_tokens(
 ) -> None:
     request = params(max_tokens, min_tokens, tuple(stops))
 
-    def run(sizes: list[int]) -> tuple[list[int], Ending | None]:
+    def run(sizes: list[int]) -> tuple[list[int], TrimmedTokens | None]:
         kept: list[int] = []
         rest = list(token_ids)
         for size in sizes:
@@ -81,7 +81,7 @@ def test_any_blocks_end_like_single_tokens(
             end = ending(block, request, num_generated=len(kept), num_tokens=prompt_len + len(kept), max_len=max_len)
             kept += block[: end.num_kept]
             if end.finish is not None:
-                return kept, Ending(len(kept), end.finish, end.matched_stop_id)
+                return kept, TrimmedTokens(len(kept), end.finish, end.matched_stop_id)
             assert end.num_kept == len(block)
         return kept, None
 

@@ -26,7 +26,7 @@ from gemray_workers.sampling.state import SamplingState
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTokens:
     """The tokens chosen, the same on every rank."""
 
     ids_R: Tensor
@@ -48,7 +48,7 @@ def choose(
     features: Features | None = None,
     drafts_RB: Tensor | None = None,
     softcap: float | None = None,
-) -> Choice:
+) -> ChosenTokens:
     """Choose one token a row, after its slot's edits.
 
     One all-gather carries what each rank offers. Only rows that draw from a whole vocabulary of which min_p, top_p or a
@@ -70,7 +70,7 @@ def choose(
     if logits_RV.shape != expected:
         raise ValueError(f"logits are {tuple(logits_RV.shape)}, expected {expected}: rows, local vocabulary columns")
     if not len(slot_R):
-        return Choice(slot_R)
+        return ChosenTokens(slot_R)
     features = state.features if features is None else features
     rows = state.rows(features, slot_R, position_R, drafts_RB)
     kernels, columns = state.kernels, state.columns
@@ -96,4 +96,4 @@ def choose(
         num_candidates=features.candidates,
         dtype=compute_dtype(logits_RV.dtype),
     )
-    return Choice(ids_R)
+    return ChosenTokens(ids_R)

@@ -11,7 +11,7 @@ from gemray_workers.messages import Submit
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.request import Sequence
-from gemray_workers.scheduling.stopping import Ending, trim
+from gemray_workers.scheduling.stopping import TrimmedTokens, trim
 
 MOST_LOOKED_AT = 256
 """Of the waiting, from the oldest on, in one step: a bound on the host's work."""
@@ -43,7 +43,7 @@ def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence
     )
 
 
-def replayed_ending(submit: Submit, max_model_len: int) -> Ending:
+def trim_replayed(submit: Submit, max_model_len: int) -> TrimmedTokens:
     """Whether the replayed tokens had already reached the end of the request, of which the client was not told."""
     return trim(
         submit.emitted_ids,
@@ -55,7 +55,7 @@ def replayed_ending(submit: Submit, max_model_len: int) -> Ending:
 
 
 @dataclass(frozen=True)
-class Admissions:
+class AdmissionDecision:
     """Who changes places before a step."""
 
     giving_way: SequenceOf[Sequence]
@@ -71,7 +71,7 @@ def choose_admissions(
     config: SchedulerConfig,
     *,
     num_free_slots: int,
-) -> Admissions:
+) -> AdmissionDecision:
     """Who finds a slot and pages: each that starts and each that runs must be able to compute all it knows and a little
     more.
 
@@ -84,7 +84,7 @@ def choose_admissions(
     same step.
     """
     if not waiting:
-        return Admissions([], [])
+        return AdmissionDecision([], [])
     missing = {id(sequence): _missing(sequence, ledger, config) for sequence in running}
     unclaimed = ledger.pages_free
     for pages in missing.values():
@@ -112,7 +112,7 @@ def choose_admissions(
         if _fits(sequence, unclaimed, most - len(admitted), ledger, config):
             unclaimed = _less(unclaimed, _demand(sequence, ledger, config))
             admitted.append(sequence)
-    return Admissions(giving_way, admitted)
+    return AdmissionDecision(giving_way, admitted)
 
 
 def _missing(sequence: Sequence, ledger: PageLedger, config: SchedulerConfig) -> dict[str, int]:

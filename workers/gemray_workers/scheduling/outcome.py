@@ -17,19 +17,19 @@ def apply_outcome(
     _check_outcome(rows, outcome)
     assert sequence.in_flight.pop(0) is rows, f"slot {rows.slot}: {rows} are not the oldest in flight"
     _keep_prompt_logprobs(sequence, rows, outcome)
-    ending = trim(
+    trimmed = trim(
         outcome.token_ids,
         num_generated=sequence.num_generated,
         num_tokens=len(sequence.tokens),
         params=sequence.params,
         max_model_len=max_model_len,
     )
-    kept_ids = outcome.token_ids[: ending.num_kept]
-    finish: FinishReason | None = ending.finish or ("fault" if outcome.fault is not None else None)
+    kept_ids = outcome.token_ids[: trimmed.num_kept]
+    finish: FinishReason | None = trimmed.finish or ("fault" if outcome.fault is not None else None)
 
     sequence.tokens.extend(kept_ids)
     sequence.num_computed += rows.num_known + outcome.num_accepted
-    sequence.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, ending.num_kept))
+    sequence.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, trimmed.num_kept))
     if finish is None:
         sequence.check()
     if not kept_ids and finish is None:
@@ -38,10 +38,10 @@ def apply_outcome(
     return SequenceDelta(
         request_id=sequence.request_id,
         token_ids=kept_ids,
-        logprobs=None if outcome.logprobs is None else outcome.logprobs[: ending.num_kept],
+        logprobs=None if outcome.logprobs is None else outcome.logprobs[: trimmed.num_kept],
         prompt_logprobs=prompt_logprobs,
         finish=finish,
-        matched_stop_id=ending.matched_stop_id,
+        matched_stop_id=trimmed.matched_stop_id,
         fault=outcome.fault if finish == "fault" else None,
         speculation=sequence.speculation.counters(),
     )

@@ -34,7 +34,7 @@ from collections.abc import Sequence as SequenceOf
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Submit
-from gemray_workers.scheduling.admission import choose_admissions, replayed_ending, sequence_of
+from gemray_workers.scheduling.admission import choose_admissions, sequence_of, trim_replayed
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.counters import Totals
 from gemray_workers.scheduling.outcome import apply_outcome
@@ -100,9 +100,9 @@ class Scheduler:
             raise InvalidField("request_id", submit.request_id, "an id that no live request has")
         max_model_len = self._config.max_model_len
         sequence = sequence_of(submit, arrival=self._num_arrivals, max_model_len=max_model_len)
-        ending = replayed_ending(submit, max_model_len)
-        if ending.finish is not None:
-            self._deltas.append(_last_delta(sequence, ending.finish, ending.matched_stop_id))
+        trimmed = trim_replayed(submit, max_model_len)
+        if trimmed.finish is not None:
+            self._deltas.append(_last_delta(sequence, trimmed.finish, trimmed.matched_stop_id))
             return
         self._num_arrivals += 1
         self._roster.enqueue(sequence)

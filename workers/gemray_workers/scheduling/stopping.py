@@ -10,7 +10,7 @@ from gemray_workers.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
-class Ending:
+class TrimmedTokens:
     """How many of the new tokens stay, and why the sequence ends there, if it does."""
 
     num_kept: int
@@ -25,7 +25,7 @@ def trim(
     num_tokens: int,
     params: SamplingParams,
     max_model_len: int,
-) -> Ending:
+) -> TrimmedTokens:
     """Find the first of: a stop id once `min_tokens` were generated, the `max_tokens`-th generated token, the
     `max_model_len`-th token. A stop id that uses up the budget is a stop. The token that ends the sequence stays.
 
@@ -37,7 +37,7 @@ def trim(
     room = min(params.max_tokens - num_generated, max_model_len - num_tokens)
     for index, token_id in enumerate(token_ids[: max(room, 0)]):
         if token_id in params.stop_token_ids and num_generated + index >= params.min_tokens:
-            return Ending(index + 1, "stop_token", token_id)
+            return TrimmedTokens(index + 1, "stop_token", token_id)
     if len(token_ids) >= room:
-        return Ending(max(room, 0), "length")
-    return Ending(len(token_ids))
+        return TrimmedTokens(max(room, 0), "length")
+    return TrimmedTokens(len(token_ids))

@@ -29,7 +29,7 @@ dividing by them would overflow float32."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTokens:
     """The tokens chosen, the same on every rank."""
 
     ids_R: Tensor
@@ -45,7 +45,7 @@ def choose_tokens(
     comm: Communicator,
     *,
     noise: KeyedNoise = keyed_gumbel,
-) -> Choice:
+) -> ChosenTokens:
     """Choose one token a row, after the rows' edits.
 
     One all-gather carries the candidates of all rows; a batch in which a row has min_p and neither top_k nor top_p
@@ -93,7 +93,7 @@ def choose_tokens(
         score_R[groups.general], ids_R[groups.general] = sampler.filtered_scores(groups.general, everything).largest()
 
     ok_R = score_R.isfinite()
-    return Choice(ids_R.masked_fill(~ok_R, -1), ok_R)
+    return ChosenTokens(ids_R.masked_fill(~ok_R, -1), ok_R)
 
 
 @dataclass(frozen=True)

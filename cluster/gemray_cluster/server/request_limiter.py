@@ -11,7 +11,7 @@ from gemray_cluster.server.errors import QueueFull
 from gemray_workers.errors import InvalidField
 
 
-class Admission:
+class RequestLimiter:
     """Counts live requests against a limit. A refused request costs nothing but the refusal."""
 
     def __init__(self, limit: int) -> None:
