@@ -695,7 +695,9 @@ def layers(report: Report) -> None:
             known = {"most_rows": rows_known["rows"]} if "rows" in rows_known else {}
             return switch.attention(*arguments, **{**more, **known})
 
-        with mock.patch("gemray_workers.model.placement.kernels_for", lambda device, dtype, switch=switch: switch):
+        with mock.patch(
+            "gemray_workers.model.weight_sharding.kernels_for", lambda device, dtype, switch=switch: switch
+        ):
             model = TargetModel(config, SoloCommunicator(), dtype=torch.bfloat16, device=DEVICE, attention=attend)
         random_weights("", model.weight_targets(), prefix="", is_ignored=lambda name: False)
         for batch, rows in ((1, 1), (8, 1), (1, 5), (8, 5)):

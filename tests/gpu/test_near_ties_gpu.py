@@ -15,7 +15,7 @@ from gemray_kernels.table import kernels_for
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.random_weights import random_weights
 from gemray_workers.messages import Submit
-from gemray_workers.model import placement
+from gemray_workers.model import weight_sharding
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.blueprint import Blueprint
@@ -96,7 +96,7 @@ class Routed:
             self._logits.append(logits_TE)
             return kernels.choose_experts(logits_TE, scale_E, top_k)
 
-        monkeypatch.setattr(placement, "kernels_for", lambda *_: replace(kernels, choose_experts=choose))
+        monkeypatch.setattr(weight_sharding, "kernels_for", lambda *_: replace(kernels, choose_experts=choose))
         self._model = TargetModel(
             self.config,
             SoloCommunicator(),

@@ -12,7 +12,7 @@ from torch import Tensor
 from gemray_workers.checkpoint.random_weights import BLOCK_ELEMENTS, random_weights
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.errors import CheckpointError
-from gemray_workers.model.placement import Part, sliced_tensor, whole_tensor
+from gemray_workers.model.weight_sharding import Part, sliced_tensor, whole_tensor
 from gemray_workers.parallel.communicator import Communicator
 from support.checkpoints.tiny import SHAPES, Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash

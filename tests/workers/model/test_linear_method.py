@@ -12,23 +12,23 @@ from typing_extensions import override
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from gemray_workers.model.linear_method import PLAIN, LinearMethod, LinearWeight
-from gemray_workers.model.placement import Part, Placement
+from gemray_workers.model.weight_sharding import Part, WeightSharding
 
 
 class Doubled(LinearMethod):
     """Twice the plain product, as a format with a scale of 2 would have it."""
 
     @override
-    def whole(self, name: str, num_out: int, num_in: int, place: Placement) -> LinearWeight:
-        return DoubledWeight(PLAIN.whole(name, num_out, num_in, place))
+    def whole(self, name: str, num_out: int, num_in: int, sharding: WeightSharding) -> LinearWeight:
+        return DoubledWeight(PLAIN.whole(name, num_out, num_in, sharding))
 
     @override
-    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement) -> LinearWeight:
-        return DoubledWeight(PLAIN.by_outputs(outputs, num_in, place))
+    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, sharding: WeightSharding) -> LinearWeight:
+        return DoubledWeight(PLAIN.by_outputs(outputs, num_in, sharding))
 
     @override
-    def by_inputs(self, name: str, inputs: Part, num_out: int, place: Placement) -> LinearWeight:
-        return DoubledWeight(PLAIN.by_inputs(name, inputs, num_out, place))
+    def by_inputs(self, name: str, inputs: Part, num_out: int, sharding: WeightSharding) -> LinearWeight:
+        return DoubledWeight(PLAIN.by_inputs(name, inputs, num_out, sharding))
 
 
 class DoubledWeight(LinearWeight):
@@ -44,8 +44,8 @@ class DoubledWeight(LinearWeight):
         return self._plain.weight_targets()
 
 
-def place_of(rank: int) -> Placement:
-    return Placement(rank=rank, size=2, dtype=torch.float64, device=torch.device("cpu"))
+def sharding_of(rank: int) -> WeightSharding:
+    return WeightSharding(rank=rank, size=2, dtype=torch.float64, device=torch.device("cpu"))
 
 
 def filled(targets: list[WeightTarget], weights: dict[str, Tensor]) -> None:
@@ -63,15 +63,15 @@ def test_the_ranks_parts_make_the_whole_product(method: LinearMethod, factor: in
     query_OI, key_OI = torch.randn(4, 6, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
     whole, outputs, sums = [], [], []
     for rank in range(2):
-        place = place_of(rank)
-        replicated = ReplicatedLinear("q", 6, 4, place, method=method)
+        sharding = sharding_of(rank)
+        replicated = ReplicatedLinear("q", 6, 4, sharding, method=method)
         filled(replicated.weight_targets(), {"q.weight": query_OI})
         whole.append(replicated(x_TI))
-        columns = ColumnParallelLinear([("q", place.part(4)), ("k", place.part(2))], 6, place, method=method)
+        columns = ColumnParallelLinear([("q", sharding.part(4)), ("k", sharding.part(2))], 6, sharding, method=method)
         filled(columns.weight_targets(), {"q.weight": query_OI, "k.weight": key_OI})
         outputs.append(columns(x_TI).split(columns.sizes, dim=-1))
-        part = place.part(6)
-        rows = RowParallelLinear("q", part, 4, place, method=method)
+        part = sharding.part(6)
+        rows = RowParallelLinear("q", part, 4, sharding, method=method)
         filled(rows.weight_targets(), {"q.weight": query_OI})
         sums.append(rows.partial_sum(x_TI[:, part.start : part.start + part.length]))
     expected_TO = factor * x_TI @ query_OI.T

@@ -17,8 +17,8 @@ from gemray_workers.model.config import LayerConfig, ModelConfig
 from gemray_workers.model.kv_groups import first_kv_head, local_kv_heads
 from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
 from gemray_workers.model.norm import RMSNorm
-from gemray_workers.model.placement import Part, Placement
 from gemray_workers.model.rope import CosSin
+from gemray_workers.model.weight_sharding import Part, WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 
 ATTENTION_SCALE = 1.0
@@ -54,18 +54,18 @@ class Attention:
         model: ModelConfig,
         layer: LayerConfig,
         comm: Communicator,
-        place: Placement,
+        sharding: WeightSharding,
         kernel: AttentionKernel,
     ) -> None:
         self._comm = comm
         self._kernel = kernel
-        self._kernels = place.kernels
+        self._kernels = sharding.kernels
         self._layer = layer
-        heads = place.part(model.num_attention_heads)
+        heads = sharding.part(model.num_attention_heads)
         self._num_heads = heads.length
         kv_heads = Part(
-            start=first_kv_head(layer.num_kv_heads, place.size, place.rank),
-            length=local_kv_heads(layer.num_kv_heads, place.size),
+            start=first_kv_head(layer.num_kv_heads, sharding.size, sharding.rank),
+            length=local_kv_heads(layer.num_kv_heads, sharding.size),
             whole=layer.num_kv_heads,
         )
         outputs = [(f"{prefix}.q_proj", heads.times(layer.head_dim))]
@@ -73,10 +73,10 @@ class Attention:
             outputs.append((f"{prefix}.k_proj", kv_heads.times(layer.head_dim)))
             if not layer.k_eq_v:
                 outputs.append((f"{prefix}.v_proj", kv_heads.times(layer.head_dim)))
-            self._k_norm = RMSNorm(f"{prefix}.k_norm", layer.head_dim, model.rms_norm_eps, place)
-        self._qkv_proj = ColumnParallelLinear(outputs, model.hidden_size, place)
-        self._q_norm = RMSNorm(f"{prefix}.q_norm", layer.head_dim, model.rms_norm_eps, place)
-        self._o_proj = RowParallelLinear(f"{prefix}.o_proj", heads.times(layer.head_dim), model.hidden_size, place)
+            self._k_norm = RMSNorm(f"{prefix}.k_norm", layer.head_dim, model.rms_norm_eps, sharding)
+        self._qkv_proj = ColumnParallelLinear(outputs, model.hidden_size, sharding)
+        self._q_norm = RMSNorm(f"{prefix}.q_norm", layer.head_dim, model.rms_norm_eps, sharding)
+        self._o_proj = RowParallelLinear(f"{prefix}.o_proj", heads.times(layer.head_dim), model.hidden_size, sharding)
 
     @property
     def _owns_kv(self) -> bool:

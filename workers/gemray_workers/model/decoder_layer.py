@@ -19,8 +19,8 @@ from gemray_workers.model.mlp import MLP
 from gemray_workers.model.moe import Experts, Router
 from gemray_workers.model.norm import RMSNorm
 from gemray_workers.model.per_layer_embedding import PerLayerBranch
-from gemray_workers.model.placement import Placement, whole_tensor
 from gemray_workers.model.rope import CosSin
+from gemray_workers.model.weight_sharding import WeightSharding, whole_tensor
 from gemray_workers.parallel.communicator import Communicator
 
 
@@ -32,7 +32,7 @@ class DecoderLayer:
         model: ModelConfig,
         layer: LayerConfig,
         comm: Communicator,
-        place: Placement,
+        sharding: WeightSharding,
         kernel: AttentionKernel,
         *,
         layers_name: str = "layers",
@@ -40,23 +40,23 @@ class DecoderLayer:
         prefix = f"{layers_name}.{layer.index}"
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, place)
+            return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, sharding)
 
         self._prefix = prefix
-        self._kernels = place.kernels
+        self._kernels = sharding.kernels
         self.input_norm = norm("input_layernorm")
-        self._attention = Attention(f"{prefix}.self_attn", model, layer, comm, place, kernel)
+        self._attention = Attention(f"{prefix}.self_attn", model, layer, comm, sharding, kernel)
         self._post_attention_norm = norm("post_attention_layernorm")
         self._pre_feedforward_norm = norm("pre_feedforward_layernorm")
-        self._mlp = MLP(f"{prefix}.mlp", model.hidden_size, layer.intermediate_size, comm, place)
-        self._moe = None if model.moe is None else _ExpertBranch(prefix, model, comm, place)
+        self._mlp = MLP(f"{prefix}.mlp", model.hidden_size, layer.intermediate_size, comm, sharding)
+        self._moe = None if model.moe is None else _ExpertBranch(prefix, model, comm, sharding)
         self._post_feedforward_norm = norm("post_feedforward_layernorm")
         self._per_layer = (
             None
             if model.per_layer_embedding is None
-            else PerLayerBranch(prefix, model, model.per_layer_embedding, place)
+            else PerLayerBranch(prefix, model, model.per_layer_embedding, sharding)
         )
-        self._scalar = place.empty(1)
+        self._scalar = sharding.empty(1)
 
     def __call__(
         self,
@@ -112,16 +112,16 @@ class DecoderLayer:
 class _ExpertBranch:
     """Routed experts beside the dense MLP: the router reads the stream itself, the experts their own norm of it."""
 
-    def __init__(self, prefix: str, model: ModelConfig, comm: Communicator, place: Placement) -> None:
+    def __init__(self, prefix: str, model: ModelConfig, comm: Communicator, sharding: WeightSharding) -> None:
         if model.moe is None:
             raise ValueError("a model without experts has no expert branch")
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, place)
+            return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, sharding)
 
-        self._kernels = place.kernels
-        self._router = Router(f"{prefix}.router", model, model.moe, place)
-        self._experts = Experts(f"{prefix}.experts", model.hidden_size, model.moe, comm, place)
+        self._kernels = sharding.kernels
+        self._router = Router(f"{prefix}.router", model, model.moe, sharding)
+        self._experts = Experts(f"{prefix}.experts", model.hidden_size, model.moe, comm, sharding)
         self._post_dense_norm = norm("post_feedforward_layernorm_1")
         self._pre_experts_norm = norm("pre_feedforward_layernorm_2")
         self._post_experts_norm = norm("post_feedforward_layernorm_2")

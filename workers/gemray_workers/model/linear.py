@@ -14,15 +14,17 @@ from torch import Tensor
 
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear_method import PLAIN, LinearMethod
-from gemray_workers.model.placement import Part, Placement
+from gemray_workers.model.weight_sharding import Part, WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 
 
 class ReplicatedLinear:
     """A linear layer that every rank computes in full."""
 
-    def __init__(self, name: str, num_in: int, num_out: int, place: Placement, *, method: LinearMethod = PLAIN) -> None:
-        self._weight = method.whole(name, num_out, num_in, place)
+    def __init__(
+        self, name: str, num_in: int, num_out: int, sharding: WeightSharding, *, method: LinearMethod = PLAIN
+    ) -> None:
+        self._weight = method.whole(name, num_out, num_in, sharding)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """``x · weightᵀ`` [T, O]."""
@@ -44,18 +46,23 @@ class ColumnParallelLinear:
     """
 
     def __init__(
-        self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement, *, method: LinearMethod = PLAIN
+        self,
+        outputs: Sequence[tuple[str, Part]],
+        num_in: int,
+        sharding: WeightSharding,
+        *,
+        method: LinearMethod = PLAIN,
     ) -> None:
         """Layers of `num_in` inputs.
 
         Args:
             outputs: name of each layer on disk with this rank's part of its outputs.
             num_in: inputs, whole on every rank.
-            place: where the weight lies.
+            sharding: where the weight lies.
             method: how it is held.
         """
         self.sizes = [part.length for _, part in outputs]
-        self._weight = method.by_outputs(outputs, num_in, place)
+        self._weight = method.by_outputs(outputs, num_in, sharding)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """This rank's outputs [T, O], the layers' side by side in order."""
@@ -82,9 +89,9 @@ class RowParallelLinear:
     """A linear layer whose inputs are split over the ranks: each rank computes one summand of the output."""
 
     def __init__(
-        self, name: str, inputs: Part, num_out: int, place: Placement, *, method: LinearMethod = PLAIN
+        self, name: str, inputs: Part, num_out: int, sharding: WeightSharding, *, method: LinearMethod = PLAIN
     ) -> None:
-        self._weight = method.by_inputs(name, inputs, num_out, place)
+        self._weight = method.by_inputs(name, inputs, num_out, sharding)
 
     def partial_sum(self, x_TI: Tensor) -> Tensor:
         """This rank's summand [T, O]: the layer's output is the all-reduced sum of every rank's."""

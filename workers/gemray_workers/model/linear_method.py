@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.target import WeightTarget
-from gemray_workers.model.placement import Part, Placement, sliced_tensor, whole_tensor
+from gemray_workers.model.weight_sharding import Part, WeightSharding, sliced_tensor, whole_tensor
 
 
 class LinearWeight(Protocol):
@@ -47,15 +47,15 @@ class LinearWeight(Protocol):
 class LinearMethod(Protocol):
     """Makes the weights of one format."""
 
-    def whole(self, name: str, num_out: int, num_in: int, place: Placement) -> LinearWeight:
+    def whole(self, name: str, num_out: int, num_in: int, sharding: WeightSharding) -> LinearWeight:
         """A weight that every rank holds in full."""
         ...
 
-    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement) -> LinearWeight:
+    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, sharding: WeightSharding) -> LinearWeight:
         """A stack of layers of the same input, of each of which the rank holds a part of the outputs."""
         ...
 
-    def by_inputs(self, name: str, inputs: Part, num_out: int, place: Placement) -> LinearWeight:
+    def by_inputs(self, name: str, inputs: Part, num_out: int, sharding: WeightSharding) -> LinearWeight:
         """A weight of which the rank holds a part of the inputs, so that `product` is a summand."""
         ...
 
@@ -91,24 +91,24 @@ class PlainMethod(LinearMethod):
     """One tensor a layer, ``NAME.weight``, in the model's dtype."""
 
     @override
-    def whole(self, name: str, num_out: int, num_in: int, place: Placement) -> LinearWeight:
-        weight_OI = place.empty(num_out, num_in)
-        return _PlainWeight(weight_OI, [whole_tensor(f"{name}.weight", weight_OI)], place.kernels)
+    def whole(self, name: str, num_out: int, num_in: int, sharding: WeightSharding) -> LinearWeight:
+        weight_OI = sharding.empty(num_out, num_in)
+        return _PlainWeight(weight_OI, [whole_tensor(f"{name}.weight", weight_OI)], sharding.kernels)
 
     @override
-    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, place: Placement) -> LinearWeight:
+    def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, sharding: WeightSharding) -> LinearWeight:
         sizes = [part.length for _, part in outputs]
-        weight_OI = place.empty(sum(sizes), num_in)
+        weight_OI = sharding.empty(sum(sizes), num_in)
         blocks = torch.split(weight_OI, sizes)
         targets = [
             sliced_tensor(f"{name}.weight", 0, part, block) for (name, part), block in zip(outputs, blocks, strict=True)
         ]
-        return _PlainWeight(weight_OI, targets, place.kernels)
+        return _PlainWeight(weight_OI, targets, sharding.kernels)
 
     @override
-    def by_inputs(self, name: str, inputs: Part, num_out: int, place: Placement) -> LinearWeight:
-        weight_OI = place.empty(num_out, inputs.length)
-        return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)], place.kernels)
+    def by_inputs(self, name: str, inputs: Part, num_out: int, sharding: WeightSharding) -> LinearWeight:
+        weight_OI = sharding.empty(num_out, inputs.length)
+        return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)], sharding.kernels)
 
 
 PLAIN = PlainMethod()

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
-from gemray_workers.model.placement import Placement
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 
 
 class MLP:
     """``down(gelu_tanh(gate(x)) · up(x))``."""
 
-    def __init__(self, prefix: str, hidden_size: int, width: int, comm: Communicator, place: Placement) -> None:
+    def __init__(self, prefix: str, hidden_size: int, width: int, comm: Communicator, sharding: WeightSharding) -> None:
         self._comm = comm
-        part = place.part(width)
+        part = sharding.part(width)
         self._gate_up_proj = ColumnParallelLinear(
-            [(f"{prefix}.gate_proj", part), (f"{prefix}.up_proj", part)], hidden_size, place
+            [(f"{prefix}.gate_proj", part), (f"{prefix}.up_proj", part)], hidden_size, sharding
         )
-        self._down_proj = RowParallelLinear(f"{prefix}.down_proj", part, hidden_size, place)
+        self._down_proj = RowParallelLinear(f"{prefix}.down_proj", part, hidden_size, sharding)
 
     def __call__(self, x_TH: Tensor) -> Tensor:
         """Summands [S, T, H] of the output, the same on every rank."""

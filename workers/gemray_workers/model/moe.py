@@ -11,22 +11,22 @@ from torch import Tensor
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, MoEConfig
-from gemray_workers.model.placement import Placement, slice_copy, sliced_tensor, whole_tensor
+from gemray_workers.model.weight_sharding import WeightSharding, slice_copy, sliced_tensor, whole_tensor
 from gemray_workers.parallel.communicator import Communicator
 
 
 class Router:
     """Chooses K experts for every row. Ranks agree because their inputs are bit-identical."""
 
-    def __init__(self, prefix: str, model: ModelConfig, moe: MoEConfig, place: Placement) -> None:
+    def __init__(self, prefix: str, model: ModelConfig, moe: MoEConfig, sharding: WeightSharding) -> None:
         self._prefix = prefix
-        self._kernels = place.kernels
+        self._kernels = sharding.kernels
         self._top_k = moe.top_k
-        self._weight_EH = place.empty(moe.num_experts, model.hidden_size)
-        self._scale_H = place.empty(model.hidden_size)
+        self._weight_EH = sharding.empty(moe.num_experts, model.hidden_size)
+        self._scale_H = sharding.empty(model.hidden_size)
         self.norm = Norm(self._scale_H, model.rms_norm_eps, round_before_weight=True, factor=model.hidden_size**-0.5)
         """Of the stream: what `__call__` takes."""
-        self._per_expert_scale_E = place.empty(moe.num_experts)
+        self._per_expert_scale_E = sharding.empty(moe.num_experts)
 
     def __call__(self, z_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (compute dtype) and numbers of each row's experts, both [T, K]."""
@@ -46,13 +46,15 @@ class Router:
 class Experts:
     """The experts' gated MLPs. Every rank holds a slice of each expert."""
 
-    def __init__(self, prefix: str, hidden_size: int, moe: MoEConfig, comm: Communicator, place: Placement) -> None:
+    def __init__(
+        self, prefix: str, hidden_size: int, moe: MoEConfig, comm: Communicator, sharding: WeightSharding
+    ) -> None:
         self._prefix = prefix
         self._comm = comm
-        self._kernels = place.kernels
-        self._part = place.part(moe.intermediate_size)
-        self._gate_up_E2IH = place.empty(moe.num_experts, 2 * self._part.length, hidden_size)
-        self._down_EHI = place.empty(moe.num_experts, hidden_size, self._part.length)
+        self._kernels = sharding.kernels
+        self._part = sharding.part(moe.intermediate_size)
+        self._gate_up_E2IH = sharding.empty(moe.num_experts, 2 * self._part.length, hidden_size)
+        self._down_EHI = sharding.empty(moe.num_experts, hidden_size, self._part.length)
 
     def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [T, K, H] and the weights [T, K] that they are to be added with, the same on every rank.

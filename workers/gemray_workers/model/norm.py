@@ -6,17 +6,17 @@ from torch import Tensor
 
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
-from gemray_workers.model.placement import Placement, whole_tensor
+from gemray_workers.model.weight_sharding import WeightSharding, whole_tensor
 
 
 class RMSNorm:
     """Root-mean-square norm over the last axis, the same on every rank."""
 
-    def __init__(self, name: str, width: int, eps: float, place: Placement) -> None:
-        self.weight = place.empty(width)
+    def __init__(self, name: str, width: int, eps: float, sharding: WeightSharding) -> None:
+        self.weight = sharding.empty(width)
         self._name = name
         self.norm = Norm(self.weight, eps)
-        self._rms_norm = place.kernels.rms_norm
+        self._rms_norm = sharding.kernels.rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm of `x` [..., width], in its dtype."""

@@ -17,8 +17,8 @@ from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, PerLayerEmbeddingConfig
 from gemray_workers.model.linear import ReplicatedLinear
 from gemray_workers.model.norm import RMSNorm
-from gemray_workers.model.placement import Placement
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
@@ -27,18 +27,18 @@ class PerLayerEmbedding:
     """Computes every layer's input once a forward pass, before the first layer."""
 
     def __init__(
-        self, model: ModelConfig, config: PerLayerEmbeddingConfig, comm: Communicator, place: Placement
+        self, model: ModelConfig, config: PerLayerEmbeddingConfig, comm: Communicator, sharding: WeightSharding
     ) -> None:
         self._config = config
         self._num_layers = model.num_layers
         packed = model.num_layers * config.width
-        shard = ShardIndices.of_rank(place.rank, place.size, org_vocab_size=config.vocab_size)
+        shard = ShardIndices.of_rank(sharding.rank, sharding.size, org_vocab_size=config.vocab_size)
         self._table = VocabParallelEmbedding(
-            "embed_tokens_per_layer", shard, packed, comm, place, scale=config.width**0.5
+            "embed_tokens_per_layer", shard, packed, comm, sharding, scale=config.width**0.5
         )
-        self._projection = ReplicatedLinear("per_layer_model_projection", model.hidden_size, packed, place)
+        self._projection = ReplicatedLinear("per_layer_model_projection", model.hidden_size, packed, sharding)
         self._projection_scale = model.hidden_size**-0.5
-        self._norm = RMSNorm("per_layer_projection_norm", config.width, model.rms_norm_eps, place)
+        self._norm = RMSNorm("per_layer_projection_norm", config.width, model.rms_norm_eps, sharding)
 
     def __call__(self, token_ids_T: Tensor, embeddings_TH: Tensor) -> Tensor:
         """Inputs of every layer [T, L, P].
@@ -65,11 +65,13 @@ class PerLayerEmbedding:
 class PerLayerBranch:
     """Adds one layer's input to its residual stream."""
 
-    def __init__(self, prefix: str, model: ModelConfig, config: PerLayerEmbeddingConfig, place: Placement) -> None:
-        self._kernels = place.kernels
-        self._gate = ReplicatedLinear(f"{prefix}.per_layer_input_gate", model.hidden_size, config.width, place)
-        self._projection = ReplicatedLinear(f"{prefix}.per_layer_projection", config.width, model.hidden_size, place)
-        self._norm = RMSNorm(f"{prefix}.post_per_layer_input_norm", model.hidden_size, model.rms_norm_eps, place)
+    def __init__(
+        self, prefix: str, model: ModelConfig, config: PerLayerEmbeddingConfig, sharding: WeightSharding
+    ) -> None:
+        self._kernels = sharding.kernels
+        self._gate = ReplicatedLinear(f"{prefix}.per_layer_input_gate", model.hidden_size, config.width, sharding)
+        self._projection = ReplicatedLinear(f"{prefix}.per_layer_projection", config.width, model.hidden_size, sharding)
+        self._norm = RMSNorm(f"{prefix}.post_per_layer_input_norm", model.hidden_size, model.rms_norm_eps, sharding)
 
     def __call__(self, x_TH: Tensor, input_TP: Tensor, scale: Tensor, next_norm: Norm) -> tuple[Tensor, Tensor]:
         """``x = (x + branch(x)) · scale`` and its next norm, both [T, H]."""

@@ -20,9 +20,9 @@ from gemray_workers.model.decoder_layer import DecoderLayer
 from gemray_workers.model.kv_groups import check_tensor_parallel
 from gemray_workers.model.norm import RMSNorm
 from gemray_workers.model.per_layer_embedding import PerLayerEmbedding
-from gemray_workers.model.placement import Placement
 from gemray_workers.model.rope import RotaryEmbeddings
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead, head_table
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
@@ -61,19 +61,19 @@ class TargetModel:
         self.shard = ShardIndices.of_rank(
             comm.rank, comm.size, org_vocab_size=config.org_vocab_size, num_added=config.num_added
         )
-        place = Placement(comm.rank, comm.size, dtype, device)
+        sharding = WeightSharding(comm.rank, comm.size, dtype, device)
         self.embedding = VocabParallelEmbedding(
-            "embed_tokens", self.shard, config.hidden_size, comm, place, scale=config.hidden_size**0.5
+            "embed_tokens", self.shard, config.hidden_size, comm, sharding, scale=config.hidden_size**0.5
         )
         self._per_layer_embedding = (
             None
             if config.per_layer_embedding is None
-            else PerLayerEmbedding(config, config.per_layer_embedding, comm, place)
+            else PerLayerEmbedding(config, config.per_layer_embedding, comm, sharding)
         )
         self._rope = RotaryEmbeddings(config.layers, device)
-        self._layers = [DecoderLayer(config, layer, comm, place, attention) for layer in config.layers]
-        self._norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, place)
-        self.head_table = head_table(self.embedding, self.shard, place, is_own=config.has_own_head)
+        self._layers = [DecoderLayer(config, layer, comm, sharding, attention) for layer in config.layers]
+        self._norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, sharding)
+        self.head_table = head_table(self.embedding, self.shard, sharding, is_own=config.has_own_head)
         self._head = VocabParallelHead(self.head_table, self.shard, config.final_logit_softcapping)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gemray_kernels.precision import compute_dtype, wide_linear
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.checkpoint.vocabulary import HEAD
-from gemray_workers.model.placement import Placement
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
@@ -19,11 +19,13 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 class VocabParallelTable:
     """Rows of a table, one an id, of which each rank holds some."""
 
-    def __init__(self, name: str, shard: ShardIndices, width: int, place: Placement, *, at_root: bool = False) -> None:
+    def __init__(
+        self, name: str, shard: ShardIndices, width: int, sharding: WeightSharding, *, at_root: bool = False
+    ) -> None:
         self._name = name
         self._at_root = at_root
         self._shard = shard
-        self.table_VH = place.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
+        self.table_VH = sharding.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
 
     def weight_targets(self, num_ids: int) -> list[WeightTarget]:
         """The table, `num_ids` rows on disk: this rank's original ids, then its added ones."""
@@ -44,11 +46,11 @@ class VocabParallelEmbedding(VocabParallelTable):
     """A scaled lookup: ``table[id] · scale``."""
 
     def __init__(
-        self, name: str, shard: ShardIndices, width: int, comm: Communicator, place: Placement, *, scale: float
+        self, name: str, shard: ShardIndices, width: int, comm: Communicator, sharding: WeightSharding, *, scale: float
     ) -> None:
-        super().__init__(name, shard, width, place)
+        super().__init__(name, shard, width, sharding)
         self._comm = comm
-        self.scale = _rounded(scale, place.dtype)
+        self.scale = _rounded(scale, sharding.dtype)
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
         """Scaled embeddings [T, H] on every rank; ids that no rank holds give zeros."""
@@ -63,12 +65,12 @@ class VocabParallelEmbedding(VocabParallelTable):
 
 
 def head_table(
-    embedding: VocabParallelEmbedding, shard: ShardIndices, place: Placement, *, is_own: bool
+    embedding: VocabParallelEmbedding, shard: ShardIndices, sharding: WeightSharding, *, is_own: bool
 ) -> VocabParallelTable:
     """What scores a model's tokens: a table of its own, which a checkpoint keeps at its root, or the embedding."""
     if not is_own:
         return embedding
-    return VocabParallelTable(HEAD, shard, embedding.table_VH.shape[1], place, at_root=True)
+    return VocabParallelTable(HEAD, shard, embedding.table_VH.shape[1], sharding, at_root=True)
 
 
 class VocabParallelHead:

@@ -18,8 +18,8 @@ from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.kv_groups import kv_donors
-from gemray_workers.model.placement import Placement
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelTable, head_table
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import SoloCommunicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
@@ -108,11 +108,11 @@ class DrafterRank:
 
     def _load_tables(self, progress: ProgressFn | None) -> tuple[VocabParallelEmbedding, VocabParallelTable]:
         model = self._blueprint.model
-        place = Placement(0, 1, self._config.torch_dtype, self._device)
+        sharding = WeightSharding(0, 1, self._config.torch_dtype, self._device)
         embedding = VocabParallelEmbedding(
-            "embed_tokens", self._shard, model.hidden_size, SoloCommunicator(), place, scale=model.hidden_size**0.5
+            "embed_tokens", self._shard, model.hidden_size, SoloCommunicator(), sharding, scale=model.hidden_size**0.5
         )
-        table = head_table(embedding, self._shard, place, is_own=model.has_own_head)
+        table = head_table(embedding, self._shard, sharding, is_own=model.has_own_head)
         fill_weights = weight_source(self._config)
         fill_weights(
             self._config.model_path,

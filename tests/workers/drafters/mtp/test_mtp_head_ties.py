@@ -7,8 +7,8 @@ import torch
 
 from gemray_workers.drafters.mtp.config import CentroidConfig
 from gemray_workers.drafters.mtp.heads import CentroidHead
-from gemray_workers.model.placement import Placement
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from support.oracles.sampling_oracle.row_request import RowRequest
@@ -22,9 +22,9 @@ CPU = torch.device("cpu")
 def greedy_with_ties(comm: Communicator, tied: list[int]) -> int:
     """The draft when the ids of `tied` share the largest logit, each cluster holding every eighth id backwards."""
     shard = ShardIndices.of_rank(comm.rank, comm.size, org_vocab_size=VOCAB)
-    place = Placement(comm.rank, comm.size, torch.float64, CPU)
-    table = VocabParallelEmbedding("table", shard, WIDTH, comm, place, scale=1.0)
-    head = CentroidHead(table, shard, CentroidConfig(num_centroids=CLUSTERS, top_k=CLUSTERS), WIDTH, VOCAB, place)
+    sharding = WeightSharding(comm.rank, comm.size, torch.float64, CPU)
+    table = VocabParallelEmbedding("table", shard, WIDTH, comm, sharding, scale=1.0)
+    head = CentroidHead(table, shard, CentroidConfig(num_centroids=CLUSTERS, top_k=CLUSTERS), WIDTH, VOCAB, sharding)
     weight = torch.zeros(VOCAB, WIDTH, dtype=torch.float64)
     weight[tied] = 1.0
     ids = shard.global_ids()

@@ -15,19 +15,19 @@ from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.batch import ForwardBatch
 from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
-from gemray_workers.model.placement import Placement, whole_tensor
 from gemray_workers.model.rope import CosSin
+from gemray_workers.model.weight_sharding import WeightSharding, whole_tensor
 from gemray_workers.parallel.communicator import Communicator
 
 
 class ScaleNorm:
     """Qwen3's norm: rounded to the stream's dtype before the weight multiplies, unlike Gemma's."""
 
-    def __init__(self, name: str, width: int, eps: float, place: Placement) -> None:
-        self.weight = place.empty(width)
+    def __init__(self, name: str, width: int, eps: float, sharding: WeightSharding) -> None:
+        self.weight = sharding.empty(width)
         self.norm = Norm(self.weight, eps, round_before_weight=True)
         self._name = name
-        self._rms_norm_then_scale = place.kernels.rms_norm_then_scale
+        self._rms_norm_then_scale = sharding.kernels.rms_norm_then_scale
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm of `x` [..., width], in its dtype."""
@@ -42,34 +42,34 @@ class DFlashLayer:
     """Attention of block rows over context and block, then a gated MLP; heads and width sharded over the ranks."""
 
     def __init__(
-        self, config: DFlashConfig, index: int, comm: Communicator, place: Placement, kernel: AttentionKernel
+        self, config: DFlashConfig, index: int, comm: Communicator, sharding: WeightSharding, kernel: AttentionKernel
     ) -> None:
         layer, hidden_size, eps = config.layers[index], config.hidden_size, config.rms_norm_eps
         prefix = f"layers.{index}"
         self._comm = comm
         self._kernel = kernel
-        self._kernels = place.kernels
+        self._kernels = sharding.kernels
         self._layer = layer
         self._causal = config.causal[index]
-        heads, kv_heads = place.part(config.num_attention_heads), place.part(layer.num_kv_heads)
+        heads, kv_heads = sharding.part(config.num_attention_heads), sharding.part(layer.num_kv_heads)
         query, keys = heads.times(layer.head_dim), kv_heads.times(layer.head_dim)
         attention = f"{prefix}.self_attn"
-        self.input_norm = ScaleNorm(f"{prefix}.input_layernorm", hidden_size, eps, place)
+        self.input_norm = ScaleNorm(f"{prefix}.input_layernorm", hidden_size, eps, sharding)
         self._num_heads = heads.length
         self._qkv_proj = ColumnParallelLinear(
             [(f"{attention}.q_proj", query), (f"{attention}.k_proj", keys), (f"{attention}.v_proj", keys)],
             hidden_size,
-            place,
+            sharding,
         )
-        self._q_norm = ScaleNorm(f"{attention}.q_norm", layer.head_dim, eps, place)
-        self._k_norm = ScaleNorm(f"{attention}.k_norm", layer.head_dim, eps, place)
-        self._o_proj = RowParallelLinear(f"{attention}.o_proj", query, hidden_size, place)
-        self._post_norm = ScaleNorm(f"{prefix}.post_attention_layernorm", hidden_size, eps, place)
-        width = place.part(layer.intermediate_size)
+        self._q_norm = ScaleNorm(f"{attention}.q_norm", layer.head_dim, eps, sharding)
+        self._k_norm = ScaleNorm(f"{attention}.k_norm", layer.head_dim, eps, sharding)
+        self._o_proj = RowParallelLinear(f"{attention}.o_proj", query, hidden_size, sharding)
+        self._post_norm = ScaleNorm(f"{prefix}.post_attention_layernorm", hidden_size, eps, sharding)
+        width = sharding.part(layer.intermediate_size)
         self._gate_up_proj = ColumnParallelLinear(
-            [(f"{prefix}.mlp.gate_proj", width), (f"{prefix}.mlp.up_proj", width)], hidden_size, place
+            [(f"{prefix}.mlp.gate_proj", width), (f"{prefix}.mlp.up_proj", width)], hidden_size, sharding
         )
-        self._down_proj = RowParallelLinear(f"{prefix}.mlp.down_proj", width, hidden_size, place)
+        self._down_proj = RowParallelLinear(f"{prefix}.mlp.down_proj", width, hidden_size, sharding)
 
     def write_keys(self, x_TH: Tensor, rope: CosSin, slot_mapping_T: Tensor, kv: KVCaches) -> None:
         """Store keys and values of context features [T, H]."""

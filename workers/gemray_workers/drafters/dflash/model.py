@@ -16,8 +16,8 @@ from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.batch import ForwardBatch
 from gemray_workers.model.linear import ReplicatedLinear
-from gemray_workers.model.placement import Placement
 from gemray_workers.model.rope import RotaryEmbeddings
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 
 
@@ -33,15 +33,15 @@ class DFlashModel:
         device: torch.device,
         attention: AttentionKernel = paged_attention,
     ) -> None:
-        place = Placement(comm.rank, comm.size, dtype, device)
+        sharding = WeightSharding(comm.rank, comm.size, dtype, device)
         hidden_size, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
         self._dtype = dtype
-        self._fc = ReplicatedLinear("fc", len(config.target_layer_ids) * hidden_size, hidden_size, place)
-        self._hidden_norm = ScaleNorm("hidden_norm", hidden_size, eps, place)
+        self._fc = ReplicatedLinear("fc", len(config.target_layer_ids) * hidden_size, hidden_size, sharding)
+        self._hidden_norm = ScaleNorm("hidden_norm", hidden_size, eps, sharding)
         self._rope = RotaryEmbeddings(config.layers, device)
-        self._layers = [DFlashLayer(config, layer.index, comm, place, attention) for layer in config.layers]
-        self._norm = ScaleNorm("norm", hidden_size, eps, place)
+        self._layers = [DFlashLayer(config, layer.index, comm, sharding, attention) for layer in config.layers]
+        self._norm = ScaleNorm("norm", hidden_size, eps, sharding)
 
     def inject(self, features_TFH: Tensor, positions_T: Tensor, slots: dict[str, Tensor], kv: KVCaches) -> None:
         """Append context: keys and values of every layer from the target's features.

@@ -22,9 +22,9 @@ from gemray_workers.model.config import LayerKind
 from gemray_workers.model.decoder_layer import DecoderLayer
 from gemray_workers.model.linear import ReplicatedLinear
 from gemray_workers.model.norm import RMSNorm
-from gemray_workers.model.placement import Placement
 from gemray_workers.model.rope import CosSin, RotaryEmbeddings
 from gemray_workers.model.vocab_parallel import VocabParallelTable
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 
@@ -47,24 +47,25 @@ class AssistantModel:
         attention: AttentionKernel = paged_attention,
     ) -> None:
         decoder = config.decoder
-        place = Placement(comm.rank, comm.size, dtype, device)
+        sharding = WeightSharding(comm.rank, comm.size, dtype, device)
         self.config = config
         self._dtype = dtype
         self._pre_projection = ReplicatedLinear(
-            "pre_projection", 2 * config.backbone_hidden_size, decoder.hidden_size, place
+            "pre_projection", 2 * config.backbone_hidden_size, decoder.hidden_size, sharding
         )
         self._post_projection = ReplicatedLinear(
-            "post_projection", decoder.hidden_size, config.backbone_hidden_size, place
+            "post_projection", decoder.hidden_size, config.backbone_hidden_size, sharding
         )
         self._rope = RotaryEmbeddings(decoder.layers, device)
         self._layers = [
-            DecoderLayer(decoder, layer, comm, place, attention, layers_name="model.layers") for layer in decoder.layers
+            DecoderLayer(decoder, layer, comm, sharding, attention, layers_name="model.layers")
+            for layer in decoder.layers
         ]
-        self._norm = RMSNorm("model.norm", decoder.hidden_size, decoder.rms_norm_eps, place)
+        self._norm = RMSNorm("model.norm", decoder.hidden_size, decoder.rms_norm_eps, sharding)
         # The drafter's own table is its head and never its input, which is the target's embedding: of two, one is read.
         name = HEAD if decoder.has_own_head else EMBEDDING
-        self._table = VocabParallelTable(name, shard, decoder.hidden_size, place)
-        self._head = assistant_head(config, self._table, shard, place)
+        self._table = VocabParallelTable(name, shard, decoder.hidden_size, sharding)
+        self._head = assistant_head(config, self._table, shard, sharding)
 
     def angles(self, positions_S: Tensor) -> Mapping[LayerKind, CosSin]:
         """Position of each sequence's queries: a round's steps all stand at one position."""

@@ -15,8 +15,8 @@ from gemray_kernels.precision import compute_dtype
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.drafters.mtp.config import AssistantConfig, CentroidConfig
 from gemray_workers.model.linear import ReplicatedLinear
-from gemray_workers.model.placement import Placement
 from gemray_workers.model.vocab_parallel import VocabParallelHead, VocabParallelTable
+from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.shard_indices import ShardIndices
 
 
@@ -35,11 +35,13 @@ class Head(Protocol):
         ...
 
 
-def assistant_head(config: AssistantConfig, table: VocabParallelTable, shard: ShardIndices, place: Placement) -> Head:
+def assistant_head(
+    config: AssistantConfig, table: VocabParallelTable, shard: ShardIndices, sharding: WeightSharding
+) -> Head:
     """The head that the assistant's config asks for, on its own table."""
     if config.centroids is None:
         return DenseHead(table, shard, config.decoder.final_logit_softcapping)
-    return CentroidHead(table, shard, config.centroids, config.decoder.hidden_size, config.decoder.vocab_size, place)
+    return CentroidHead(table, shard, config.centroids, config.decoder.hidden_size, config.decoder.vocab_size, sharding)
 
 
 class DenseHead:
@@ -73,14 +75,14 @@ class CentroidHead:
         config: CentroidConfig,
         width: int,
         vocab_size: int,
-        place: Placement,
+        sharding: WeightSharding,
     ) -> None:
         self._table_VD = table.table_VH
         self._shard = shard
         self._top_k = config.top_k
-        self._centroids = ReplicatedLinear("masked_embedding.centroids", width, config.num_centroids, place)
+        self._centroids = ReplicatedLinear("masked_embedding.centroids", width, config.num_centroids, sharding)
         # Token id of each place in the ordered vocabulary, cluster by cluster.
-        self._ordering = torch.zeros(vocab_size, dtype=torch.int64, device=place.device)
+        self._ordering = torch.zeros(vocab_size, dtype=torch.int64, device=sharding.device)
         self._ordering_CM = self._ordering.view(config.num_centroids, -1)
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from gemray_workers.checkpoint.target import Copy, WeightTarget
 
 
 @dataclass(frozen=True)
-class Placement:
+class WeightSharding:
     """A rank's share of every tensor: its place among the ranks, and the dtype and device of what it keeps."""
 
     rank: int
