@@ -100,6 +100,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Spent drafting since the start."""
     verify_seconds: float = 0.0
     """Spent in the target's forward passes and the choice of tokens since the start."""
+    gap_seconds: float = 0.0
+    """Between one cycle's end on the device and the next one's beginning, since the start; idle waits not counted."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):

@@ -21,7 +21,7 @@ from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.engine.planner import Planner
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.execution.slots import SlotTable
-from gemray_workers.execution.step_clock import StepTimes, start_marks
+from gemray_workers.execution.step_clock import StepTimes, clock_of
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import SequenceDelta
 from gemray_workers.scheduling.plan import StepPlan
@@ -61,6 +61,7 @@ class Engine:
         self._reader = reader
         self._planner = planner
         self._lag = lag
+        self._clock = clock_of(slots.device)
         self._in_flight: deque[Flight] = deque()
         self._poison_freed_pages = poison_freed_pages
 
@@ -77,6 +78,7 @@ class Engine:
         while len(self._in_flight) > may_stay:
             self.publish(self.commit(self._in_flight.popleft()))
         if not plan.rows:
+            self._clock.rest()
             self.publish(self._planner.commit(plan, [], StepTimes()))
         return not plan.stop
 
@@ -100,7 +102,7 @@ class Engine:
         """Enqueue the plan's cycle: draft, forward, verify and commit on the device."""
         cycle = self._cycle.fit(CyclePlan.of(plan.rows, self._slots.sampling))
         table_S4 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
-        marks = start_marks(self._slots.device)
+        marks = self._clock.start()
         self._cycle.draft(cycle, table_S4)
         marks.drafted()
         output = self._cycle.decide(cycle, table_S4)

@@ -81,7 +81,7 @@ class LeadPlanner:
         self._comm = comm
         self._inbox = inbox
         self._draft_lengths = draft_lengths
-        self._draft_seconds = self._verify_seconds = 0.0
+        self._draft_seconds = self._verify_seconds = self._gap_seconds = 0.0
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
@@ -103,6 +103,7 @@ class LeadPlanner:
         self._draft_lengths.end_step(plan, outcomes, times)
         self._draft_seconds += times.draft
         self._verify_seconds += times.verify
+        self._gap_seconds += times.gap
         deltas = self._scheduler.commit(plan, list(outcomes))
         self._check_when_idle()
         refused, self._refused = self._refused, []
@@ -150,7 +151,12 @@ class LeadPlanner:
 
     def _stats(self) -> EngineStats:
         stats = self._scheduler.stats(last_step_seconds=self._clock() - self._step_began)
-        return msgspec.structs.replace(stats, draft_seconds=self._draft_seconds, verify_seconds=self._verify_seconds)
+        return msgspec.structs.replace(
+            stats,
+            draft_seconds=self._draft_seconds,
+            verify_seconds=self._verify_seconds,
+            gap_seconds=self._gap_seconds,
+        )
 
 
 class FollowPlanner:

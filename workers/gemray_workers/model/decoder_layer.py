@@ -58,6 +58,11 @@ class DecoderLayer:
         )
         self._scalar = sharding.empty(1)
 
+    @property
+    def router(self) -> Router | None:
+        """What chooses experts, in a layer that has any."""
+        return None if self._moe is None else self._moe.router
+
     def __call__(
         self,
         x_TH: Tensor,
@@ -120,7 +125,7 @@ class _ExpertBranch:
             return RMSNorm(f"{prefix}.{name}", model.hidden_size, model.rms_norm_eps, sharding)
 
         self._kernels = sharding.kernels
-        self._router = Router(f"{prefix}.router", model, model.moe, sharding)
+        self.router = Router(f"{prefix}.router", model, model.moe, sharding)
         self._experts = Experts(f"{prefix}.experts", model.hidden_size, model.moe, comm, sharding)
         self._post_dense_norm = norm("post_feedforward_layernorm_1")
         self._pre_experts_norm = norm("pre_feedforward_layernorm_2")
@@ -129,7 +134,7 @@ class _ExpertBranch:
     @property
     def norms(self) -> tuple[Norm, Norm]:
         """Of the stream, for the router and for the experts."""
-        return self._router.norm, self._pre_experts_norm.norm
+        return self.router.norm, self._pre_experts_norm.norm
 
     def __call__(
         self,
@@ -151,7 +156,7 @@ class _ExpertBranch:
             next_norm: of the next layer, or the model's last.
         """
         dense_input_TH, router_input_TH, experts_input_TH = normed
-        weights_TK, experts_TK = self._router(router_input_TH)
+        weights_TK, experts_TK = self.router(router_input_TH)
         dense_STH = mlp(dense_input_TH)
         routed_TKH, weights_TK = self._experts(experts_input_TH, weights_TK, experts_TK)
         x_TH, normed_TH = self._kernels.add_experts_then_norms(
@@ -169,5 +174,5 @@ class _ExpertBranch:
 
     def weight_targets(self) -> list[WeightTarget]:
         """Router, experts and the three norms."""
-        parts = (self._router, self._experts, self._post_dense_norm, self._pre_experts_norm, self._post_experts_norm)
+        parts = (self.router, self._experts, self._post_dense_norm, self._pre_experts_norm, self._post_experts_norm)
         return [target for part in parts for target in part.weight_targets()]

@@ -5,6 +5,8 @@ Shape legend: T rows, H hidden size, E experts, K experts a row, R = T K (row, e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig, MoEConfig
 from gemray_workers.model.weight_sharding import WeightSharding, slice_copy, sliced_tensor, whole_tensor
 from gemray_workers.parallel.communicator import Communicator
+
+OnExperts = Callable[[Tensor], None]
+"""Told of the experts [T, K] that a layer chose for its rows."""
 
 
 class Router:
@@ -27,12 +32,17 @@ class Router:
         self.norm = Norm(self._scale_H, model.rms_norm_eps, round_before_weight=True, factor=model.hidden_size**-0.5)
         """Of the stream: what `__call__` takes."""
         self._per_expert_scale_E = sharding.empty(moe.num_experts)
+        self.on_experts: OnExperts | None = None
+        """For measurements, in cycles that run kernel by kernel."""
 
     def __call__(self, z_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (compute dtype) and numbers of each row's experts, both [T, K]."""
         # Unrounded logits: close ones, rounded to 16 bits, would tie and pick other experts.
         logits_STE = self._kernels.wide_summands(z_TH, self._weight_EH)
-        return self._kernels.route(logits_STE, self._per_expert_scale_E, self._top_k)
+        weights_TK, experts_TK = self._kernels.route(logits_STE, self._per_expert_scale_E, self._top_k)
+        if self.on_experts is not None:
+            self.on_experts(experts_TK)
+        return weights_TK, experts_TK
 
     def weight_targets(self) -> list[WeightTarget]:
         """Projection and the two learned scales."""

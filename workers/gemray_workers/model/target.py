@@ -18,6 +18,7 @@ from gemray_workers.model.batch import ForwardBatch, ForwardOutput
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.decoder_layer import DecoderLayer
 from gemray_workers.model.kv_groups import check_tensor_parallel
+from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.norm import RMSNorm
 from gemray_workers.model.per_layer_embedding import PerLayerEmbedding
 from gemray_workers.model.rope import RotaryEmbeddings
@@ -103,6 +104,15 @@ class TargetModel:
             hidden_TH=normed_TH,
             captured_TFH=torch.stack([captured[index] for index in capture], dim=1) if capture else None,
         )
+
+    def watch_experts(self, on_experts: OnExperts | None) -> None:
+        """Tell `on_experts` of every layer's choices from now on, in the layers' order; None ends it.
+
+        A captured graph tells nothing: watch cycles that run kernel by kernel.
+        """
+        for layer in self._layers:
+            if layer.router is not None:
+                layer.router.on_experts = on_experts
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """This rank's logits [R, V] in the compute dtype, soft-capped. Column c is id ``shard.global_ids()[c]``;

@@ -23,11 +23,12 @@ from gemray_workers.engine.graphs import GraphedCycle
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.engine.planner import FollowPlanner, Inbox, LeadPlanner, Planner
-from gemray_workers.errors import CheckpointError
+from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo, Submit
 from gemray_workers.model.kv_groups import kv_donors
+from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
@@ -99,23 +100,39 @@ class EngineRank:
         )
         self._runners: dict[tuple[Drafter, Accept], CycleRunner] = {}
 
-    def engine(self, inbox: Inbox | None, *, drafter: Drafter | None = None, accept: Accept = verify) -> Engine:
+    def engine(
+        self,
+        inbox: Inbox | None,
+        *,
+        drafter: Drafter | None = None,
+        accept: Accept = verify,
+        lag: int | None = None,
+        on_experts: OnExperts | None = None,
+    ) -> Engine:
         """An engine with no requests.
 
         Args:
             inbox: what feeds it, on rank 0; None on the others.
             drafter: stands in for this rank's own (tests).
             accept: stands in for the rule of verification (measurements with made-up acceptance).
+            lag: at most the configured one, for which the pools have room; None is that one.
+            on_experts: told of every layer's experts (measurements); cycles then run kernel by kernel.
+
+        Raises:
+            InvalidField: `lag` is more than the configured one.
         """
         drafter = drafter or self._drafter
+        if lag is not None and lag > self._config.lag:
+            raise InvalidField("lag", lag, f"at most the configured {self._config.lag}")
+        self._model.watch_experts(on_experts)
         return Engine(
-            cycle=self._runner(drafter, accept),
+            cycle=self._runner(drafter, accept) if on_experts is None else self._cycle(drafter, accept),
             pools=[self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools],
             slots=self._slots,
             drafter=drafter,
             reader=OutcomeReader(self._model, self._comm, self._slots),
             planner=self._planner(inbox),
-            lag=self._config.lag,
+            lag=self._config.lag if lag is None else lag,
             poison_freed_pages=self._config.poison_freed_pages,
         )
 
@@ -127,15 +144,7 @@ class EngineRank:
         return found
 
     def _build_runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
-        cycle = Cycle(
-            model=self._model,
-            caches=self._pools.caches,
-            slots=self._slots,
-            drafter=drafter,
-            captured_layers=self._traits.captured_layers,
-            comm=self._comm,
-            accept=accept,
-        )
+        cycle = self._cycle(drafter, accept)
         if self._blueprint.why_eager() is not None:
             return cycle
         shapes = buckets(
@@ -148,6 +157,17 @@ class EngineRank:
         if self._config.capture == "start":
             self._capture(graphed, len(keys))
         return graphed
+
+    def _cycle(self, drafter: Drafter, accept: Accept) -> Cycle:
+        return Cycle(
+            model=self._model,
+            caches=self._pools.caches,
+            slots=self._slots,
+            drafter=drafter,
+            captured_layers=self._traits.captured_layers,
+            comm=self._comm,
+            accept=accept,
+        )
 
     def _capture(self, graphed: GraphedCycle, count: int) -> None:
         started, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)

@@ -10,6 +10,7 @@ from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
+from gemray_workers.model.moe import OnExperts
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
@@ -58,19 +59,28 @@ class GangWorker:
         else:
             self._lead(address)
 
-    def run_offline(self, inbox: Inbox | None, *, accept: Accept = verify) -> None:
-        """Step until a plan says stop, on rank 0 fed by an inbox of this process.
+    def run_offline(
+        self,
+        inbox: Inbox | None,
+        *,
+        accept: Accept = verify,
+        lag: int | None = None,
+        on_experts: OnExperts | None = None,
+    ) -> None:
+        """Step until a plan says stop, on rank 0 fed by an inbox of this process. All ranks are given the same.
 
         Args:
             inbox: None on ranks that follow.
             accept: the rule of verification; measurements may make up another.
+            lag: as in `EngineRank.engine`.
+            on_experts: as in `EngineRank.engine`.
         """
         if self._drafter_rank is not None:
             self._drafter_rank.engine().run()
         elif self._engine_rank is None:
             raise RuntimeError("run() before load()")
         else:
-            self._engine_rank.engine(inbox, accept=accept).run()
+            self._engine_rank.engine(inbox, accept=accept, lag=lag, on_experts=on_experts).run()
 
     def _lead(self, address: ChannelAddress) -> None:
         channel = LeadChannel(address)
