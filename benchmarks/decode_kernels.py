@@ -619,7 +619,7 @@ def before_kernels() -> Kernels:
             k, v = heads[:, num_heads : num_heads + count], heads[:, -count:]
             old.write_normed_kv(
                 k, v, write.k_norm.weight_D, cos, sin, write.k_norm.eps, write.k_pages, write.v_pages,
-                write.slot_mapping_T,
+                write.kv_index_T,
             )  # fmt: skip
         return q
 

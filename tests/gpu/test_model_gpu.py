@@ -97,7 +97,7 @@ def inputs(dtype: torch.dtype, device: torch.device) -> tuple[ForwardBatch, KVCa
         query_start_S1=batch.query_start_S1.to(device),
         kv_len_S=batch.kv_len_S.to(device),
         groups={
-            name: GroupMetadata(g.block_table_SP.to(device), g.slot_mapping_T.to(device))
+            name: GroupMetadata(g.block_table_SP.to(device), g.kv_index_T.to(device))
             for name, g in batch.groups.items()
         },
     )

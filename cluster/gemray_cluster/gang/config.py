@@ -21,11 +21,11 @@ class ClusterConfig:
     namespace: str = "gemray"
     """Ray namespace of the gang's actors."""
     local_num_cpus: int | None = None
-    """CPU slots of a Ray that is started here; None takes the machine's cores."""
+    """CPUs of a Ray that is started here; None takes the machine's cores."""
     local_num_gpus: int | None = None
     """GPUs of a Ray that is started here; None lets Ray find them."""
     cpus_per_rank: int = 1
-    """CPU slots that each rank reserves."""
+    """CPUs that each rank reserves."""
     threads_per_rank: int | None = None
     """Threads of one operation on CPU tensors. None takes OMP_NUM_THREADS where it is set, else an even share of
     the node's cores (at most 8 for a rank with a GPU)."""

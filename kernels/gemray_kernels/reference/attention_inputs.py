@@ -25,7 +25,7 @@ class KVWrite:
     """Whether values are normed too, without a weight."""
     k_pages: Tensor
     v_pages: Tensor
-    slot_mapping_T: Tensor
+    kv_index_T: Tensor
 
 
 def attention_inputs(
@@ -54,5 +54,5 @@ def attention_inputs(
         if write.normed_values:
             v_TKD = rms_norm(v_TKD, None, write.k_norm.eps)
         k_TKD = apply_rope(write.k_norm(k_TKD), cos_T1D, sin_T1D)
-        write_kv(k_TKD, v_TKD, write.k_pages, write.v_pages, write.slot_mapping_T)
+        write_kv(k_TKD, v_TKD, write.k_pages, write.v_pages, write.kv_index_T)
     return q_TND

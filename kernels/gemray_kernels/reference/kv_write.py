@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def write_kv(k_TND: Tensor, v_TND: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping_T: Tensor) -> None:
-    """Put row t's K and V at slot ``slot_mapping_T[t] = page · page_size + offset``, in place.
+def write_kv(k_TND: Tensor, v_TND: Tensor, k_pages: Tensor, v_pages: Tensor, kv_index_T: Tensor) -> None:
+    """Put row t's K and V at index ``kv_index_T[t] = page · page_size + offset``, in place.
 
-    Rows that share a slot (only ever in the null page) leave one of their values there.
+    Rows that share an index (only ever in the null page) leave one of their values there.
     """
     for rows, pages in ((k_TND, k_pages), (v_TND, v_pages)):
-        pages.view(-1, *pages.shape[2:])[slot_mapping_T] = rows
+        pages.view(-1, *pages.shape[2:])[kv_index_T] = rows

@@ -26,11 +26,11 @@ def write_normed_kv(
     eps: float,
     k_pages: Tensor,
     v_pages: Tensor,
-    slot_mapping_T: Tensor,
+    kv_index_T: Tensor,
 ) -> None:
     """Store normed, rotated keys and values normed without a weight (spec 1.4), as `write_kv` does.
 
     `k_TKD` and `v_TKD` may be one tensor: where a layer has no value projection, V is made of the raw keys.
     """
     k_TKD = norm_rope(k_TKD, k_weight_D, cos_T1D, sin_T1D, eps)
-    write_kv(k_TKD, rms_norm(v_TKD, None, eps), k_pages, v_pages, slot_mapping_T)
+    write_kv(k_TKD, rms_norm(v_TKD, None, eps), k_pages, v_pages, kv_index_T)

@@ -62,7 +62,7 @@ def paged_attention(
 
 
 class _Keys:
-    """The slots of a sequence's keys ``first <= j < end``."""
+    """The indices of a sequence's keys ``first <= j < end``."""
 
     def __init__(self, block_table_P: Tensor, first: int, end: int) -> None:
         self._block_table_P = block_table_P

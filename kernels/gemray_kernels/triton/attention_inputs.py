@@ -46,7 +46,7 @@ def attention_inputs(
         q_TND,
         fill if write is None else write.k_pages,
         fill if write is None else write.v_pages,
-        fill if write is None else write.slot_mapping_T,
+        fill if write is None else write.kv_index_T,
         norms[0].eps,
         num_heads,
         num_kv_heads if has_v else 0,
@@ -99,14 +99,14 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
     q_TND,
     k_pages,
     v_pages,
-    slot_mapping_T,
+    kv_index_T,
     eps,
     num_heads,
     heads_from_k_to_v,
     summand_stride,
     row_stride,
     page_stride,
-    slot_stride,
+    token_stride,
     kv_head_stride,
     SUMMANDS: tl.constexpr,
     WRITES: tl.constexpr,
@@ -135,9 +135,9 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_D + d_H, turned1_H, mask=inside_H)
         tl.store(out_D + HEAD_DIM // 2 + d_H, turned2_H, mask=inside_H)
     elif WRITES:
-        slot = tl.load(slot_mapping_T + row).to(tl.int64)
+        index = tl.load(kv_index_T + row).to(tl.int64)
         kv_head = head - num_heads
-        to = (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride + kv_head * kv_head_stride
+        to = (index // PAGE_SIZE) * page_stride + (index % PAGE_SIZE) * token_stride + kv_head * kv_head_stride
         value1_H = first_H
         value2_H = second_H
         value_factor = factor

@@ -36,7 +36,7 @@ def write_normed_kv(
     eps: float,
     k_pages: Tensor,
     v_pages: Tensor,
-    slot_mapping_T: Tensor,
+    kv_index_T: Tensor,
 ) -> None:
     """As `gemray_kernels.reference.norm_rope.write_normed_kv`."""
     num_rows, num_heads, head_dim = k_TKD.shape
@@ -45,7 +45,7 @@ def write_normed_kv(
     if k_pages.stride() != v_pages.stride() or k_TKD.stride() != v_TKD.stride():
         raise ValueError("K and V, and their pages, must be laid out alike")
     require_rows(k=k_TKD, k_pages=k_pages)
-    require_contiguous(k_weight=k_weight_D, cos=cos_T1D, sin=sin_T1D, slot_mapping=slot_mapping_T)
+    require_contiguous(k_weight=k_weight_D, cos=cos_T1D, sin=sin_T1D, kv_index=kv_index_T)
     _write_normed_kv_kernel[(num_rows, num_heads)](
         k_TKD,
         v_TKD,
@@ -54,7 +54,7 @@ def write_normed_kv(
         sin_T1D,
         k_pages,
         v_pages,
-        slot_mapping_T,
+        kv_index_T,
         eps,
         k_TKD.stride(0),
         k_TKD.stride(1),
@@ -163,12 +163,12 @@ def _write_normed_kv_kernel(  # type: ignore[no-untyped-def]
     sin_TD,
     k_pages,
     v_pages,
-    slot_mapping_T,
+    kv_index_T,
     eps,
     row_stride,
     head_stride,
     page_stride,
-    slot_stride,
+    token_stride,
     kv_head_stride,
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -179,8 +179,8 @@ def _write_normed_kv_kernel(  # type: ignore[no-untyped-def]
     d_H = tl.arange(0, BLOCK_H)
     inside_H = d_H < HEAD_DIM // 2
     dtype = k_pages.dtype.element_ty
-    slot = tl.load(slot_mapping_T + row).to(tl.int64)
-    to = (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride + head * kv_head_stride
+    index = tl.load(kv_index_T + row).to(tl.int64)
+    to = (index // PAGE_SIZE) * page_stride + (index % PAGE_SIZE) * token_stride + head * kv_head_stride
     at = row * row_stride + head * head_stride
 
     first_H, second_H = load_halves(v_TKD + at, d_H, inside_H, HEAD_DIM)

@@ -1,4 +1,4 @@
-"""One Ray for all gang tests of a session: CPU slots only, no dashboard, no authentication."""
+"""One Ray for all gang tests of a session: CPUs only, no dashboard, no authentication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TESTS = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
-    """Ray on this machine with 4 CPU slots; its workers can import `support`."""
+    """Ray on this machine with 4 CPUs; its workers can import `support`."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"

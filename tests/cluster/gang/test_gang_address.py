@@ -87,7 +87,7 @@ class PrivateCluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCluster]:
-    """A head with one CPU slot."""
+    """A head with one CPU."""
     directory = Path("/tmp") / f"gr{os.getpid()}"  # short: Ray puts sockets below it
     directory.mkdir()
     cluster = PrivateCluster(directory)

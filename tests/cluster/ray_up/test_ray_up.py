@@ -34,7 +34,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 def _edited(hosts: Hosts, folder: Path) -> Path:
-    """The shipped file with the edits that its comments ask for, and one CPU slot a host in place of GPUs."""
+    """The shipped file with the edits that its comments ask for, and one CPU a host in place of GPUs."""
     head, worker = hosts.hosts
     model = write_servable_checkpoint(folder / "model")
     text = ONPREM.read_text()

@@ -55,7 +55,7 @@ def engine_steps(
         state_SH = states.hidden_CH[len(text) - 1 :][:1]
         for kind, owners in target.config.kv_owners.items():
             k_TND, v_TND = (x[0, :, : len(text)].transpose(0, 1) for x in states.kv[f"{kind}_attention"])
-            slots_T = prefill.groups[cache.caches.group_of(owners[-1])].slot_mapping_T
+            slots_T = prefill.groups[cache.caches.group_of(owners[-1])].kv_index_T
             cache.caches.writer(owners[-1]).write(k_TND, v_TND, slots_T)
     last_row = cache.batch([Rows(0, text[-1:], len(text) - 1)])
     one_query = replace(last_row, positions_T=last_row.positions_T + 1)

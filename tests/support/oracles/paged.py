@@ -71,7 +71,7 @@ class PagedCache:
             groups={
                 name: GroupMetadata(
                     block_table_SP=table[[r.sequence for r in rows]].to(self._device),
-                    slot_mapping_T=torch.cat(
+                    kv_index_T=torch.cat(
                         [
                             table[r.sequence].long()[at // self._page_size] * self._page_size + at % self._page_size
                             for r, at in zip(rows, positions, strict=True)

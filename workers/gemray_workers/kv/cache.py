@@ -24,9 +24,9 @@ class KVReader:
 class KVWriter(KVReader):
     """The pages of the layer that owns them."""
 
-    def write(self, k_TND: Tensor, v_TND: Tensor, slot_mapping_T: Tensor) -> None:
-        """Store row t at slot ``slot_mapping_T[t] = page * page_size + offset``."""
-        write_kv(k_TND, v_TND, self.k_pages, self.v_pages, slot_mapping_T)
+    def write(self, k_TND: Tensor, v_TND: Tensor, kv_index_T: Tensor) -> None:
+        """Store row t at index ``kv_index_T[t] = page * page_size + offset``."""
+        write_kv(k_TND, v_TND, self.k_pages, self.v_pages, kv_index_T)
 
 
 class KVCaches:

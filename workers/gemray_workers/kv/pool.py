@@ -18,7 +18,7 @@ from gemray_workers.kv.spec import KVGroupSpec
 class KVPools:
     """All pages of one rank, and each layer's view of them.
 
-    Memory is zeroed, so that a masked read of a slot that was never written is a number.
+    Memory is zeroed, so that a masked read of an entry that was never written is a number.
     """
 
     def __init__(

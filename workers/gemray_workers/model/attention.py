@@ -96,7 +96,7 @@ class Attention:
                 normed_values=True,
                 k_pages=pages.k_pages,
                 v_pages=pages.v_pages,
-                slot_mapping_T=metadata.slot_mapping_T,
+                kv_index_T=metadata.kv_index_T,
             )
         q_TND = self._kernels.attention_inputs(
             self._qkv_proj.summands(x_TH), *rope, self._num_heads, self._q_norm.norm, write

@@ -19,8 +19,8 @@ class GroupMetadata:
     block_table_SP: Tensor
     """int32: page of position p of sequence s is ``block_table[s, p // page_size]``. Unused entries are 0,
     the null page, which no sequence owns."""
-    slot_mapping_T: Tensor
-    """int64: where row t's K and V go, ``page * page_size + offset``. Rows that write nothing have slot < page_size
+    kv_index_T: Tensor
+    """int64: where row t's K and V go, ``page * page_size + offset``. Rows that write nothing have an index < page_size
     (the null page)."""
 
 

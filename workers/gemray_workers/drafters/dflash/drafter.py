@@ -84,10 +84,8 @@ class DFlashDrafter:
         committed_S1 = rows.known_S1 + accepted_S1
         is_committed_T = packed.offset_T < committed_S1[packed.sequence_T]
         batch = packed.forward
-        slot_mappings = {
-            name: batch.groups[name].slot_mapping_T.masked_fill(~is_committed_T, 0) for name in self._groups
-        }
-        self._model.inject(output.captured_TFH, batch.positions_T, slot_mappings, self._caches)
+        kv_indices = {name: batch.groups[name].kv_index_T.masked_fill(~is_committed_T, 0) for name in self._groups}
+        self._model.inject(output.captured_TFH, batch.positions_T, kv_indices, self._caches)
 
     def reset(self, slot: int) -> None:
         """Context lies in pages, which come and go with the block tables."""

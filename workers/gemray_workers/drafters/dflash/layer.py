@@ -71,10 +71,10 @@ class DFlashLayer:
         )
         self._down_proj = RowParallelLinear(f"{prefix}.mlp.down_proj", width, hidden_size, sharding)
 
-    def write_keys(self, x_TH: Tensor, rope: CosSin, slot_mapping_T: Tensor, kv: KVCaches) -> None:
+    def write_keys(self, x_TH: Tensor, rope: CosSin, kv_index_T: Tensor, kv: KVCaches) -> None:
         """Store keys and values of context features [T, H]."""
         kv_STO = self._qkv_proj.summands(x_TH, first=self._qkv_proj.sizes[0])
-        self._kernels.attention_inputs(kv_STO, *rope, 0, None, self._write(slot_mapping_T, kv))
+        self._kernels.attention_inputs(kv_STO, *rope, 0, None, self._write(kv_index_T, kv))
 
     def __call__(
         self, x_TH: Tensor, normed_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches, next_norm: Norm
@@ -104,7 +104,7 @@ class DFlashLayer:
             *rope,
             self._num_heads,
             self._q_norm.norm,
-            self._write(metadata.slot_mapping_T, kv),
+            self._write(metadata.kv_index_T, kv),
         )
         cache = kv.reader(self._layer.index)
         o_TND = self._kernel(
@@ -120,14 +120,14 @@ class DFlashLayer:
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 
-    def _write(self, slot_mapping_T: Tensor, kv: KVCaches) -> KVWrite:
+    def _write(self, kv_index_T: Tensor, kv: KVCaches) -> KVWrite:
         pages = kv.writer(self._layer.index)
         return KVWrite(
             k_norm=self._k_norm.norm,
             normed_values=False,
             k_pages=pages.k_pages,
             v_pages=pages.v_pages,
-            slot_mapping_T=slot_mapping_T,
+            kv_index_T=kv_index_T,
         )
 
     def weight_targets(self) -> list[WeightTarget]:
