@@ -12,6 +12,8 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.bench.report import OnlineRow, Spread
 from gemray_cluster.client.client import ServerAddress, connected
 
+WARM_UP_TOKENS = 16
+
 
 @dataclass
 class _Call:
@@ -23,22 +25,37 @@ class _Call:
 
 
 def measure_server(server: ServerAddress, batch: int, prompt_len: int, max_tokens: int) -> tuple[OnlineRow, list[str]]:
-    """`batch` greedy requests of random ids at one time; also the names of the server's devices."""
+    """Send `batch` greedy requests of random ids at one time; also the names of the server's devices.
+
+    The same number of other requests goes first, unmeasured: a server may compile what it has not run before.
+    """
     with connected(server) as stub:
         model = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
-        ids = random.Random(0)
-        requests = [
-            pb.GenerateStreamRequest(
-                token_ids=pb.TokenIds(ids=[ids.randrange(model.vocab_size) for _ in range(prompt_len)]),
-                sampling=pb.SamplingParameters(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
-            )
-            for _ in range(batch)
-        ]
-        began = time.perf_counter()
         with ThreadPoolExecutor(batch) as threads:
-            calls = list(threads.map(lambda request: _call(stub, request), requests))
-        seconds = time.perf_counter() - began
+
+            def send(seed: int, max_tokens: int) -> list[_Call]:
+                requests = _requests(seed, batch, model.vocab_size, prompt_len, max_tokens)
+                return list(threads.map(lambda request: _call(stub, request), requests))
+
+            send(1, min(max_tokens, WARM_UP_TOKENS))
+            began = time.perf_counter()
+            calls = send(0, max_tokens)
+            seconds = time.perf_counter() - began
     return _row(calls, seconds, model, batch, prompt_len, max_tokens), sorted({rank.device for rank in model.ranks})
+
+
+def _requests(
+    seed: int, count: int, vocab_size: int, prompt_len: int, max_tokens: int
+) -> list[pb.GenerateStreamRequest]:
+    """Requests whose ids follow from the seed: those of another seed share no prompt with them."""
+    ids = random.Random(seed)
+    return [
+        pb.GenerateStreamRequest(
+            token_ids=pb.TokenIds(ids=[ids.randrange(vocab_size) for _ in range(prompt_len)]),
+            sampling=pb.SamplingParameters(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+        )
+        for _ in range(count)
+    ]
 
 
 def _call(stub: Any, request: pb.GenerateStreamRequest) -> _Call:

@@ -17,7 +17,8 @@ GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 
 
 async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
-    async with serving(tokenizer, FakeGang(Script([180, 213, 106], group_sizes=(2,)))) as running:
+    gang = FakeGang(Script([180, 213, 106], group_sizes=(2,)))
+    async with serving(tokenizer, gang) as running:
         process = await asyncio.create_subprocess_exec(
             *GEMRAY, "bench", "--address", running.server.address, "--batch", "1,3", "--prompt-len", "5",
             "--steps", "3", "--output", str(tmp_path), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -26,5 +27,9 @@ async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_
     assert process.returncode == 0, err.decode()
     report = msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report)
     assert [row.batch for row in report.online] == [1, 3]
+    prompts = [tuple(submit.prompt_ids) for submit in gang.submitted]
+    warm_up, measured = {*prompts[:1], *prompts[2:5]}, {*prompts[1:2], *prompts[5:]}
+    assert (len(prompts), len(warm_up), len(measured)) == (2 * (1 + 3), 3, 3), "each batch once to warm up"
+    assert not warm_up & measured
     assert all(row.first_token.samples == row.batch and row.tokens_per_s > 0 for row in report.online)
     assert "first token ms" in out.decode()
