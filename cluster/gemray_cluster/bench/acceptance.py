@@ -23,6 +23,12 @@ class MadeUpAcceptance:
         self._round: Tensor | None = None
         """Counts on the device: a captured cycle counts at each replay."""
 
+    @torch.inference_mode()
+    def restart(self) -> None:
+        """Count from the start again. The same object serves run after run: graphs that hold it are captured once."""
+        if self._round is not None:
+            self._round.zero_()
+
     def __call__(self, draft_ids_SK: Tensor, num_drafts_S: Tensor, chosen_ids_SK1: Tensor) -> Verified:
         """As `verify`; of each sequence's drafts the first n are kept, with n averaging the length wanted."""
         verify(draft_ids_SK, num_drafts_S, chosen_ids_SK1)

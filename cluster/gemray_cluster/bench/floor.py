@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemray_cluster.bench.report import Floor
+from gemray_cluster.bench.report import Floor, PrefillFloor
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dflash.config import DFlashConfig
@@ -37,14 +37,23 @@ class Reads:
     """What one rank reads in a cycle, in bytes."""
 
     dense: int
+    """The head among them."""
+    head: int
     experts: int
     """All of them."""
     drafter: int
     """One draft step of MTP, or one block of DFlash."""
 
 
-def floor_of(config: EngineConfig, batch: int, bandwidth: float) -> Floor:
-    """The floor of one cycle of `batch` sequences that all draft as many tokens as they may."""
+def floor_of(config: EngineConfig, batch: int, bandwidth: float, experts_touched: float | None = None) -> Floor:
+    """Compute the floor of one cycle of `batch` sequences that all draft as many tokens as they may.
+
+    Args:
+        config: the engine's.
+        batch: sequences.
+        bandwidth: bytes a second that the device reads.
+        experts_touched: of each layer, where it is known; else what independent rows are expected to touch.
+    """
     blueprint = Blueprint.of(config)
     traits = blueprint.drafter.traits
     num_drafts = traits.max_draft_tokens
@@ -53,8 +62,9 @@ def floor_of(config: EngineConfig, batch: int, bandwidth: float) -> Floor:
     share, touched = 1.0, None
     if moe is not None:
         rows = batch * (1 + num_drafts)
-        share = 1 - (1 - moe.top_k / moe.num_experts) ** rows
-        touched = share * moe.num_experts
+        expected = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** rows)
+        touched = expected if experts_touched is None else experts_touched
+        share = touched / moe.num_experts
     target = reads.dense + round(share * reads.experts)
     drafter = reads.drafter * (num_drafts if traits.method == "mtp" else 1)
     return Floor(
@@ -63,6 +73,24 @@ def floor_of(config: EngineConfig, batch: int, bandwidth: float) -> Floor:
         experts_touched=touched,
         bandwidth=bandwidth,
         ms=1000 * (target + drafter) / bandwidth,
+    )
+
+
+def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: float, bandwidth: float) -> PrefillFloor:
+    """Compute the floor of one prompt on one rank, drafters left out."""
+    blueprint = Blueprint.of(config)
+    reads = _reads(config, blueprint, 1)
+    moe = blueprint.model.moe
+    share = 1.0 if moe is None else moe.top_k / moe.num_experts
+    met_by_a_token = (reads.dense - reads.head + share * reads.experts) / config.torch_dtype.itemsize
+    operations = round(2 * met_by_a_token * num_tokens)
+    weight_bytes = reads.dense + reads.experts
+    return PrefillFloor(
+        operations=operations,
+        matrix_rate=matrix_rate,
+        weight_bytes=weight_bytes,
+        bandwidth=bandwidth,
+        ms=1000 * max(operations / matrix_rate, weight_bytes / bandwidth),
     )
 
 
@@ -76,13 +104,13 @@ def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
     dense = _bytes(weights) - experts - looked_up
     match blueprint.drafter.traits.method:
         case "mtp":
-            return Reads(dense, experts, _assistant_bytes(config, blueprint, target.shard, comm, batch))
+            return Reads(dense, head, experts, _assistant_bytes(config, blueprint, target.shard, comm, batch))
         case "dflash":
             own = _Shape(1) if config.drafter_placement == "dedicated" else comm
-            head *= config.tensor_parallel_size // own.size
-            return Reads(dense, experts, _block_drafter_bytes(config, blueprint, own) + head)
+            drafters_head = head * (config.tensor_parallel_size // own.size)
+            return Reads(dense, head, experts, _block_drafter_bytes(config, blueprint, own) + drafters_head)
         case _:
-            return Reads(dense, experts, 0)
+            return Reads(dense, head, experts, 0)
 
 
 def _assistant_bytes(config: EngineConfig, blueprint: Blueprint, shard: ShardIndices, comm: _Shape, batch: int) -> int:

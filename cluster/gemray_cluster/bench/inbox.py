@@ -24,6 +24,8 @@ class Step:
     seconds: float
     draft: float
     verify: float
+    gap: float
+    """Seconds of the device between the cycle before and this one."""
     num_tokens: int
 
 
@@ -48,7 +50,7 @@ class MeasuringInbox:
         self._num_decoded = 0
         self._over = self._told_to_stop = False
         self._began = self._previous = 0.0
-        self._draft = self._verify = 0.0
+        self._draft = self._verify = self._gap = 0.0
         self.prefill_seconds = 0.0
         self.steps: list[Step] = []
 
@@ -81,6 +83,7 @@ class MeasuringInbox:
         # What the hook costs belongs to no step.
         self._previous = self._clock()
         self._draft, self._verify = message.stats.draft_seconds, message.stats.verify_seconds
+        self._gap = message.stats.gap_seconds
 
     def _note(self, message: StepOutput, now: float) -> None:
         self._num_decoded += 1
@@ -90,6 +93,7 @@ class MeasuringInbox:
                     now - self._previous,
                     message.stats.draft_seconds - self._draft,
                     message.stats.verify_seconds - self._verify,
+                    message.stats.gap_seconds - self._gap,
                     sum(len(delta.token_ids) for delta in message.deltas),
                 )
             )

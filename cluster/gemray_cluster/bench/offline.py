@@ -1,4 +1,4 @@
-"""One rank's part of a benchmark: load a setup, run its batches, and on rank 0 turn the steps into rows."""
+"""One rank's part of a benchmark: load a setup, run its work, and on rank 0 turn the steps into rows."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
-from gemray_cluster.bench.bandwidth import BandwidthProbe
-from gemray_cluster.bench.floor import floor_of
-from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox, OnStep, Step
+from gemray_cluster.bench.experts import ExpertsWatch
+from gemray_cluster.bench.inbox import MeasuringInbox, OnStep
+from gemray_cluster.bench.probes import Probes
 from gemray_cluster.bench.profile import CycleProfile
-from gemray_cluster.bench.report import Row, Spread
-from gemray_cluster.bench.settings import Setup
-from gemray_workers.messages import ModelInfo, RankInfo, Submit
+from gemray_cluster.bench.report import ExpertsTouched, PrefillRow, Row
+from gemray_cluster.bench.rows import RowMaker
+from gemray_cluster.bench.settings import Decode, Prefill, SamplingName, Setup
+from gemray_workers.messages import Submit
+from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.worker import GangWorker
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.verify import Accept, verify
 
 PROFILED_CYCLES = 3
-SAMPLING: Mapping[str, dict[str, Any]] = {
+WATCHED_CYCLES = 8
+MEASURED_PREFILLS = 3
+MANY = 1 << 20
+SAMPLING: Mapping[SamplingName, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     "published": {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": 0.0, "suppress_tokens": (258882, 258883)},
 }
@@ -35,29 +39,38 @@ SAMPLING: Mapping[str, dict[str, Any]] = {
 class OfflineRank:
     """A rank of a gang that serves nobody."""
 
-    def __init__(self, setup: Setup, rank: int, rendezvous: str, probe: BandwidthProbe) -> None:
+    def __init__(self, setup: Setup, rank: int, rendezvous: str, probes: Probes) -> None:
         """Load; all ranks of the setup at the same time."""
         self._setup = setup
         self._rank = rank
         self._config = setup.engine_config()
+        self._moe = Blueprint.of(self._config).model.moe
         device = torch.device(setup.device, rank) if setup.device == "cuda" else torch.device(setup.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
             torch.cuda.reset_peak_memory_stats(device)
         self._device = device
-        self._bandwidth = probe.read(device) if rank == 0 else 0.0
+        leads = rank == 0
+        bandwidth = probes.bandwidth(device) if leads else 0.0
+        matrix_rate = probes.matrix_rate(device, self._config.torch_dtype) if leads and setup.prefill else 0.0
+        # One object for all runs: a rule of its own would have graphs of its own.
+        length = setup.acceptance_length
+        self._made_up = None if length is None else MadeUpAcceptance(length)
         started = time.monotonic()
         self._worker = GangWorker(self._config, rank, rendezvous)
-        self._model, self._info = self._worker.load()
-        self._load_s = time.monotonic() - started
+        self._model, info = self._worker.load()
+        self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rate, device)
 
-    def rows(self, profiles: Path | None) -> Iterator[Row]:
-        """Run every batch; rank 0 yields a row for each, the others nothing."""
-        for batch in self._setup.batch:
-            row = self._measure(batch)
-            busy_ms = self._busy_ms(batch, profiles) if self._setup.profile else None
+    def rows(self, profiles: Path | None) -> Iterator[Row | PrefillRow]:
+        """Run all the setup's work; rank 0 yields a row for each, the others nothing."""
+        for work in self._setup.work:
+            match work:
+                case Decode():
+                    row: Row | PrefillRow | None = self._decode(work, profiles)
+                case Prefill():
+                    row = self._prefill(work)
             if row is not None:
-                yield msgspec.structs.replace(row, busy_ms=busy_ms)
+                yield row
 
     def close(self) -> None:
         """Leave the gang and give the device's memory back."""
@@ -67,105 +80,77 @@ class OfflineRank:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _measure(self, batch: int) -> Row | None:
-        prefills = [self._run(batch, max_tokens=1) for _ in range(self._setup.prefills)][1:]
-        decode = self._run(batch, steps=self._setup.steps)
+    def _decode(self, work: Decode, profiles: Path | None) -> Row | None:
+        prefills = [self._run(work, max_tokens=1) for _ in range(self._setup.prefills)][1:]
+        decode = self._run(work, steps=self._setup.steps)
+        experts = self._experts(work)
+        busy_ms = self._busy_ms(work, profiles) if self._setup.profile else None
         if decode is None:
             return None
         prefill_s = [run.prefill_seconds for run in (*prefills, decode) if run is not None]
-        return self._row(batch, prefill_s, decode.steps)
+        return self._maker.decode(work, prefill_s, decode.steps, experts=experts, busy_ms=busy_ms)
 
-    def _busy_ms(self, batch: int, directory: Path | None) -> float | None:
+    def _prefill(self, work: Prefill) -> PrefillRow | None:
+        alone = Decode(batch=1, sampling="greedy", lag=0)
+        runs = [self._run(alone, max_tokens=1, prompt_len=work.num_tokens) for _ in range(1 + MEASURED_PREFILLS)]
+        seconds = [run.prefill_seconds for run in runs[1:] if run is not None]
+        return self._maker.prefill(work, seconds) if seconds else None
+
+    def _experts(self, work: Decode) -> ExpertsTouched | None:
+        """Counted in a few cycles that nobody times; None on the other ranks, and without experts."""
+        if self._moe is None:
+            return None
+        watch = ExpertsWatch(self._moe.num_experts, first=self._setup.warm_up_steps, steps=WATCHED_CYCLES)
+        planned = Decode(batch=work.batch, sampling=work.sampling, lag=0)  # a step is then over when it is published
+        self._run(planned, steps=WATCHED_CYCLES, watch=watch, on_step=watch.on_step)
+        return watch.result() if self._rank == 0 else None
+
+    def _busy_ms(self, work: Decode, directory: Path | None) -> float | None:
         """From a profile of a few cycles on rank 0, written to `directory`; the other ranks only take part."""
         profile = CycleProfile(self._device, first=self._setup.warm_up_steps, cycles=PROFILED_CYCLES)
-        self._run(batch, steps=PROFILED_CYCLES + 1, on_step=profile.on_step)
+        self._run(work, steps=PROFILED_CYCLES + 1, on_step=profile.on_step)
         if self._rank != 0:
             return None
         if directory is not None:
-            profile.write(directory / f"profile-{self._setup.name}-batch{batch}.txt")
+            name = f"{self._setup.name}-batch{work.batch}-{work.sampling}-lag{work.lag}"
+            profile.write(directory / f"profile-{name}.txt")
         return profile.busy_ms
 
     def _run(
-        self, batch: int, *, max_tokens: int = 1 << 20, steps: int = 0, on_step: OnStep | None = None
+        self,
+        work: Decode,
+        *,
+        max_tokens: int = MANY,
+        prompt_len: int | None = None,
+        steps: int = 0,
+        on_step: OnStep | None = None,
+        watch: ExpertsWatch | None = None,
     ) -> MeasuringInbox | None:
-        accept = self._accept()
-        if self._rank != 0:
-            self._worker.run_offline(None, accept=accept)
-            return None
-        inbox = MeasuringInbox(
-            self._submits(batch, max_tokens), warm_up_steps=self._setup.warm_up_steps, steps=steps, on_step=on_step
+        """Run a batch once; on rank 0 what it saw."""
+        inbox = None
+        if self._rank == 0:
+            submits = self._submits(work, max_tokens, prompt_len or self._setup.prompt_len)
+            inbox = MeasuringInbox(submits, warm_up_steps=self._setup.warm_up_steps, steps=steps, on_step=on_step)
+        self._worker.run_offline(
+            inbox, accept=self._accept(), lag=work.lag, on_experts=None if watch is None else watch.on_experts
         )
-        self._worker.run_offline(inbox, accept=accept)
         return inbox
 
     def _accept(self) -> Accept:
-        length = self._setup.acceptance_length
-        return verify if length is None else MadeUpAcceptance(length)
+        if self._made_up is None:
+            return verify
+        self._made_up.restart()
+        return self._made_up
 
-    def _submits(self, batch: int, max_tokens: int) -> list[Submit]:
+    def _submits(self, work: Decode, max_tokens: int, prompt_len: int) -> list[Submit]:
         """Requests of random ids, the same in every run."""
         ids = random.Random(0)
-        longest = self._model.max_model_len - self._setup.prompt_len
+        longest = self._model.max_model_len - prompt_len
         return [
             Submit(
                 request_id=str(i),
-                prompt_ids=[ids.randrange(self._model.vocab_size) for _ in range(self._setup.prompt_len)],
-                params=SamplingParams(**SAMPLING[self._setup.sampling], seed=i, max_tokens=min(max_tokens, longest)),
+                prompt_ids=[ids.randrange(self._model.vocab_size) for _ in range(prompt_len)],
+                params=SamplingParams(**SAMPLING[work.sampling], seed=i, max_tokens=min(max_tokens, longest)),
             )
-            for i in range(batch)
+            for i in range(work.batch)
         ]
-
-    def _row(self, batch: int, prefill_s: list[float], steps: list[Step]) -> Row:
-        if not steps:
-            raise MeasurementFailed(f"no step of batch {batch} decoded all of it: more steps, or more KV memory")
-        return _row(
-            self._setup, self._model, self._info, batch=batch, prefill_s=prefill_s, steps=steps,
-            load_s=self._load_s, bandwidth=self._bandwidth, device=self._device,
-        )  # fmt: skip
-
-
-def _row(
-    setup: Setup,
-    model: ModelInfo,
-    info: RankInfo,
-    *,
-    batch: int,
-    prefill_s: list[float],
-    steps: list[Step],
-    load_s: float,
-    bandwidth: float,
-    device: torch.device,
-) -> Row:
-    seconds = sum(step.seconds for step in steps)
-    num_tokens = sum(step.num_tokens for step in steps)
-    return Row(
-        name=setup.name,
-        model=Path(setup.model).name,
-        method=model.drafter_method,
-        drafter=None if setup.drafter is None else Path(setup.drafter).name,
-        placement=setup.drafter_placement,
-        tp=setup.tp,
-        dtype=setup.dtype,
-        draft_tokens=model.max_draft_tokens,
-        batch=batch,
-        prompt_len=setup.prompt_len,
-        steps=len(steps),
-        acceptance_asked=setup.acceptance_length,
-        acceptance_length=num_tokens / (len(steps) * batch),
-        prefill=_milliseconds(prefill_s),
-        step=_milliseconds([step.seconds for step in steps]),
-        draft=_milliseconds([step.draft for step in steps]),
-        verify=_milliseconds([step.verify for step in steps]),
-        rest=_milliseconds([step.seconds - step.draft - step.verify for step in steps]),
-        tokens_per_s=num_tokens / seconds,
-        floor=floor_of(setup.engine_config(), batch, bandwidth),
-        weight_bytes=info.weight_bytes,
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
-        load_s=load_s,
-        choices={choice.what: choice.chosen for choice in model.choices},
-        device=info.device,
-    )
-
-
-def _milliseconds(seconds: list[float]) -> Spread:
-    return Spread.of([1000 * s for s in seconds])

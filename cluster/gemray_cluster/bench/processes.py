@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -15,12 +16,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemray_cluster.bench.report import Row
+from gemray_cluster.bench.report import PrefillRow, Row
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.errors import GemrayError
 
 if TYPE_CHECKING:
-    from gemray_cluster.bench.bandwidth import BandwidthProbe
+    from gemray_cluster.bench.probes import Probes
 
 GRACE_S = 5.0
 """How long the other ranks may take once one has failed: they may have more to say."""
@@ -28,6 +29,10 @@ GRACE_S = 5.0
 
 class SetupFailed(GemrayError):
     """A rank raised, died, or the setup took too long."""
+
+
+class TimeIsUp(GemrayError):
+    """The run's time limit ended a setup; its processes are gone."""
 
 
 class RankProcesses:
@@ -47,16 +52,27 @@ class RankProcesses:
         """End every process."""
         self._end()
 
-    def run(self, setup: Setup) -> Iterator[Row]:
-        """Measure one setup; rows as they come. Raises SetupFailed."""
+    def run(self, setup: Setup, until: float = math.inf) -> Iterator[Row | PrefillRow]:
+        """Measure one setup; rows as they come.
+
+        Args:
+            setup: what to measure.
+            until: when the whole run's time is up, in seconds of `time.monotonic`.
+
+        Raises:
+            SetupFailed: a rank raised, died, or took longer than the setup may.
+            TimeIsUp: the setup was not done at `until`.
+        """
+        if time.monotonic() >= until:
+            raise TimeIsUp("the time limit has been reached")
         self._start(setup.gang_size)
         rendezvous = f"tcp://127.0.0.1:{_free_port()}"
         gang = self._connections[: setup.gang_size]
         for connection in gang:
             connection.send((setup, rendezvous))
         try:
-            yield from _collect(gang, time.monotonic() + setup.deadline_s)
-        except SetupFailed:
+            yield from _collect(gang, time.monotonic() + setup.deadline_s, until)
+        except (SetupFailed, TimeIsUp):
             self._end()
             raise
 
@@ -84,12 +100,14 @@ class RankProcesses:
         self._processes.clear()
 
 
-def _collect(gang: list[Connection], deadline: float) -> Iterator[Row]:
+def _collect(gang: list[Connection], deadline: float, until: float) -> Iterator[Row | PrefillRow]:
     """Rows until every rank is done."""
     open_ranks = dict(enumerate(gang))
     troubles: dict[int, str] = {}
     while open_ranks:
-        ready = wait(list(open_ranks.values()), max(0.0, deadline - time.monotonic()))
+        ready = wait(list(open_ranks.values()), max(0.0, min(deadline, until) - time.monotonic()))
+        if not ready and not troubles and until < deadline:
+            raise TimeIsUp("the time limit has been reached")
         if not ready:
             troubles |= dict.fromkeys(open_ranks, "gave no answer in time")
             break
@@ -116,26 +134,26 @@ def _serve(rank: int, connection: Connection, profiles: Path | None) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     import torch
 
-    from gemray_cluster.bench.bandwidth import BandwidthProbe
+    from gemray_cluster.bench.probes import Probes
 
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    probe = BandwidthProbe()
+    probes = Probes()
     while True:
         try:
             setup, rendezvous = connection.recv()
         except EOFError:
             return
-        _answer(setup, rank, rendezvous, connection, profiles, probe)
+        _answer(setup, rank, rendezvous, connection, profiles, probes)
 
 
 def _answer(
-    setup: Setup, rank: int, rendezvous: str, connection: Connection, profiles: Path | None, probe: BandwidthProbe
+    setup: Setup, rank: int, rendezvous: str, connection: Connection, profiles: Path | None, probes: Probes
 ) -> None:
     from gemray_cluster.bench.offline import OfflineRank
 
     with contextlib.suppress(BrokenPipeError):
         try:
-            engine = OfflineRank(setup, rank, rendezvous, probe)
+            engine = OfflineRank(setup, rank, rendezvous, probes)
             for row in engine.rows(profiles):
                 connection.send(("row", row))
             engine.close()

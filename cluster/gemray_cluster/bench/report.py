@@ -24,6 +24,17 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         return cls(median=median(samples), p10=deciles[0], p90=deciles[8], samples=len(samples))
 
 
+class ExpertsTouched(msgspec.Struct, frozen=True, kw_only=True):
+    """Different experts of a layer that one step of the whole batch reads, over all layers and a few steps."""
+
+    mean: float
+    least: int
+    most: int
+    num_experts: int
+    """A layer's."""
+    steps: int
+
+
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
     """The least a cycle can take: the weights that it needs, read once, on the rank that reads most."""
 
@@ -31,7 +42,8 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     drafter_bytes: int
     """All draft steps of a cycle together, the target's head included where the drafter uses it."""
     experts_touched: float | None
-    """Experts of each layer, expected where rows choose independently; None without experts."""
+    """Experts of each layer: as counted on rank 0, else as expected where rows choose independently; None without
+    experts."""
     bandwidth: float
     """Bytes a second: the fastest that the process has read 2 GiB of the same device so far."""
     ms: float
@@ -49,6 +61,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     draft_tokens: int
     batch: int
+    sampling: str
+    """``greedy``, or ``published``: drawn as the checkpoints' generation_config says."""
+    lag: int
+    """Steps in flight while the host plans the next one."""
     prompt_len: int
     steps: int
     acceptance_asked: float | None
@@ -62,13 +78,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     draft: Spread
     verify: Spread
     """The target's forward pass and the choice of tokens."""
+    gap: Spread
+    """What the device waits between the end of one cycle and the beginning of the next, by events on its stream."""
     rest: Spread
-    """The remainder of the step: scheduling, committing, publishing."""
+    """The remainder of the step without draft and verify, the gap included."""
     tokens_per_s: float
     """Tokens of the whole batch, over the measured steps."""
     busy_ms: float | None = None
     """Time of a cycle that rank 0's device computes, collectives left out, by a profile of a few; None where none was
     made, or on CPU. It hardly depends on the host, whose launches decide how long a step takes without a graph."""
+    experts: ExpertsTouched | None = None
+    """None for a model without experts."""
     floor: Floor
     weight_bytes: int
     """Bytes on rank 0, its part of a drafter's included."""
@@ -77,6 +97,39 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     choices: dict[str, str]
     """Attention backends and the like."""
+    device: str
+
+
+class PrefillFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """The least a prompt can take: its products at the rate of the matrix units, or the weights read once."""
+
+    operations: int
+    """Twice the parameters that a token meets, for every token, on the rank measured. Attention itself, embeddings and
+    the head (one row) are left out; layers that only the last token needs are counted for all."""
+    matrix_rate: float
+    """Operations a second: the most that the process has measured of the same device so far."""
+    weight_bytes: int
+    """All experts among them."""
+    bandwidth: float
+    """Bytes a second."""
+    ms: float
+
+
+class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine with one prompt, alone."""
+
+    name: str
+    model: str
+    method: str
+    tp: int
+    dtype: str
+    num_tokens: int
+    chunk: int
+    """Most rows of a step."""
+    first_token: Spread
+    """From the request's arrival to its first token."""
+    tokens_per_s: float
+    floor: PrefillFloor
     device: str
 
 
@@ -100,6 +153,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class NotRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that a time limit left no time for."""
+
+    name: str
+    """The setup's."""
+    work: str
+
+
 class Report(msgspec.Struct, kw_only=True):
     """One run of `gemray bench`."""
 
@@ -109,7 +170,10 @@ class Report(msgspec.Struct, kw_only=True):
     versions: dict[str, str]
     settings: list[dict[str, object]]
     rows: list[Row] = []
+    prefill: list[PrefillRow] = []
     online: list[OnlineRow] = []
     failures: list[Failure] = []
+    time_limit_s: float | None = None
+    not_run: list[NotRun] = []
     profiles: list[str] = []
     """Files beside the report."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,37 +16,89 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
+from gemray_cluster.bench.peers import Peers, read_peers
 from gemray_cluster.bench.plot import plot
-from gemray_cluster.bench.processes import RankProcesses, SetupFailed
-from gemray_cluster.bench.report import Failure, Report
+from gemray_cluster.bench.processes import RankProcesses, SetupFailed, TimeIsUp
+from gemray_cluster.bench.report import Failure, NotRun, PrefillRow, Report, Row
 from gemray_cluster.bench.settings import Setup
-from gemray_cluster.bench.tables import markdown, one_line, online_table, read_peers, terminal_table
+from gemray_cluster.bench.tables import (
+    markdown,
+    one_line,
+    online_table,
+    prefill_line,
+    prefill_table,
+    terminal_table,
+    what_was_not_run,
+)
 
 if TYPE_CHECKING:
     from gemray_cluster.client.client import ServerAddress
 
 
-def run_offline(setups: Sequence[Setup], output: Path, peers: Path | None, console: Console) -> Report:
-    """Measure every setup on this machine. A setup that fails is reported, and the next one runs."""
-    report = _new_report(setups)
+def run_offline(
+    setups: Sequence[Setup],
+    output: Path,
+    peers: Path | None,
+    console: Console,
+    time_limit_s: float | None = None,
+) -> Report:
+    """Measure every setup on this machine. A setup that fails is reported, and the next one runs.
+
+    Args:
+        setups: in the order in which they are measured.
+        output: the directory for the report and the profiles.
+        peers: a file of other engines' figures, for the Markdown table.
+        console: for rows as they come, and the tables.
+        time_limit_s: seconds after which the run ends; what has not been measured then is listed. None is no limit.
+
+    Raises:
+        InvalidField: a setup names a directory that holds no model.
+    """
+    for setup in setups:
+        setup.require_files()
+    known = read_peers(peers)
+    until = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    report = _new_report(setups, time_limit_s)
     output.mkdir(parents=True, exist_ok=True)
     with RankProcesses(output) as ranks:
         for setup in setups:
+            missing = [NotRun(name=setup.name, work=str(work)) for work in setup.work]
             try:
-                for row in ranks.run(setup):
-                    report.rows.append(row)
-                    report.devices = sorted({row.device for row in report.rows})
-                    _write(report, output, peers)
-                    console.print(one_line(row), highlight=False, soft_wrap=True)
+                for row in ranks.run(setup, until):
+                    missing.pop(0)
+                    _take(row, report, console)
+                    _write(report, output, known)
+            except TimeIsUp:
+                report.not_run += missing
             except SetupFailed as error:
                 report.failures.append(Failure(name=setup.name, reason=str(error)))
                 console.print(f"{setup.name} failed: {error}", highlight=False, soft_wrap=True, markup=False)
-            _write(report, output, peers)
+            _write(report, output, known)
+    _print(report, output, console)
+    return report
+
+
+def _take(row: Row | PrefillRow, report: Report, console: Console) -> None:
+    match row:
+        case Row():
+            report.rows.append(row)
+            line = one_line(row, report.rows)
+        case PrefillRow():
+            report.prefill.append(row)
+            line = prefill_line(row)
+    report.devices = sorted({*(row.device for row in report.rows), *(row.device for row in report.prefill)})
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _print(report: Report, output: Path, console: Console) -> None:
     if report.rows:
         console.print(terminal_table(report.rows))
         if not plot(report.rows, output / "bench.png"):
             console.print("no picture: matplotlib is not installed (pip install 'gemray[bench]')", markup=False)
-    return report
+    if report.prefill:
+        console.print(prefill_table(report.prefill))
+    for line in what_was_not_run(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def run_online(
@@ -53,7 +107,7 @@ def run_online(
     """Measure a running server under each number of concurrent requests."""
     from gemray_cluster.bench.online import measure_server  # gRPC, which measuring offline does without
 
-    report = _new_report(())
+    report = _new_report((), None)
     output.mkdir(parents=True, exist_ok=True)
     for batch in batches:
         row, devices = measure_server(server, batch, prompt_len, max_tokens)
@@ -64,20 +118,21 @@ def run_online(
     return report
 
 
-def _new_report(setups: Sequence[Setup]) -> Report:
+def _new_report(setups: Sequence[Setup], time_limit_s: float | None) -> Report:
     return Report(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         devices=[],
         versions=_versions(),
         settings=[asdict(setup) for setup in setups],
+        time_limit_s=time_limit_s,
     )
 
 
-def _write(report: Report, output: Path, peers: Path | None) -> None:
+def _write(report: Report, output: Path, peers: Peers | None) -> None:
     report.profiles = sorted(path.name for path in output.glob("profile-*.txt"))
     _replace(output / "bench.json", msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    if report.rows:
-        _replace(output / "bench.md", markdown(report, read_peers(peers)))
+    if report.rows or report.prefill:
+        _replace(output / "bench.md", markdown(report, peers))
 
 
 def _replace(path: Path, text: str) -> None:

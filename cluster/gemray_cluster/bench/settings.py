@@ -1,25 +1,53 @@
-"""What to measure: one engine setup and the batches to run through it."""
+"""What to measure: one engine setup and the work to run through it."""
 
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gemray_workers.config import DeviceName, DTypeName, EngineConfig, MethodName, PlacementName
 from gemray_workers.errors import InvalidField
 
+SamplingName = Literal["greedy", "published"]
+
 KV_MEMORY = 12 << 30
 """A cap: pools take no more pages than the batch can fill."""
 MAX_STEP_TOKENS = 4096
+_LISTS = ("batch", "sampling", "lag", "prefill")
+"""Settings that may also be given as one value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """A batch that decodes; one row."""
+
+    batch: int
+    sampling: SamplingName
+    lag: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, {self.sampling}, lag {self.lag}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """One prompt, to its first token; one row."""
+
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return f"prompt of {self.num_tokens}"
+
+
+Work = Decode | Prefill
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """An engine and its batches."""
+    """An engine, loaded once, and its work: a row for each batch, sampling and lag, and one for each prompt length."""
 
     name: str
     model: str
@@ -32,7 +60,13 @@ class Setup:
     dtype: DTypeName = "bfloat16"
     device: DeviceName = "cuda"
     batch: tuple[int, ...] = (1, 8)
+    sampling: tuple[SamplingName, ...] = ("greedy",)
+    """``published`` draws as the checkpoints' generation_config says: T 1, top_k 64, top_p 0.95, two ids forbidden."""
+    lag: tuple[int, ...] = (1,)
+    prefill: tuple[int, ...] = ()
+    """Lengths of prompts that are measured alone."""
     prompt_len: int = 512
+    """Of each sequence of a batch."""
     steps: int = 32
     warm_up_steps: int = 4
     prefills: int = 3
@@ -40,10 +74,7 @@ class Setup:
     acceptance_length: float | None = None
     """Tokens that each cycle is made to give on average; None leaves it to the drafter."""
     random_weights: bool = False
-    sampling: Literal["greedy", "published"] = "greedy"
-    """``published`` draws as the checkpoints' generation_config says: T 1, top_k 64, top_p 0.95, two ids forbidden."""
     enforce_eager: bool = False
-    lag: int = 0
     kv_memory: int = KV_MEMORY
     page_size: int = 16
     profile: bool = False
@@ -54,10 +85,15 @@ class Setup:
         for name in ("prompt_len", "steps", "warm_up_steps", "prefills"):
             if getattr(self, name) < 1:
                 raise InvalidField(name, getattr(self, name), "an integer >= 1")
-        if self.sampling not in ("greedy", "published"):
-            raise InvalidField("sampling", self.sampling, "greedy or published")
-        if not self.batch or min(self.batch) < 1:
-            raise InvalidField("batch", self.batch, "integers >= 1")
+        if unknown := [name for name in self.sampling if name not in get_args(SamplingName)]:
+            raise InvalidField("sampling", unknown[0], "greedy or published")
+        for name in ("batch", "prefill"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise InvalidField(name, getattr(self, name), "integers >= 1")
+        if any(lag not in (0, 1) for lag in self.lag):
+            raise InvalidField("lag", self.lag, "0 or 1, or both")
+        if not self.work:
+            raise InvalidField("batch", self.batch, "integers >= 1, with a sampling and a lag, or set with prefill")
         if self.draft_tokens and self.drafter is None:
             raise InvalidField("draft_tokens", self.draft_tokens, "unset or 0, as there is no drafter")
         if self.acceptance_length is None:
@@ -81,29 +117,48 @@ class Setup:
         for name, field in known.items():
             if field.default is MISSING and name not in values:
                 raise InvalidField(name, None, f"set (in {origin})")
-        batch = values.get("batch", cls.batch)
-        return cls(**{**values, "batch": tuple(batch) if isinstance(batch, list | tuple) else (batch,)})
+        lists = {name: values[name] for name in _LISTS if name in values}
+        return cls(**{**values, **{n: tuple(v) if isinstance(v, list | tuple) else (v,) for n, v in lists.items()}})
+
+    @property
+    def work(self) -> tuple[Work, ...]:
+        """Every row, in the order in which they are measured."""
+        decodes = (
+            Decode(batch=batch, sampling=sampling, lag=lag)
+            for lag in self.lag
+            for sampling in self.sampling
+            for batch in self.batch
+        )
+        return (*decodes, *(Prefill(num_tokens=num_tokens) for num_tokens in self.prefill))
 
     @property
     def gang_size(self) -> int:
         """Processes."""
         return self.tp + (self.drafter_placement == "dedicated")
 
+    def require_files(self) -> None:
+        """Raise InvalidField where a directory holds no model: now, and not after processes have started."""
+        for name, directory in (("model", self.model), ("drafter", self.drafter)):
+            if directory is not None and not (Path(directory) / "config.json").is_file():
+                raise InvalidField(name, directory, "a directory with a config.json, or the name of an embedded model")
+
     def engine_config(self) -> EngineConfig:
-        """The engine's settings: room for the largest batch and no more."""
+        """The engine's settings: room for the largest batch and the longest prompt, and no more."""
         drafts = 0 if self.drafter is None or self.method == "none" else (self.draft_tokens or 16)
         each = drafts + 1 if self.acceptance_length is None else math.ceil(self.acceptance_length)
         cycles = self.warm_up_steps + self.steps + 8
+        max_num_seqs = max(self.batch, default=1)
+        decoded = self.prompt_len + cycles * each
         return EngineConfig(
             model_path=self.model,
             tensor_parallel_size=self.tp,
             dtype=self.dtype,
             device=self.device,
             kv_memory_bytes=self.kv_memory,
-            max_model_len=self.prompt_len + cycles * each + drafts + 1,
-            max_num_seqs=max(self.batch),
-            max_step_tokens=max(MAX_STEP_TOKENS, max(self.batch) * (drafts + 1)),
-            prefill_chunk=self.prompt_len,
+            max_model_len=max(decoded, *self.prefill, 0) + drafts + 2,
+            max_num_seqs=max_num_seqs,
+            max_step_tokens=max(MAX_STEP_TOKENS, max_num_seqs * (drafts + 1)),
+            prefill_chunk=min(max(self.prompt_len, *self.prefill, 0), MAX_STEP_TOKENS),
             page_size=self.page_size,
             drafter_path=self.drafter,
             method=self.method,
@@ -112,32 +167,5 @@ class Setup:
             random_weights=self.random_weights,
             enforce_eager=self.enforce_eager,
             capture="use",
-            lag=self.lag,
+            lag=max(self.lag, default=0),
         )
-
-
-def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ()) -> list[Setup]:
-    """Setups of a TOML file: ``[[setup]]`` tables over an optional ``[defaults]``; relative paths start at the file.
-
-    Args:
-        path: the file.
-        changes: values that win over the file's.
-        only: names of the setups wanted; all if empty.
-    """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InvalidField("suite", str(path), f"a readable TOML file ({error})") from error
-    setups = []
-    for table in content.get("setup", []):
-        values = {**content.get("defaults", {}), **table, **changes}
-        for name in ("model", "drafter"):
-            if values.get(name):
-                values[name] = str(path.parent / values[name])
-        setups.append(Setup.of(values, str(path)))
-    if not setups:
-        raise InvalidField("suite", str(path), "a file with [[setup]] tables")
-    names = [setup.name for setup in setups]
-    if unknown := [name for name in only if name not in names]:
-        raise InvalidField("only", unknown[0], "one of " + ", ".join(names))
-    return [setup for setup in setups if not only or setup.name in only]

@@ -1,106 +1,119 @@
-"""Rows for people: a table on the terminal, and one in Markdown beside the figures of other engines."""
+"""Rows for people: tables on the terminal, and in Markdown beside the figures of other engines."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from gemray_cluster.bench.report import OnlineRow, Report, Row, Spread
+from gemray_cluster.bench.peers import Peer, Peers
+from gemray_cluster.bench.report import ExpertsTouched, OnlineRow, PrefillRow, Report, Row, Spread
 
-Key = tuple[str, int, str, int, int]
-"""Model, ranks, method, drafts, batch."""
 COLUMNS = (
     "model",
     "tp",
     "method",
     "batch",
+    "sampling",
+    "lag",
     "prefill ms",
     "step ms (p10-p90)",
+    "x greedy",
     "draft",
     "verify",
-    "rest",
+    "gap",
     "busy",
     "floor ms",
     "x floor",
+    "experts touched",
     "tok/s @ length",
 )
-PEER_COLUMNS = ("peer ms", "peer's floor ms", "target ms")
+PEER_COLUMNS = ("peer ms", "peer's floor ms", "bar ms", "target ms", "met")
+PREFILL_COLUMNS = (
+    "model",
+    "tp",
+    "prompt",
+    "chunk",
+    "first token ms (p10-p90)",
+    "tok/s",
+    "floor ms",
+    "x floor",
+    "TFLOP/s",
+)
+ONLINE_COLUMNS = ("batch", "method", "first token ms", "between messages ms", "tokens/s", "acceptance length")
+_LEFT = ("model", "method", "sampling")
+_UNKNOWN = "-"
 
 
-def terminal_table(rows: Iterable[Row]) -> Table:
-    """For rich."""
-    table = Table(title="gemray bench", title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("model", "method") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
+def terminal_table(rows: Sequence[Row]) -> Table:
+    """Rows of batches, for rich."""
+    return _table("gemray bench: cycles", COLUMNS, (_cells(row, rows) for row in rows))
+
+
+def prefill_table(rows: Iterable[PrefillRow]) -> Table:
+    """Rows of prompts, for rich."""
+    return _table("gemray bench: prompts", PREFILL_COLUMNS, map(_prefill_cells, rows))
 
 
 def online_table(rows: Iterable[OnlineRow]) -> Table:
-    """For rich."""
-    table = Table(title="gemray bench of a server", title_justify="left")
-    for column in ("batch", "method", "first token ms", "between messages ms", "tokens/s", "acceptance length"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        length = "-" if row.acceptance_length is None else f"{row.acceptance_length:.2f}"
-        table.add_row(
-            str(row.batch),
-            row.method,
-            _spread(row.first_token),
-            _spread(row.between_messages),
-            f"{row.tokens_per_s:.1f}",
-            length,
-        )
-    return table
+    """Rows of a server, for rich."""
+    return _table("gemray bench of a server", ONLINE_COLUMNS, map(_online_cells, rows))
 
 
-def one_line(row: Row) -> str:
-    """A row as it comes, for logs."""
-    return " | ".join(_cells(row))
+def one_line(row: Row, rows: Sequence[Row] = ()) -> str:
+    """A batch's row as it comes, for logs."""
+    return " | ".join(_cells(row, rows))
 
 
-def markdown(report: Report, peers: Mapping[Key, Sequence[float | None]]) -> str:
-    """Device, versions, date, and the table; the peers' columns where a figure of the same work is known."""
-    columns = (*COLUMNS, *(PEER_COLUMNS if peers else ()))
-    lines = [
-        f"Device: {', '.join(report.devices)}. Date: {report.date}. "
-        + ", ".join(f"{name} {version}" for name, version in report.versions.items())
-        + ".",
-        "",
-        "| " + " | ".join(columns) + " |",
-        "|" + " --- |" * len(columns),
-    ]
-    for row in report.rows:
-        peer = peers.get(_key(row), (None,) * len(PEER_COLUMNS)) if peers else ()
-        lines.append("| " + " | ".join((*_cells(row), *("-" if p is None else f"{p:g}" for p in peer))) + " |")
+def prefill_line(row: PrefillRow) -> str:
+    """A prompt's row as it comes, for logs."""
+    return " | ".join(_prefill_cells(row))
+
+
+def markdown(report: Report, peers: Peers | None) -> str:
+    """Device, versions, date, and the tables; with peers, their columns, and which of bar and target a row meets."""
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    lines = [f"Device: {', '.join(report.devices)}. Date: {report.date}. {versions}."]
+    if report.rows:
+        cells = [
+            (*_cells(row, report.rows), *(_peer_cells(row, peers.of(row)) if peers else ())) for row in report.rows
+        ]
+        lines += ["", *_markdown_table((*COLUMNS, *(PEER_COLUMNS if peers else ())), cells)]
+    if report.prefill:
+        bars = ((_times(peers.bar_of(row)),) if peers else () for row in report.prefill)
+        cells = [(*_prefill_cells(row), *bar) for row, bar in zip(report.prefill, bars, strict=True)]
+        lines += ["", *_markdown_table((*PREFILL_COLUMNS, *(("bar x floor",) if peers else ())), cells)]
+    lines += [f"\n{line}" for line in what_was_not_run(report)]
     lines += [f"\nFailed: {failure.name}: {failure.reason.splitlines()[-1]}" for failure in report.failures]
     return "\n".join(lines) + "\n"
 
 
-def read_peers(path: Path | None) -> dict[Key, tuple[float | None, float | None, float | None]]:
-    """Other figures for the same work, from a TOML file of ``[[peer]]`` tables."""
-    if path is None:
-        return {}
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {
-        (p["model"], p["tp"], p["method"], p["draft_tokens"], p["batch"]): (
-            p.get("peer_ms"),
-            p.get("floor_ms"),
-            p.get("target_ms"),
-        )
-        for p in content["peer"]
-    }
+def what_was_not_run(report: Report) -> list[str]:
+    """One line for each setup that the time limit cut."""
+    by_setup: dict[str, list[str]] = {}
+    for row in report.not_run:
+        by_setup.setdefault(row.name, []).append(row.work)
+    return [
+        f"Not run (time limit of {report.time_limit_s:g} s): {name}: {'; '.join(work)}"
+        for name, work in by_setup.items()
+    ]
 
 
-def _key(row: Row) -> Key:
-    return row.model, row.tp, row.method, row.draft_tokens, row.batch
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
+    return table
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return head + ["| " + " | ".join(cells) + " |" for cells in rows]
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     method = row.method if not row.draft_tokens else f"{row.method} {row.draft_tokens}"
     if row.placement == "dedicated":
         method += " dedicated"
@@ -109,16 +122,81 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.tp),
         method,
         str(row.batch),
+        row.sampling,
+        str(row.lag),
         f"{row.prefill.median:.1f}",
         _spread(row.step),
+        _times(_beside_greedy(row, rows)),
         f"{row.draft.median:.2f}",
         f"{row.verify.median:.2f}",
-        f"{row.rest.median:.2f}",
-        "-" if row.busy_ms is None else f"{row.busy_ms:.2f}",
+        f"{row.gap.median:.3f}",
+        _number(row.busy_ms),
         f"{row.floor.ms:.2f}",
         f"{row.step.median / row.floor.ms:.2f}",
+        _experts(row.experts),
         f"{row.tokens_per_s:.1f} @ {row.acceptance_length:.2f}",
     )
+
+
+def _beside_greedy(row: Row, rows: Sequence[Row]) -> float | None:
+    """Time of a step over that of the greedy row of the same work."""
+    same = ("name", "batch", "lag", "draft_tokens")
+    for other in rows:
+        if other.sampling == "greedy" != row.sampling and all(getattr(other, f) == getattr(row, f) for f in same):
+            return row.step.median / other.step.median
+    return None
+
+
+def _peer_cells(row: Row, peer: Peer) -> tuple[str, ...]:
+    figures = (peer.peer_ms, peer.floor_ms, peer.bar_ms, peer.target_ms)
+    return (*(_UNKNOWN if ms is None else f"{ms:g}" for ms in figures), _met(row.step.median, peer))
+
+
+def _met(ms: float, peer: Peer) -> str:
+    if peer.target_ms is not None and ms <= peer.target_ms:
+        return "target"
+    if peer.bar_ms is not None:
+        return "bar" if ms <= peer.bar_ms else "no"
+    return _UNKNOWN if peer.target_ms is None else "no"
+
+
+def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
+    return (
+        row.model,
+        str(row.tp),
+        str(row.num_tokens),
+        str(row.chunk),
+        _spread(row.first_token),
+        f"{row.tokens_per_s:.0f}",
+        f"{row.floor.ms:.2f}",
+        f"{row.first_token.median / row.floor.ms:.2f}",
+        f"{row.floor.matrix_rate / 1e12:.1f}",
+    )
+
+
+def _online_cells(row: OnlineRow) -> tuple[str, ...]:
+    return (
+        str(row.batch),
+        row.method,
+        _spread(row.first_token),
+        _spread(row.between_messages),
+        f"{row.tokens_per_s:.1f}",
+        _number(row.acceptance_length),
+    )
+
+
+def _experts(experts: ExpertsTouched | None) -> str:
+    if experts is None:
+        return _UNKNOWN
+    return f"{experts.mean:.1f} ({experts.least}-{experts.most}) of {experts.num_experts}"
+
+
+def _number(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _times(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.3f}"
 
 
 def _spread(spread: Spread) -> str:

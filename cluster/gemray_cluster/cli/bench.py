@@ -17,8 +17,17 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Of the suite's setups; may be repeated (default: all).")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="PATH", help="A local Hugging Face directory.")] = None,
-    drafter: Annotated[str | None, typer.Option(metavar="PATH", help="A drafter's directory.")] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="End then, and list the rows that were not run (default: no limit)."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="PATH|NAME", help="A local Hugging Face directory, or an embedded model (gemray-tiny)."),
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(metavar="PATH|NAME", help="A drafter's directory, or an embedded drafter.")
+    ] = None,
     method: Annotated[str | None, typer.Option(metavar="METHOD", help="auto, none, mtp or dflash.")] = None,
     draft_tokens: Annotated[
         int | None, typer.Option(metavar="INTEGER", help="Drafts a cycle (default: the drafter's).")
@@ -30,6 +39,15 @@ def bench(
         str | None, typer.Option(metavar="DEVICE", help="cuda or cpu (default: cuda where there is one).")
     ] = None,
     batch: Annotated[str | None, typer.Option(metavar="INTEGERS", help="Sequences at one time, e.g. 1,8.")] = None,
+    sampling: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="greedy, published (the checkpoints' defaults), or both.")
+    ] = None,
+    lag: Annotated[
+        str | None, typer.Option(metavar="INTEGERS", help="Steps in flight while the next is planned: 0, 1 or 0,1.")
+    ] = None,
+    prefill: Annotated[
+        str | None, typer.Option(metavar="INTEGERS", help="Also measure prompts of these lengths, e.g. 512,2048,8192.")
+    ] = None,
     prompt_len: Annotated[
         int | None, typer.Option(metavar="INTEGER", help="Random ids of each prompt (default 512).")
     ] = None,
@@ -62,11 +80,12 @@ def bench(
     from rich.console import Console
 
     from gemray_cluster.bench.run import run_offline, run_online
+    from gemray_cluster.bench.suites import directory_of
 
     console = Console() if sys.stdout.isatty() else Console(width=160)
     given = {
-        "model": model,
-        "drafter": drafter,
+        "model": None if model is None else directory_of(model),
+        "drafter": None if drafter is None else directory_of(drafter),
         "method": method,
         "draft_tokens": draft_tokens,
         "drafter_placement": drafter_placement,
@@ -74,6 +93,9 @@ def bench(
         "dtype": dtype,
         "device": device,
         "batch": None if batch is None else _integers("batch", batch),
+        "sampling": None if sampling is None else tuple(sampling.split(",")),
+        "lag": None if lag is None else _integers("lag", lag),
+        "prefill": None if prefill is None else _integers("prefill", prefill),
         "prompt_len": prompt_len,
         "steps": steps,
         "warm_up_steps": warm_up_steps,
@@ -84,9 +106,9 @@ def bench(
     }
     flags = {name: value for name, value in given.items() if value is not None}
     if address is None:
-        report = run_offline(
-            _setups(suite, only or [], flags), Path(output), None if peers is None else Path(peers), console
-        )
+        _check_time_limit(time_limit)
+        setups = _setups(suite, only or [], flags)
+        report = run_offline(setups, Path(output), None if peers is None else Path(peers), console, time_limit)
         raise typer.Exit(1 if report.failures else 0)
     if beyond := flags.keys() - {"batch", "prompt_len", "steps"}:
         raise InvalidField("address", address, f"unset with --{', --'.join(sorted(beyond)).replace('_', '-')}")
@@ -101,7 +123,8 @@ def _setups(suite: str | None, only: list[str], flags: dict[str, Any]) -> Any:
 
     import torch
 
-    from gemray_cluster.bench.settings import Setup, read_suite
+    from gemray_cluster.bench.settings import Setup
+    from gemray_cluster.bench.suites import read_suite
 
     if suite is not None:
         return read_suite(Path(suite), flags, only)
@@ -111,6 +134,11 @@ def _setups(suite: str | None, only: list[str], flags: dict[str, Any]) -> Any:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = "bfloat16" if flags.get("device", found) == "cuda" else "float32"
     return [Setup.of({"name": name, "device": found, "dtype": dtype, **flags}, "the flags")]
+
+
+def _check_time_limit(time_limit: float | None) -> None:
+    if time_limit is not None and not time_limit > 0:
+        raise InvalidField("time_limit", time_limit, "seconds > 0")
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -8,14 +8,20 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from gemray_cluster.bench.peers import read_peers
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.report import Report, Row, Spread
-from gemray_cluster.bench.tables import markdown, read_peers
+from gemray_cluster.bench.run import run_offline
+from gemray_cluster.bench.settings import Decode, Prefill
+from gemray_cluster.bench.suites import read_suite
+from gemray_cluster.bench.tables import markdown, what_was_not_run
 from gemray_cluster.cli import app
 from gemray_workers.errors import InvalidField
 from support.checkpoints.tiny import Shape, tiny_checkpoint
@@ -43,9 +49,13 @@ page_size = 4
 [[setup]]
 name = "plain"
 model = "31B/target"
+sampling = ["greedy", "published"]
+lag = [1, 0]
+prefill = [5, 30]
 
 [[setup]]
 name = "mtp"
+batch = [1, 3]
 model = "31B/target"
 drafter = "31B/mtp"
 draft_tokens = 4
@@ -118,7 +128,10 @@ def report_of(output: Path) -> Report:
 def test_every_combination_gives_its_rows(output: Path) -> None:
     report = report_of(output)
     found = [(row.name, row.method, row.placement, row.tp, row.batch, row.draft_tokens) for row in report.rows]
-    assert found == [
+    assert [(row.lag, row.sampling, row.batch) for row in report.rows if row.name == "plain"] == [
+        (lag, sampling, batch) for lag in (1, 0) for sampling in ("greedy", "published") for batch in (1, 3)
+    ]
+    assert [key for i, key in enumerate(found) if key not in found[:i]] == [
         (name, method, placement, tp, batch, drafts)
         for name, method, placement, tp, drafts in (
             ("plain", "none", "colocated", 1, 0),
@@ -133,6 +146,8 @@ def test_every_combination_gives_its_rows(output: Path) -> None:
         assert row.step.samples == row.draft.samples == row.steps == 4
         assert row.prefill.samples == 2
         assert 0 < row.step.p10 <= row.step.median <= row.step.p90
+        assert row.gap.samples == 4
+        assert 0 < row.gap.median < row.step.median
         assert row.step.median >= row.verify.p10
         assert (row.draft.median > 0.01) == (row.method != "none")
         assert row.floor.ms == pytest.approx(
@@ -141,6 +156,28 @@ def test_every_combination_gives_its_rows(output: Path) -> None:
         assert (row.floor.drafter_bytes > 0) == (row.method != "none")
         assert (row.floor.experts_touched is not None) == (row.model == "target" and row.name == "two ranks")
         assert row.weight_bytes > 0
+        assert (row.experts is not None) == (row.name == "two ranks")
+
+
+def test_rows_of_experts_say_how_many_were_touched(output: Path) -> None:
+    rows = [row for row in report_of(output).rows if row.name == "two ranks"]
+    for row in rows:
+        experts = row.experts
+        assert experts is not None
+        assert 2 <= experts.least <= experts.mean <= experts.most <= experts.num_experts == 8, "two of them a row"
+        assert row.floor.experts_touched == experts.mean
+    assert f" of {8} |" in (output / "bench.md").read_text()
+
+
+def test_prompts_are_measured_alone(output: Path) -> None:
+    report = report_of(output)
+    assert [(row.name, row.num_tokens, row.chunk) for row in report.prefill] == [("plain", 5, 30), ("plain", 30, 30)]
+    for row in report.prefill:
+        assert row.first_token.samples == 3
+        assert 0 < row.floor.ms < row.first_token.median
+    short, long = report.prefill
+    assert long.floor.operations == 6 * short.floor.operations
+    assert "| target | 1 | 30 | 30 |" in (output / "bench.md").read_text()
 
 
 def test_made_up_acceptance_is_what_was_asked_for(output: Path) -> None:
@@ -166,7 +203,7 @@ def test_a_setup_that_cannot_run_costs_no_other(output: Path) -> None:
 
 def test_profiles_lie_beside_the_report(output: Path) -> None:
     names = report_of(output).profiles
-    assert names == ["profile-dflash-batch1.txt", "profile-dflash-batch3.txt"]
+    assert names == ["profile-dflash-batch1-greedy-lag1.txt", "profile-dflash-batch3-greedy-lag1.txt"]
     text = (output / names[0]).read_text()
     assert text.startswith("3 cycles, ")
     assert "aten::mm" in text
@@ -176,13 +213,14 @@ def test_markdown_sets_rows_beside_peers(output: Path, tmp_path: Path) -> None:
     peers = tmp_path / "peers.toml"
     peers.write_text(
         '[[peer]]\nmodel = "target"\ntp = 1\nmethod = "mtp"\ndraft_tokens = 4\nbatch = 3\npeer_ms = 31.3\n'
+        "bar_ms = 1e9\ntarget_ms = 1e-9\n"
     )
     lines = markdown(report_of(output), read_peers(peers)).splitlines()
     rows = [line for line in lines if line.startswith("| target")]
-    assert len(rows) == 10
-    assert [row.endswith("| 31.3 | - | - |") for row in rows] == [False] * 3 + [True] + [False] * 6
+    assert len(rows) == 18, "16 of batches, 2 of prompts"
+    assert [row.endswith("| 31.3 | - | 1e+09 | 1e-09 | bar |") for row in rows] == [i == 9 for i in range(18)]
     assert "Failed: three ranks" in lines[-1]
-    assert (output / "bench.md").read_text().count("| target") == 10
+    assert (output / "bench.md").read_text().count("| target") == 18
 
 
 def test_a_picture(output: Path, tmp_path: Path) -> None:
@@ -205,6 +243,30 @@ def test_real_weights_are_measured_as_they_guess(tmp_path: Path) -> None:
     assert " | mtp 4 | 2 | " in done.stdout
 
 
+def test_an_embedded_model_is_called_by_its_name(tmp_path: Path) -> None:
+    done = gemray(
+        "bench", "--model", "gemray-tiny", "--drafter", "gemray-tiny-assistant", "--device", "cpu", "--dtype",
+        "float32", "--batch", "1", "--prompt-len", 9, "--steps", 2, "--kv-memory", "64MiB", "--output", tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = report_of(tmp_path).rows
+    assert (row.model, row.drafter) == ("gemray-tiny", "gemray-tiny-assistant")
+
+
+def test_a_time_limit_ends_the_run_and_lists_what_was_left_out(shapes: Path, tmp_path: Path) -> None:
+    suite = read_suite(shapes / "suite.toml", {"steps": 100_000, "kv_memory": 1 << 30}, ["plain", "mtp"])
+    began = time.monotonic()
+    report = run_offline(suite, tmp_path, None, Console(quiet=True), time_limit_s=6.0)
+    assert time.monotonic() - began < 60
+    assert not report.failures
+    assert [(row.name, row.work) for row in report.not_run] == [(s.name, str(work)) for s in suite for work in s.work]
+    assert report_of(tmp_path).not_run == report.not_run
+    lines = what_was_not_run(report)
+    assert lines[0].startswith("Not run (time limit of 6 s): plain: batch 1, greedy, lag 1; batch 3, greedy, lag 1; ")
+    assert lines[0].endswith("; prompt of 30")
+    assert "Not run (time limit of 6 s): mtp: batch 1" in markdown(report, None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -216,6 +278,13 @@ def test_real_weights_are_measured_as_they_guess(tmp_path: Path) -> None:
         (["--model", "m", "--steps", "0"], "steps = 0"),
         (["--random-weights"], "model = None"),
         (["--suite", "/none.toml"], "a readable TOML file"),
+        (["--model", "/none"], "model = '/none' is not allowed: a directory with a config.json, or the name of an emb"),
+        (["--model", "gemray-tiny", "--drafter", "gemray-smal"], "drafter = 'gemray-smal' is not allowed"),
+        (["--model", "m", "--sampling", "greedy,drawn"], "sampling = 'drawn' is not allowed: greedy or published"),
+        (["--model", "m", "--lag", "2"], r"lag = \(2,\) is not allowed"),
+        (["--model", "m", "--time-limit", "0"], "time_limit = 0.0 is not allowed: seconds > 0"),
+        (["--model", "m", "--prefill", "512,0"], r"prefill = \(512, 0\)"),
+        (["--model", "gemray-tiny", "--peers", "/none.toml"], "peers = '/none.toml' is not allowed"),
     ],
 )
 def test_refusals_are_sentences(arguments: list[str], words: str) -> None:
@@ -224,19 +293,25 @@ def test_refusals_are_sentences(arguments: list[str], words: str) -> None:
 
 
 def test_suites_of_the_repository_name_what_is_there() -> None:
-    from gemray_cluster.bench.settings import read_suite
     from gemray_workers.rank.blueprint import Blueprint
 
     benchmarks = Path(__file__).resolve().parents[3] / "benchmarks"
     peers = read_peers(benchmarks / "peers.toml")
-    work = set()
+    work, prompts = set(), set()
     for suite in sorted((benchmarks / "suites").glob("*.toml")):
         for setup in read_suite(suite, {"device": "cpu"}):
             traits = Blueprint.of(setup.engine_config()).drafter.traits
-            for batch in setup.batch:
-                work.add((Path(setup.model).name, setup.tp, traits.method, traits.max_draft_tokens, batch))
-    wanted = {key for key in peers if key[4] in (1, 8) and key[0] != "E2B-it"}
-    assert wanted <= work
+            setup.require_files()
+            model = Path(setup.model).name, setup.tp
+            for row in setup.work:
+                match row:
+                    case Decode():
+                        work.add((*model, traits.method, traits.max_draft_tokens, row.batch, row.sampling))
+                    case Prefill():
+                        prompts.add(model)
+    assert peers is not None
+    assert set(peers.decode) <= work
+    assert set(peers.prefill) <= prompts
 
 
 def test_spread() -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemray_cluster.bench import bandwidth
+from gemray_cluster.bench import probes
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
-from gemray_cluster.bench.bandwidth import BandwidthProbe, read_bandwidth
 from gemray_cluster.bench.floor import floor_of
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
+from gemray_cluster.bench.probes import Probes, read_bandwidth
 from gemray_cluster.bench.profile import covered
-from gemray_cluster.bench.settings import Setup, read_suite
+from gemray_cluster.bench.settings import Setup
+from gemray_cluster.bench.suites import read_suite
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import EngineStats, SequenceDelta, SpeculationCounters, StepOutput, Stop, Submit
 from gemray_workers.sampling.verify import verify
@@ -187,10 +188,10 @@ def test_bandwidth_is_that_of_a_memory() -> None:
 
 def test_a_floor_is_of_the_device_at_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {torch.device("cuda", 0): iter([3.0, 2.0, 4.0]), torch.device("cuda", 1): iter([1.0])}
-    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda device: next(seen[device]))
-    probe = BandwidthProbe()
+    monkeypatch.setattr(probes, "read_bandwidth", lambda device: next(seen[device]))
+    best = Probes()
     first, second = seen
-    assert [probe.read(device) for device in (first, first, second, first)] == [3.0, 3.0, 1.0, 4.0]
+    assert [best.bandwidth(device) for device in (first, first, second, first)] == [3.0, 3.0, 1.0, 4.0]
 
 
 def test_unknown_settings_of_a_suite_are_refused() -> None:

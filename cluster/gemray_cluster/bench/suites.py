@@ -1,0 +1,51 @@
+"""Suites: TOML files of setups."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemray_cluster.bench.settings import Setup
+from gemray_workers.embedded import embedded_path, is_embedded
+from gemray_workers.errors import InvalidField
+
+
+def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ()) -> list[Setup]:
+    """Setups of a TOML file: ``[[setup]]`` tables over an optional ``[defaults]``; relative paths start at the file.
+
+    Args:
+        path: the file.
+        changes: values that win over the file's.
+        only: names of the setups wanted; all if empty.
+    """
+    setups = []
+    content = read_toml("suite", path)
+    for table in content.get("setup", []):
+        values = {**content.get("defaults", {}), **table}
+        for name in ("model", "drafter"):
+            if values.get(name):
+                values[name] = directory_of(values[name], path.parent)
+        setups.append(Setup.of({**values, **changes}, str(path)))
+    if not setups:
+        raise InvalidField("suite", str(path), "a file with [[setup]] tables")
+    names = [setup.name for setup in setups]
+    if unknown := [name for name in only if name not in names]:
+        raise InvalidField("only", unknown[0], "one of " + ", ".join(names))
+    return [setup for setup in setups if not only or setup.name in only]
+
+
+def read_toml(name: str, path: Path) -> dict[str, Any]:
+    """The content of the file that a setting names; raises InvalidField."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InvalidField(name, str(path), f"a readable TOML file ({error})") from error
+
+
+def directory_of(model: str, base: Path = Path()) -> str:
+    """A model's directory: a path from `base`, or an embedded model of that name where there is no such path."""
+    if is_embedded(model) and not (base / model).exists():
+        return str(embedded_path(model))
+    return str(base / model)
