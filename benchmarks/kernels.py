@@ -66,11 +66,11 @@ def attention(
         k_pages, v_pages = (random(1 + batch * pages_each, PAGE_SIZE, kv_heads, head_dim) for _ in range(2))
         q_TND = random(batch * rows, heads, head_dim, gain=1.5 / head_dim**0.5)
         table_SP = (torch.randperm(batch * pages_each, device=DEVICE) + 1).int().view(batch, pages_each)
-        start_S1 = torch.arange(batch + 1, device=DEVICE, dtype=torch.int32) * rows
+        start_Z = torch.arange(batch + 1, device=DEVICE, dtype=torch.int32) * rows
         kv_len_S = torch.full((batch,), context, device=DEVICE, dtype=torch.int32)
 
         def call(
-            arguments: tuple[Tensor, ...] = (q_TND, k_pages, v_pages, table_SP, start_S1, kv_len_S),
+            arguments: tuple[Tensor, ...] = (q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S),
         ) -> Tensor:
             return paged_attention(*arguments, window=window, causal=True, scale=1.0)
 

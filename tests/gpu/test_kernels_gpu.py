@@ -55,13 +55,13 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     from gemray_kernels.triton.paged_attention import paged_attention
 
     case = AttentionCase([(5, 3000), (5, 90), (5, 1024), (5, 17), (5, 2500)], 32, 4, 512)
-    q_TND, k_pages, v_pages, table_SP, start_S1, kv_len_S = case.batch(torch.bfloat16, "cuda", seed=5)
+    q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S = case.batch(torch.bfloat16, "cuda", seed=5)
     arguments = {"window": None, "causal": True, "scale": 1.0}
-    together = paged_attention(q_TND, k_pages, v_pages, table_SP, start_S1, kv_len_S, **arguments)
+    together = paged_attention(q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S, **arguments)
     for s in range(5):
         rows = slice(5 * s, 5 * s + 5)
         alone = paged_attention(
-            q_TND[rows], k_pages, v_pages, table_SP[s : s + 1], start_S1[:2], kv_len_S[s : s + 1], **arguments
+            q_TND[rows], k_pages, v_pages, table_SP[s : s + 1], start_Z[:2], kv_len_S[s : s + 1], **arguments
         )
         assert torch.equal(alone, together[rows])
 

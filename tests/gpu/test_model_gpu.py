@@ -94,7 +94,7 @@ def inputs(dtype: torch.dtype, device: torch.device) -> tuple[ForwardBatch, KVCa
     moved = ForwardBatch(
         token_ids_T=batch.token_ids_T.to(device),
         positions_T=batch.positions_T.to(device),
-        query_start_S1=batch.query_start_S1.to(device),
+        query_start_Z=batch.query_start_Z.to(device),
         kv_len_S=batch.kv_len_S.to(device),
         groups={
             name: GroupMetadata(g.block_table_SP.to(device), g.kv_index_T.to(device))
@@ -141,7 +141,7 @@ def test_a_forward_pass_never_waits_for_the_gpu() -> None:
                 kv.reader(0).k_pages,
                 kv.reader(0).v_pages,
                 batch.groups["sliding"].block_table_SP,
-                batch.query_start_S1,
+                batch.query_start_Z,
                 batch.kv_len_S,
                 window=8,
                 causal=True,

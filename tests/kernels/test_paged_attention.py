@@ -36,7 +36,7 @@ class Case:
             self.v.append(v)
         rows = [rows for rows, _ in lengths]
         self.q_TND = torch.randn(sum(rows), NUM_HEADS, HEAD_DIM, generator=generator).to(dtype)
-        self.query_start_S1 = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
+        self.query_start_Z = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
         self.kv_len_S = torch.tensor([keys for _, keys in lengths], dtype=torch.int32)
 
     def forget_before(self, sequence: int, position: int) -> None:
@@ -52,7 +52,7 @@ class Case:
             self.k_pages,
             self.v_pages,
             self.table_SP,
-            self.query_start_S1,
+            self.query_start_Z,
             self.kv_len_S,
             window=window,
             causal=causal,
@@ -62,7 +62,7 @@ class Case:
     def expected(self, *, window: int | None = None, causal: bool = True, scale: float = 1.0) -> Tensor:
         out = torch.zeros_like(self.q_TND, dtype=torch.float64)
         for s, (k, v) in enumerate(zip(self.k, self.v, strict=True)):
-            first, end = int(self.query_start_S1[s]), int(self.query_start_S1[s + 1])
+            first, end = int(self.query_start_Z[s]), int(self.query_start_Z[s + 1])
             for row in range(first, end):
                 position = len(k) - (end - first) + (row - first)
                 seen = [
@@ -125,7 +125,7 @@ def test_keys_after_the_length_are_never_read() -> None:
 
 def test_rows_without_keys_and_sequences_without_rows() -> None:
     case = Case([(2, 2), (1, 6), (3, 3)])
-    case.query_start_S1 = torch.tensor([0, 2, 2, 6], dtype=torch.int32)  # two rows, none, four
+    case.query_start_Z = torch.tensor([0, 2, 2, 6], dtype=torch.int32)  # two rows, none, four
     case.kv_len_S = torch.tensor([0, 6, 3], dtype=torch.int32)
     found = case.run()
     assert not found[:2].any(), "no keys at all"

@@ -48,10 +48,10 @@ def test_attention_compiles_for_hopper(
     q_TND = torch.empty(rows, heads, head_dim, dtype=torch.bfloat16)
     pages = torch.empty(9, 16, kv_heads, head_dim, dtype=torch.bfloat16)
     table_SP = torch.zeros(1, 512, dtype=torch.int32)
-    start_S1, kv_len_S = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([600], dtype=torch.int32)
+    start_Z, kv_len_S = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([600], dtype=torch.int32)
     found = compile_launches(
         lambda: paged_attention(
-            q_TND, pages, pages, table_SP, start_S1, kv_len_S, window=window, causal=causal, scale=1.0
+            q_TND, pages, pages, table_SP, start_Z, kv_len_S, window=window, causal=causal, scale=1.0
         )
     )
     assert [kernel.name for kernel in found] == ["_attend_kernel", "_combine_kernel", "_attend_kernel"][

@@ -1,7 +1,7 @@
 """Attention of ragged rows over paged keys and values: the plain-PyTorch reference.
 
-Shape legend: T rows of all sequences together, S sequences, P block-table columns, N query heads, K KV heads,
-G = N / K query heads a KV head, D head dim, Q rows of one sequence, L keys that it reads.
+Shape legend: T rows of all sequences together, S sequences, Z = S + 1 bounds, P block-table columns, N query heads,
+K KV heads, G = N / K query heads a KV head, D head dim, Q rows of one sequence, L keys that it reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def paged_attention(
     k_pages: Tensor,
     v_pages: Tensor,
     block_table_SP: Tensor,
-    query_start_S1: Tensor,
+    query_start_Z: Tensor,
     kv_len_S: Tensor,
     *,
     window: int | None,
@@ -36,14 +36,14 @@ def paged_attention(
         k_pages: [pages, page_size, K, D].
         v_pages: as `k_pages`.
         block_table_SP: integer; page of position p of sequence s is ``block_table[s, p // page_size]``.
-        query_start_S1: integer [S + 1], cumulative rows.
+        query_start_Z: integer [S + 1], cumulative rows.
         kv_len_S: integer, keys of each sequence.
         window: keys a query sees, itself included; None for no limit.
         causal: hide keys behind the query.
         scale: multiplies the scores (1.0 in Gemma 4).
     """
     out_TND = torch.zeros_like(q_TND)
-    starts, kv_lens = query_start_S1.tolist(), kv_len_S.tolist()
+    starts, kv_lens = query_start_Z.tolist(), kv_len_S.tolist()
     for s, kv_len in enumerate(kv_lens):
         rows = slice(starts[s], starts[s + 1])
         num_rows = rows.stop - rows.start

@@ -7,8 +7,8 @@ Where the cuts are depends on that sequence alone. A sequence of many rows (a pr
 The grid is sized by numbers that the host knows (rows, sequences, block-table width), so nothing waits for the device
 and a CUDA graph can hold the launches.
 
-Shape legend: T rows of all sequences together, S sequences, P block-table columns, N query heads, K KV heads,
-G = N / K query heads a KV head, D head dim, M = (row, query head) pairs of one program, L keys of one tile,
+Shape legend: T rows of all sequences together, S sequences, Z = S + 1 bounds, P block-table columns, N query heads,
+K KV heads, G = N / K query heads a KV head, D head dim, M = (row, query head) pairs of one program, L keys of one tile,
 C chunks of a sequence, R rows that may be split.
 """
 
@@ -62,7 +62,7 @@ class PagedAttention:
         k_pages: Tensor,
         v_pages: Tensor,
         block_table_SP: Tensor,
-        query_start_S1: Tensor,
+        query_start_Z: Tensor,
         kv_len_S: Tensor,
         *,
         window: int | None,
@@ -76,7 +76,7 @@ class PagedAttention:
             k_pages,
             v_pages,
             block_table_SP,
-            query_start_S1,
+            query_start_Z,
             kv_len_S,
             window=window,
             causal=causal,
@@ -91,7 +91,7 @@ def paged_attention(
     k_pages: Tensor,
     v_pages: Tensor,
     block_table_SP: Tensor,
-    query_start_S1: Tensor,
+    query_start_Z: Tensor,
     kv_len_S: Tensor,
     *,
     window: int | None,
@@ -118,7 +118,7 @@ def paged_attention(
         return out_TND
     _check(q_TND, k_pages, v_pages)
     require_rows(block_table=block_table_SP)
-    require_contiguous(query_start=query_start_S1, kv_len=kv_len_S)
+    require_contiguous(query_start=query_start_Z, kv_len=kv_len_S)
     group = num_heads // num_kv_heads
     page_size = k_pages.shape[1]
 
@@ -172,7 +172,7 @@ def paged_attention(
             k_pages,
             v_pages,
             block_table_SP,
-            query_start_S1,
+            query_start_Z,
             kv_len_S,
             out_TND,
             partial_o,
@@ -207,7 +207,7 @@ def paged_attention(
             out_TND,
             partial_o,
             partial_ml,
-            query_start_S1,
+            query_start_Z,
             kv_len_S,
             num_seqs,
             **common,
@@ -289,7 +289,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     k_pages,
     v_pages,
     table_SP,
-    query_start_S1,
+    query_start_Z,
     kv_len_S,
     out_TND,
     partial_o,
@@ -331,16 +331,16 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     if SEARCH:
         # Sequence s has the blocks from start[s] // BLOCK_ROWS + s on: as many as it needs, or one more.
         s_S = tl.arange(0, BLOCK_S)
-        start_S = tl.load(query_start_S1 + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
+        start_S = tl.load(query_start_Z + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
         begins_before = (start_S // BLOCK_ROWS + s_S <= block) & (s_S < num_seqs)
         sequence = tl.sum(begins_before.to(tl.int32)) - 1
-        start = tl.load(query_start_S1 + sequence).to(tl.int32)
+        start = tl.load(query_start_Z + sequence).to(tl.int32)
         first_row = (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
     else:
         sequence = block // blocks_per_seq
-        start = tl.load(query_start_S1 + sequence).to(tl.int32)
+        start = tl.load(query_start_Z + sequence).to(tl.int32)
         first_row = (block % blocks_per_seq) * BLOCK_ROWS
-    num_rows = tl.load(query_start_S1 + sequence + 1).to(tl.int32) - start
+    num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     if first_row >= num_rows or (num_rows <= MAX_SPLIT_ROWS) != SPLIT:
         return
     kv_len = tl.load(kv_len_S + sequence).to(tl.int32)
@@ -460,7 +460,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     out_TND,
     partial_o,
     partial_ml,
-    query_start_S1,
+    query_start_Z,
     kv_len_S,
     num_seqs,
     WINDOW: tl.constexpr,
@@ -483,15 +483,15 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     head = tl.program_id(1)
     if BY_ROW:
         s_S = tl.arange(0, BLOCK_S)
-        end_S = tl.load(query_start_S1 + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
+        end_S = tl.load(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
         sequence = tl.sum((end_S <= slot).to(tl.int32))
-        start = tl.load(query_start_S1 + sequence).to(tl.int32)
+        start = tl.load(query_start_Z + sequence).to(tl.int32)
         row = slot - start
     else:
         sequence = slot // MAX_SPLIT_ROWS
-        start = tl.load(query_start_S1 + sequence).to(tl.int32)
+        start = tl.load(query_start_Z + sequence).to(tl.int32)
         row = slot % MAX_SPLIT_ROWS
-    num_rows = tl.load(query_start_S1 + sequence + 1).to(tl.int32) - start
+    num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     if row >= num_rows or num_rows > MAX_SPLIT_ROWS:
         return
     kv_len = tl.load(kv_len_S + sequence).to(tl.int32)

@@ -32,11 +32,11 @@ def rounds(length: float, num_drafts: list[int], count: int) -> list[list[int]]:
     most = max(num_drafts)
     for _ in range(count):
         drafts_SK = torch.arange(100, 100 + len(num_drafts) * most).view(-1, most)
-        chosen_SK1 = torch.arange(500, 500 + len(num_drafts) * (most + 1)).view(-1, most + 1)
-        verified = accept(drafts_SK, torch.tensor(num_drafts), chosen_SK1)
+        chosen_SJ = torch.arange(500, 500 + len(num_drafts) * (most + 1)).view(-1, most + 1)
+        verified = accept(drafts_SK, torch.tensor(num_drafts), chosen_SJ)
         for s, n in enumerate(verified.num_accepted_S.tolist()):
-            emitted = [*drafts_SK[s, :n].tolist(), int(chosen_SK1[s, n])]
-            assert verified.ids_SK1[s].tolist() == emitted + [-1] * (most - n)
+            emitted = [*drafts_SK[s, :n].tolist(), int(chosen_SJ[s, n])]
+            assert verified.ids_SJ[s].tolist() == emitted + [-1] * (most - n)
         found.append(verified.num_accepted_S.tolist())
     return found
 
@@ -57,7 +57,7 @@ def test_plain_steps_pass_and_count_for_nothing() -> None:
     nothing = torch.empty(1, 0, dtype=torch.int64)
     for _ in range(3):
         verified = accept(nothing, torch.tensor([0]), torch.tensor([[7]]))
-        assert verified.ids_SK1.tolist() == verify(nothing, torch.tensor([0]), torch.tensor([[7]])).ids_SK1.tolist()
+        assert verified.ids_SJ.tolist() == verify(nothing, torch.tensor([0]), torch.tensor([[7]])).ids_SJ.tolist()
     drafts, chosen = torch.tensor([[1, 2]]), torch.tensor([[7, 8, 9]])
     assert accept(drafts, torch.tensor([2]), chosen).num_accepted_S.item() == 1
 

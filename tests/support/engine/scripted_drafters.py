@@ -155,11 +155,11 @@ class ScriptedDrafter:
                 slots.token_ids_NL[r.slot, columns] = torch.tensor(scripted)
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         if self._inner is not None:
-            self._inner.commit(rows, packed, slots, output, accepted_S1)
-        for r, n in zip(sequences_of(rows), accepted_S1.tolist(), strict=False):
+            self._inner.commit(rows, packed, slots, output, accepted_A)
+        for r, n in zip(sequences_of(rows), accepted_A.tolist(), strict=False):
             assert 0 <= n <= r.num_drafts
             assert r.start == self.committed.get(r.slot, 0), "rows follow what is committed"
             self.committed[r.slot] = r.start + r.num_known + n
@@ -185,5 +185,5 @@ class SequenceRows(NamedTuple):
 
 def sequences_of(rows: CycleRows) -> list[SequenceRows]:
     """A cycle's sequences, the null slot left out."""
-    table = torch.stack([rows.slot_S1, rows.start_S1, rows.known_S1, rows.drafts_S1], dim=1)
+    table = torch.stack([rows.slot_A, rows.start_A, rows.known_A, rows.drafts_A], dim=1)
     return [SequenceRows(*facts) for facts in table[:-1].tolist()]

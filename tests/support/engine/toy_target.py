@@ -81,9 +81,9 @@ class TableDrafter:
 
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         num_drafting = rows.shape.num_drafting
-        slot_D = rows.slot_S1[:num_drafting]
+        slot_D = rows.slot_A[:num_drafting]
         for i in range(rows.shape.max_drafts):
-            position_D = rows.start_S1[:num_drafting] + 1 + i
+            position_D = rows.start_A[:num_drafting] + 1 + i
             last_D = slots.token_ids_NL[slot_D, position_D - 1]
             logits_DV = local_columns(self._table_VV[last_D], self._shard)
             if self._greedy:
@@ -93,7 +93,7 @@ class TableDrafter:
             slots.token_ids_NL[slot_D, position_D] = ids_D
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         """Nothing is kept."""
 

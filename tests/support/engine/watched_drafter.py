@@ -112,10 +112,10 @@ class WatchedDrafter:
                 self.rounds.append(WatchedRound(slots[r.slot].request_id, r.start, drafts, logits_KV))
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
-        self._inner.commit(rows, packed, slots, output, accepted_S1)
-        for r, n in zip(sequences_of(rows), accepted_S1.tolist(), strict=False):
+        self._inner.commit(rows, packed, slots, output, accepted_A)
+        for r, n in zip(sequences_of(rows), accepted_A.tolist(), strict=False):
             committed = r.start + r.num_known + n
             self._note_keys(r.slot, committed, slots)
             self._poison_behind(r.slot, committed, slots)
@@ -179,9 +179,9 @@ class Faulty:
         self._inner.propose(rows, self._slots(slots))
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
-        self._inner.commit(rows, packed, slots, output, self._num_accepted(rows, accepted_S1))
+        self._inner.commit(rows, packed, slots, output, self._num_accepted(rows, accepted_A))
 
     def reset(self, slot: int) -> None:
         self._inner.reset(slot)

@@ -80,7 +80,7 @@ def greedy_batch(model: TargetModel, prompts: Sequence[Sequence[int]], num_token
         batch = cache.batch([Rows(s, tokens, lengths[s]) for s, tokens in enumerate(pending)])
         hidden_TH = model.forward(batch, cache.caches).hidden_TH
         lengths = batch.kv_len_S.tolist()
-        logits_SV = whole_logits(model, model.logits(hidden_TH[batch.query_start_S1[1:].long() - 1]))
+        logits_SV = whole_logits(model, model.logits(hidden_TH[batch.query_start_Z[1:].long() - 1]))
         top = logits_SV.topk(2).values
         ids.append(logits_SV.argmax(-1))
         leads.append(top[:, 0] - top[:, 1])

@@ -66,7 +66,7 @@ class PagedCache:
         return ForwardBatch(
             token_ids_T=torch.tensor([t for r in rows for t in r.token_ids], dtype=torch.int64).to(self._device),
             positions_T=torch.cat(positions).to(self._device),
-            query_start_S1=counts.cumsum(0).to(self._device, torch.int32),
+            query_start_Z=counts.cumsum(0).to(self._device, torch.int32),
             kv_len_S=torch.tensor([r.start + len(r.token_ids) for r in rows], dtype=torch.int32).to(self._device),
             groups={
                 name: GroupMetadata(

@@ -35,18 +35,18 @@ def test_a_wrong_number_of_rows_is_refused(drafts, chosen):
 def test_the_batched_form_equals_the_plain_one(sequences):
     num_drafts = torch.tensor([n for n, _ in sequences])
     drafts_SK = torch.tensor([tokens[:4] for _, tokens in sequences])
-    chosen_SK1 = torch.tensor([tokens[4:] for _, tokens in sequences])
-    result = verify(drafts_SK, num_drafts, chosen_SK1)
+    chosen_SJ = torch.tensor([tokens[4:] for _, tokens in sequences])
+    result = verify(drafts_SK, num_drafts, chosen_SJ)
     for s, (n, tokens) in enumerate(sequences):
         accepted = count_accepted(tokens[:n], tokens[4 : 5 + n])
         assert result.num_accepted_S[s] == accepted
-        assert result.ids_SK1[s].tolist() == tokens[4 : 5 + accepted] + [-1] * (4 - accepted)
+        assert result.ids_SJ[s].tolist() == tokens[4 : 5 + accepted] + [-1] * (4 - accepted)
 
 
 def test_sequences_without_drafts_emit_one_token():
     result = verify(torch.empty(2, 0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), torch.tensor([[5], [6]]))
     assert result.num_accepted_S.tolist() == [0, 0]
-    assert result.ids_SK1.tolist() == [[5], [6]]
+    assert result.ids_SJ.tolist() == [[5], [6]]
 
 
 VOCAB = 11

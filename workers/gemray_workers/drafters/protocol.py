@@ -3,7 +3,7 @@
 MTP and DFlash are two implementations; the engine never tests which one it has. A `DrafterPlan` is made from
 configs alone, so that mistakes show before any weight is read and pools can be sized; it then builds the `Drafter`.
 
-Shape legend: S1 sequences of a cycle and the null slot.
+Shape legend: A sequences of a cycle and the null slot.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ class Drafter(Protocol):
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         """Write drafts behind the newest token of each of the first `num_drafting` sequences.
 
-        What is written behind the ``drafts_S1`` that a sequence has room for is never read.
+        What is written behind the ``drafts_A`` that a sequence has room for is never read.
         """
         ...
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
-        """Follow the target: of each sequence the known rows and `accepted_S1` drafts are now committed.
+        """Follow the target: of each sequence the known rows and `accepted_A` drafts are now committed.
 
         Args:
             rows: the cycle's.
             packed: where they lie in `output`.
             slots: the sequences, lengths still as before the cycle.
             output: the target's, for every row.
-            accepted_S1: int64; 0 where nothing was chosen, and for the null slot.
+            accepted_A: int64; 0 where nothing was chosen, and for the null slot.
         """
         ...
 
@@ -147,7 +147,7 @@ class NoDrafter:
         """Write nothing: no sequence is scheduled with drafts."""
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         """Keep nothing."""
 

@@ -6,7 +6,7 @@ each cycle. So the host may enqueue a cycle while the one before still runs, and
 Every rank runs the same cycle. What the ranks exchange is visible in the model (all-reduces) and in the choice of
 tokens (candidates).
 
-Shape legend: S1 sequences and the null slot, T rows, R rows that choose a token, C sequences that may choose, K1 most
+Shape legend: A sequences and the null slot, T rows, R rows that choose a token, C sequences that may choose, J most
 drafts and one, H hidden size, V vocabulary rows of this rank.
 """
 
@@ -36,12 +36,12 @@ class CycleOutput:
     """What a cycle leaves behind for the host."""
 
     found_CK: Tensor | None
-    """int64 [C, 2 + K1], see `VerifyRows.found`; None when no sequence could choose."""
+    """int64 [C, 2 + J], see `VerifyRows.found`; None when no sequence could choose."""
     logits_RV: Tensor | None
-    """Before the soft-cap, of the rows that chose, row ``c K1 + i`` behind the first i drafts of sequence c."""
+    """Before the soft-cap, of the rows that chose, row ``c J + i`` behind the first i drafts of sequence c."""
     hidden_TH: Tensor
     """Post-norm hidden states of all rows."""
-    first_S1: Tensor
+    first_A: Tensor
     """Index into T of each sequence's first row."""
 
 
@@ -65,7 +65,7 @@ class CycleRunner(Protocol):
 class Decision:
     """What the target has decided."""
 
-    accepted_S1: Tensor
+    accepted_A: Tensor
     """Drafts that now stand for good."""
     found_CK: Tensor | None
     logits_RV: Tensor | None
@@ -113,8 +113,8 @@ class Cycle:
         rows = CycleRows.of(plan, table_S4, self._slots)
         packed, output = self.forward(rows)
         verified = self.verify(rows, packed, output)
-        self.commit(rows, packed, output, verified.accepted_S1)
-        return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.first_S1)
+        self.commit(rows, packed, output, verified.accepted_A)
+        return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.first_A)
 
     def forward(self, rows: CycleRows) -> tuple[PackedRows, ForwardOutput]:
         """Run the target once over prompt chunks and verify rows alike."""
@@ -124,31 +124,31 @@ class Cycle:
     def verify(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput) -> Decision:
         """Choose each row's token and keep the drafts that equal it."""
         num_choosing = rows.shape.num_choosing
-        accepted_S1 = torch.zeros_like(rows.drafts_S1)
+        accepted_A = torch.zeros_like(rows.drafts_A)
         if not num_choosing:
-            return Decision(accepted_S1, None, None)
+            return Decision(accepted_A, None, None)
         verifying = VerifyRows.of(rows, packed, self._slots)
-        logits_RV = self._model.uncapped_logits(output.hidden_TH[verifying.row_CK1.flatten()])
+        logits_RV = self._model.uncapped_logits(output.hidden_TH[verifying.row_CJ.flatten()])
         features = rows.plan.features
         choice = choose(
             logits_RV,
-            verifying.slot_CK1.flatten(),
-            verifying.position_CK1.flatten(),
+            verifying.slot_CJ.flatten(),
+            verifying.position_CJ.flatten(),
             self._slots.sampling,
             self._comm,
             features=features,
             drafts_RB=drafts_before(verifying.input_ids(self._slots)) if features.penalties else None,
             softcap=self._model.softcap,
         )
-        chosen_CK1 = choice.ids_R.view_as(verifying.position_CK1)
-        verified = self._accept(verifying.ids_CK, verifying.drafts_C, chosen_CK1)
+        chosen_CJ = choice.ids_R.view_as(verifying.position_CJ)
+        verified = self._accept(verifying.ids_CK, verifying.drafts_C, chosen_CJ)
         verifying.write(verified, self._slots)
         if features.penalties:
-            self._slots.sampling.commit(verifying.slot_CK1[:, 0], verified.ids_SK1)
-        accepted_S1[:num_choosing] = verified.num_accepted_S * rows.chooses_S1[:num_choosing]
-        return Decision(accepted_S1, verifying.found(rows, verified), logits_RV)
+            self._slots.sampling.commit(verifying.slot_CJ[:, 0], verified.ids_SJ)
+        accepted_A[:num_choosing] = verified.num_accepted_S * rows.chooses_A[:num_choosing]
+        return Decision(accepted_A, verifying.found(rows, verified), logits_RV)
 
-    def commit(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput, accepted_S1: Tensor) -> None:
+    def commit(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput, accepted_A: Tensor) -> None:
         """Move the drafter's view and the lengths past the known rows and the accepted drafts."""
-        self._drafter.commit(rows, packed, self._slots, output, accepted_S1)
-        advance(rows, accepted_S1, self._slots)
+        self._drafter.commit(rows, packed, self._slots, output, accepted_A)
+        advance(rows, accepted_A, self._slots)

@@ -90,5 +90,5 @@ class DrafterEngine:
         verified.write(rows, self._slots)
         packed = rows.batch(self._slots)
         output = ForwardOutput(hidden_TH=verified.features_TFH[:, -1], captured_TFH=verified.features_TFH)
-        self._drafter.commit(rows, packed, self._slots, output, verified.accepted_S1)
-        advance(rows, verified.accepted_S1, self._slots)
+        self._drafter.commit(rows, packed, self._slots, output, verified.accepted_A)
+        advance(rows, verified.accepted_A, self._slots)

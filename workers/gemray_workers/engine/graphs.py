@@ -4,7 +4,7 @@ A bucket has room for a number of sequences, drafts and prompt rows; a plan runs
 it leaves empty belongs to the null slot, which no cycle changes. A plan that no bucket holds (a long prompt chunk) runs
 eagerly, over the same memory. Replays read one small table, so the host's part of a cycle is a copy and two launches.
 
-Shape legend: S1 sequences and the null slot.
+Shape legend: A sequences and the null slot.
 """
 
 from __future__ import annotations

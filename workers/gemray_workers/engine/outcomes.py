@@ -96,7 +96,7 @@ class OutcomeReader:
             found[r.slot] = []
             for begin in range(offsets.start, offsets.stop, PROMPT_LOGPROB_ROWS):
                 end = min(begin + PROMPT_LOGPROB_ROWS, offsets.stop)
-                row_R = output.first_S1[s] + to_device(range(begin, end), output.hidden_TH.device)
+                row_R = output.first_A[s] + to_device(range(begin, end), output.hidden_TH.device)
                 found[r.slot] += token_logprobs(
                     self._model.logits(output.hidden_TH[row_R]),
                     to_device(sequence.token_ids[r.start + begin + 1 : r.start + end + 1], row_R.device),

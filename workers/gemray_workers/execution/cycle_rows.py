@@ -5,8 +5,8 @@ many rows it grants each sequence; the device cuts them where the sequence reach
 behind the other, and gives the rows that are left over to the null slot. Every shape follows from `CycleShape` alone,
 so a CUDA graph can hold all that is computed here.
 
-Shape legend: S sequences of the plan, S1 = S + 1 (the null slot stands behind them), D of them draft, C of them may
-choose tokens, K most drafts of one, K1 = K + 1, T rows, P block-table columns.
+Shape legend: S sequences of the plan, A = S + 1 (the null slot stands behind them), D of them draft, C of them may
+choose tokens, K most drafts of one, J = K + 1, T rows, Z = A + 1 bounds of their rows, P block-table columns.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CyclePlan:
         )
 
     def table(self, null_slot: int) -> Tensor:
-        """int64 [S1, 4] on the host: slot, known rows, drafts, whether it chooses a token; the null slot's behind."""
+        """int64 [A, 4] on the host: slot, known rows, drafts, whether it chooses a token; the null slot's behind."""
         facts = [(r.slot, r.num_known, r.num_drafts, int(r.samples)) for r in self.rows]
         padding = [(null_slot, 0, 0, 0)] * (self.shape.num_sequences + 1 - len(facts))
         return torch.tensor(facts + padding, dtype=torch.int64)
@@ -80,14 +80,14 @@ class CycleRows:
     """The sequences of a cycle and the rows that are left of what they were granted."""
 
     plan: CyclePlan
-    slot_S1: Tensor
-    start_S1: Tensor
+    slot_A: Tensor
+    start_A: Tensor
     """Tokens computed before the cycle: position of the first row."""
-    known_S1: Tensor
+    known_A: Tensor
     """Rows of tokens that are decided; 0 where the sequence has reached its end."""
-    drafts_S1: Tensor
+    drafts_A: Tensor
     """Rows of drafts behind them; as many as could still be emitted, at most."""
-    chooses_S1: Tensor
+    chooses_A: Tensor
     """bool."""
 
     @classmethod
@@ -99,18 +99,18 @@ class CycleRows:
             table_S4: `plan.table` on the device.
             slots: where the sequences stand.
         """
-        slot_S1, known_S1, drafts_S1, samples_S1 = table_S4.unbind(1)
-        start_S1 = slots.computed_N[slot_S1]
-        room_S1 = slots.end_N[slot_S1] - start_S1 - known_S1
-        is_sampling_S1 = samples_S1 > 0
-        chooses_S1 = is_sampling_S1 & (room_S1 > 0)
+        slot_A, known_A, drafts_A, samples_A = table_S4.unbind(1)
+        start_A = slots.computed_N[slot_A]
+        room_A = slots.end_N[slot_A] - start_A - known_A
+        is_sampling_A = samples_A > 0
+        chooses_A = is_sampling_A & (room_A > 0)
         return cls(
             plan=plan,
-            slot_S1=slot_S1,
-            start_S1=start_S1,
-            known_S1=known_S1 * (chooses_S1 | ~is_sampling_S1),
-            drafts_S1=drafts_S1.minimum(room_S1 - 1).clamp(min=0) * chooses_S1,
-            chooses_S1=chooses_S1,
+            slot_A=slot_A,
+            start_A=start_A,
+            known_A=known_A * (chooses_A | ~is_sampling_A),
+            drafts_A=drafts_A.minimum(room_A - 1).clamp(min=0) * chooses_A,
+            chooses_A=chooses_A,
         )
 
     @property
@@ -123,19 +123,19 @@ class CycleRows:
 
         In a padded shape that is also a prompt chunk's entry, behind whose rows stand tokens that must stay.
         """
-        drafts_D = self.drafts_S1[: self.shape.num_drafting]
-        slot_D = self.slot_S1[: self.shape.num_drafting]
-        start_D = self.start_S1[: self.shape.num_drafting]
+        drafts_D = self.drafts_A[: self.shape.num_drafting]
+        slot_D = self.slot_A[: self.shape.num_drafting]
+        start_D = self.start_A[: self.shape.num_drafting]
         return torch.where(drafts_D > 0, slot_D, slots.null_slot), start_D * (drafts_D > 0)
 
     def batch(self, slots: SlotTable) -> PackedRows:
         """All rows, known tokens and drafts. Drafts must be in the slot table already."""
-        return PackedRows.of(self, self.known_S1 + self.drafts_S1, self.shape.num_rows, slots, slots.groups)
+        return PackedRows.of(self, self.known_A + self.drafts_A, self.shape.num_rows, slots, slots.groups)
 
     def blocks(self, slots: SlotTable, groups: Sequence[str]) -> PackedRows:
         """The newest token of each sequence that drafts and the places of its drafts, in the KV groups named."""
-        count_S1 = (self.drafts_S1 + 1) * (self.drafts_S1 > 0)
-        return PackedRows.of(self, count_S1, self.shape.num_block_rows, slots, groups)
+        count_A = (self.drafts_A + 1) * (self.drafts_A > 0)
+        return PackedRows.of(self, count_A, self.shape.num_block_rows, slots, groups)
 
 
 @dataclass(frozen=True)
@@ -143,45 +143,43 @@ class PackedRows:
     """Rows of several sequences one behind the other, addressed in the slot table's KV groups."""
 
     forward: ForwardBatch
-    first_S1: Tensor
+    first_A: Tensor
     """int64: index into T of each sequence's first row."""
     sequence_T: Tensor
-    """int64: index into S1."""
+    """int64: index into A."""
     offset_T: Tensor
     """int64: of a row within its sequence."""
 
     @classmethod
-    def of(
-        cls, rows: CycleRows, count_S1: Tensor, num_rows: int, slots: SlotTable, groups: Sequence[str]
-    ) -> PackedRows:
-        """Lay out `count_S1` rows a sequence, from its first uncomputed token on, and leave the rest to the null slot.
+    def of(cls, rows: CycleRows, count_A: Tensor, num_rows: int, slots: SlotTable, groups: Sequence[str]) -> PackedRows:
+        """Lay out `count_A` rows a sequence, from its first uncomputed token on, and leave the rest to the null slot.
 
         Rows of the null slot stand at position 0, see no key, and write to the null page.
         """
-        end_S1 = count_S1.cumsum(0)
-        end_S1[-1:].fill_(num_rows)
-        first_S1 = torch.cat([end_S1.new_zeros(1), end_S1[:-1]])
-        row_T = torch.arange(num_rows, device=end_S1.device)
-        sequence_T = torch.searchsorted(end_S1, row_T, right=True)
-        offset_T = row_T - first_S1[sequence_T]
-        positions_T = (rows.start_S1[sequence_T] + offset_T) * (sequence_T < len(count_S1) - 1)
-        slot_T = rows.slot_S1[sequence_T]
+        end_A = count_A.cumsum(0)
+        end_A[-1:].fill_(num_rows)
+        first_A = torch.cat([end_A.new_zeros(1), end_A[:-1]])
+        row_T = torch.arange(num_rows, device=end_A.device)
+        sequence_T = torch.searchsorted(end_A, row_T, right=True)
+        offset_T = row_T - first_A[sequence_T]
+        positions_T = (rows.start_A[sequence_T] + offset_T) * (sequence_T < len(count_A) - 1)
+        slot_T = rows.slot_A[sequence_T]
         forward = ForwardBatch(
             token_ids_T=slots.token_ids_NL[slot_T, positions_T],
             positions_T=positions_T,
-            query_start_S1=torch.cat([first_S1, end_S1[-1:]]).to(torch.int32),
-            kv_len_S=((rows.start_S1 + count_S1) * (count_S1 > 0)).to(torch.int32),
-            groups={group: _address(slots, group, rows.slot_S1, slot_T, positions_T) for group in groups},
+            query_start_Z=torch.cat([first_A, end_A[-1:]]).to(torch.int32),
+            kv_len_S=((rows.start_A + count_A) * (count_A > 0)).to(torch.int32),
+            groups={group: _address(slots, group, rows.slot_A, slot_T, positions_T) for group in groups},
         )
-        return cls(forward, first_S1, sequence_T, offset_T)
+        return cls(forward, first_A, sequence_T, offset_T)
 
 
-def _address(slots: SlotTable, group: str, slot_S1: Tensor, slot_T: Tensor, positions_T: Tensor) -> GroupMetadata:
+def _address(slots: SlotTable, group: str, slot_A: Tensor, slot_T: Tensor, positions_T: Tensor) -> GroupMetadata:
     table_NP, page_size = slots.block_tables_NP[group], slots.page_size[group]
     page_T = table_NP[slot_T, positions_T // page_size].long()
-    return GroupMetadata(table_NP[slot_S1], page_T * page_size + positions_T % page_size)
+    return GroupMetadata(table_NP[slot_A], page_T * page_size + positions_T % page_size)
 
 
-def advance(rows: CycleRows, accepted_S1: Tensor, slots: SlotTable) -> None:
+def advance(rows: CycleRows, accepted_A: Tensor, slots: SlotTable) -> None:
     """The known rows and the accepted drafts are computed."""
-    slots.computed_N.index_add_(0, rows.slot_S1, rows.known_S1 + accepted_S1)
+    slots.computed_N.index_add_(0, rows.slot_A, rows.known_A + accepted_A)

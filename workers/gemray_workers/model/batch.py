@@ -1,6 +1,6 @@
 """What one forward pass computes: ragged rows of several sequences, with where their keys lie.
 
-Shape legend: T rows of all sequences together, S sequences, P block-table columns, H hidden size,
+Shape legend: T rows of all sequences together, S sequences, Z = S + 1 bounds, P block-table columns, H hidden size,
 F captured layers.
 """
 
@@ -28,7 +28,7 @@ class GroupMetadata:
 class ForwardBatch:
     """The rows of one forward pass.
 
-    Row i of sequence s (i counted from ``query_start_S1[s]``) attends as the query at position
+    Row i of sequence s (i counted from ``query_start_Z[s]``) attends as the query at position
     ``kv_len_S[s] - n_s + i``, where n_s is the sequence's number of rows: masks are aligned to the last key.
     `positions_T` is for RoPE alone; the two agree everywhere but in an MTP draft step.
     """
@@ -37,7 +37,7 @@ class ForwardBatch:
     """int64."""
     positions_T: Tensor
     """int64, absolute."""
-    query_start_S1: Tensor
+    query_start_Z: Tensor
     """int32 [S + 1], cumulative rows."""
     kv_len_S: Tensor
     """int32: keys of each sequence once this batch's rows are written."""

@@ -10,7 +10,7 @@ Whatever the drafts, the ids are those of plain decoding, and their law is the t
 probability p(d) and otherwise sampling from p without d is the same law (spec 7.3; Daliri, Musco, Suresh,
 "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978).
 
-Shape legend: S sequences, K most drafts of a sequence, K1 = K + 1.
+Shape legend: S sequences, K most drafts of a sequence, J = K + 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Verified:
 
     num_accepted_S: Tensor
     """int64; a sequence emits one token more."""
-    ids_SK1: Tensor
+    ids_SJ: Tensor
     """int64: emitted ids, then -1."""
 
 
@@ -46,16 +46,16 @@ Accept = Callable[[Tensor, Tensor, Tensor], Verified]
 """Type of `verify`."""
 
 
-def verify(draft_ids_SK: Tensor, num_drafts_S: Tensor, chosen_ids_SK1: Tensor) -> Verified:
+def verify(draft_ids_SK: Tensor, num_drafts_S: Tensor, chosen_ids_SJ: Tensor) -> Verified:
     """`count_accepted` for many sequences without leaving the device.
 
     Args:
         draft_ids_SK: int64; only the first `num_drafts_S` of each row count.
         num_drafts_S: int64, 0 <= num_drafts <= K.
-        chosen_ids_SK1: int64, t_0 .. t_K; entries behind ``num_drafts_S`` do not count.
+        chosen_ids_SJ: int64, t_0 .. t_K; entries behind ``num_drafts_S`` do not count.
     """
     position_K = torch.arange(draft_ids_SK.shape[1], device=draft_ids_SK.device)
-    right_SK = (draft_ids_SK == chosen_ids_SK1[:, :-1]) & (position_K < num_drafts_S[:, None])
+    right_SK = (draft_ids_SK == chosen_ids_SJ[:, :-1]) & (position_K < num_drafts_S[:, None])
     num_accepted_S = right_SK.long().cumprod(dim=1).sum(dim=1)
-    position_K1 = torch.arange(chosen_ids_SK1.shape[1], device=draft_ids_SK.device)
-    return Verified(num_accepted_S, chosen_ids_SK1.masked_fill(position_K1 > num_accepted_S[:, None], -1))
+    position_J = torch.arange(chosen_ids_SJ.shape[1], device=draft_ids_SK.device)
+    return Verified(num_accepted_S, chosen_ids_SJ.masked_fill(position_J > num_accepted_S[:, None], -1))

@@ -237,7 +237,7 @@ def swapped_tables(rig: Rig) -> Faulty:
 
 
 def last_row_forgotten(rig: Rig) -> Faulty:
-    return Faulty(rig.drafter, num_accepted=lambda _rows, accepted_S1: (accepted_S1 - 1).clamp(min=0))
+    return Faulty(rig.drafter, num_accepted=lambda _rows, accepted_A: (accepted_A - 1).clamp(min=0))
 
 
 @pytest.mark.parametrize("fault", [swapped_tables, last_row_forgotten])

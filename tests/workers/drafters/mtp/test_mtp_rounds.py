@@ -121,12 +121,12 @@ def first_groups_table_for_all(rig: Rig) -> Any:
 
 def hidden_row_before(rig: Rig) -> Any:
     """Row n - 1 instead of n."""
-    return Faulty(rig.drafter, num_accepted=lambda _rows, accepted_S1: (accepted_S1 - 1).clamp(min=0))
+    return Faulty(rig.drafter, num_accepted=lambda _rows, accepted_A: (accepted_A - 1).clamp(min=0))
 
 
 def last_hidden_row(rig: Rig) -> Any:
     """The row behind all drafts, accepted or not."""
-    return Faulty(rig.drafter, num_accepted=lambda rows, _: rows.drafts_S1)
+    return Faulty(rig.drafter, num_accepted=lambda rows, _: rows.drafts_A)
 
 
 @pytest.mark.parametrize("fault", [swapped_tables, first_groups_table_for_all, hidden_row_before, last_hidden_row])

@@ -2,7 +2,7 @@
 
 Both ends hold the step plan, so both know every shape: no header travels.
 
-Shape legend: T rows of the cycle, S1 sequences and the null slot, D of them draft, K most drafts of one, F captured
+Shape legend: T rows of the cycle, A sequences and the null slot, D of them draft, K most drafts of one, F captured
 layers, H hidden size.
 """
 
@@ -34,7 +34,7 @@ class DraftBatch:
     def receive(cls, rows: CycleRows, link: PointToPoint, source: int) -> DraftBatch:
         """The drafts that a plan asks for."""
         shape = (rows.shape.num_drafting, rows.shape.max_drafts)
-        return cls(link.receive(torch.empty(shape, dtype=torch.int64, device=rows.slot_S1.device), source))
+        return cls(link.receive(torch.empty(shape, dtype=torch.int64, device=rows.slot_A.device), source))
 
     def send(self, link: PointToPoint, to: int) -> None:
         """To one target rank."""
@@ -51,25 +51,25 @@ class VerifiedBatch:
 
     features_TFH: Tensor
     """Outputs of the captured layers, rejected rows included."""
-    accepted_S1: Tensor
+    accepted_A: Tensor
     """int64: drafts that now stand for good."""
-    newest_S1: Tensor
+    newest_A: Tensor
     """int64: the token behind each sequence's committed rows."""
 
     @classmethod
-    def of(cls, rows: CycleRows, slots: SlotTable, features_TFH: Tensor, accepted_S1: Tensor) -> VerifiedBatch:
+    def of(cls, rows: CycleRows, slots: SlotTable, features_TFH: Tensor, accepted_A: Tensor) -> VerifiedBatch:
         """From the target's slot table, emitted tokens in place."""
-        newest_S1 = slots.token_ids_NL[rows.slot_S1, rows.start_S1 + rows.known_S1 + accepted_S1]
-        return cls(features_TFH, accepted_S1, newest_S1)
+        newest_A = slots.token_ids_NL[rows.slot_A, rows.start_A + rows.known_A + accepted_A]
+        return cls(features_TFH, accepted_A, newest_A)
 
     @classmethod
     def receive(
         cls, rows: CycleRows, feature_shape: tuple[int, int], link: PointToPoint, dtype: torch.dtype
     ) -> VerifiedBatch:
         """What the target found for the rows; `feature_shape` is (F, H)."""
-        device = rows.slot_S1.device
+        device = rows.slot_A.device
         features_TFH = torch.empty((rows.shape.num_rows, *feature_shape), dtype=dtype, device=device)
-        counts_2S = torch.empty((2, len(rows.slot_S1)), dtype=torch.int64, device=device)
+        counts_2S = torch.empty((2, len(rows.slot_A)), dtype=torch.int64, device=device)
         link.receive(features_TFH, 0)
         link.receive(counts_2S, 0)
         return cls(features_TFH, *counts_2S.unbind(0))
@@ -77,11 +77,11 @@ class VerifiedBatch:
     def send(self, link: PointToPoint, to: int) -> None:
         """To the drafter's worker."""
         link.send(self.features_TFH, to)
-        link.send(torch.stack([self.accepted_S1, self.newest_S1]), to)
+        link.send(torch.stack([self.accepted_A, self.newest_A]), to)
 
     def write(self, rows: CycleRows, slots: SlotTable) -> None:
         """Note the newest tokens: accepted drafts already stand in the drafter's own table."""
-        slots.token_ids_NL[rows.slot_S1, rows.start_S1 + rows.known_S1 + self.accepted_S1] = self.newest_S1
+        slots.token_ids_NL[rows.slot_A, rows.start_A + rows.known_A + self.accepted_A] = self.newest_A
 
 
 def _places(rows: CycleRows, slots: SlotTable) -> tuple[Tensor, Tensor]:

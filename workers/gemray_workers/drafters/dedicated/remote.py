@@ -1,6 +1,6 @@
 """The target's end of a dedicated drafter: the same protocol as a drafter in the ranks, over the wire.
 
-Shape legend: S1 sequences of a cycle and the null slot.
+Shape legend: A sequences of a cycle and the null slot.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class RemoteDrafter:
         DraftBatch.receive(rows, self._link, self._drafter_rank).write(rows, slots)
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         """Send features, accepted counts and newest tokens; they are the same on every target rank."""
         if self._rank != 0:
             return
         if output.captured_TFH is None:
             raise RuntimeError("the target's forward pass captured no features")
-        VerifiedBatch.of(rows, slots, output.captured_TFH, accepted_S1).send(self._link, self._drafter_rank)
+        VerifiedBatch.of(rows, slots, output.captured_TFH, accepted_A).send(self._link, self._drafter_rank)
 
     def reset(self, slot: int) -> None:
         """The drafter's worker sees the plan's releases itself."""

@@ -3,7 +3,7 @@
 The drafter's KV holds context alone, one row a committed position. A block's own keys lie behind it only while the
 block is drafted; the context rows of the tokens that verification accepts overwrite them.
 
-Shape legend: T rows, S1 sequences of the cycle and the null slot, D of them draft, K most drafts of one, R = D K
+Shape legend: T rows, A sequences of the cycle and the null slot, D of them draft, K most drafts of one, R = D K
 drafts, H hidden size, V local vocabulary rows.
 """
 
@@ -60,7 +60,7 @@ class DFlashDrafter:
 
         # A rectangle of drafts: behind a sequence's own it reads rows of others and writes what is never read.
         offset_K = torch.arange(1, num_drafts + 1, device=slots.device)
-        row_DK = (packed.first_S1[:num_drafting, None] + offset_K).clamp(max=rows.shape.num_block_rows - 1)
+        row_DK = (packed.first_A[:num_drafting, None] + offset_K).clamp(max=rows.shape.num_block_rows - 1)
         slot_D, start_D = rows.drafting(slots)
         position_DK = start_D[:, None] + offset_K
         slot_DK = slot_D[:, None].expand_as(position_DK)
@@ -76,13 +76,13 @@ class DFlashDrafter:
         slots.token_ids_NL[slot_DK, position_DK] = ids_R.view_as(position_DK)
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         """Append the context of committed rows; rejected rows go to the null page, which nothing reads."""
         if output.captured_TFH is None:
             raise RuntimeError("the target's forward pass captured no features")
-        committed_S1 = rows.known_S1 + accepted_S1
-        is_committed_T = packed.offset_T < committed_S1[packed.sequence_T]
+        committed_A = rows.known_A + accepted_A
+        is_committed_T = packed.offset_T < committed_A[packed.sequence_T]
         batch = packed.forward
         kv_indices = {name: batch.groups[name].kv_index_T.masked_fill(~is_committed_T, 0) for name in self._groups}
         self._model.inject(output.captured_TFH, batch.positions_T, kv_indices, self._caches)

@@ -112,7 +112,7 @@ class DFlashLayer:
             cache.k_pages,
             cache.v_pages,
             metadata.block_table_SP,
-            batch.query_start_S1,
+            batch.query_start_Z,
             batch.kv_len_S,
             window=self._layer.window,
             causal=self._causal,

@@ -3,7 +3,7 @@
 Between rounds a sequence's state is one vector: the target's hidden state of its last committed row, the row that
 chose its newest token. The drafter has no KV, so there is nothing to roll back.
 
-Shape legend: D sequences that draft, S1 sequences of the cycle and the null slot, N slots, H the target's hidden size,
+Shape legend: D sequences that draft, A sequences of the cycle and the null slot, N slots, H the target's hidden size,
 V local vocabulary rows.
 """
 
@@ -74,14 +74,14 @@ class MTPDrafter:
             slots.token_ids_NL[slot_D, position_D] = token_D
 
     def commit(
-        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_S1: Tensor
+        self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         """Keep the hidden state of each sequence's last committed row."""
-        committed_S1 = rows.known_S1 + accepted_S1
-        row_S1 = (packed.first_S1 + committed_S1 - 1).clamp(min=0)
+        committed_A = rows.known_A + accepted_A
+        row_A = (packed.first_A + committed_A - 1).clamp(min=0)
         # A sequence without a row keeps its state: the null slot takes what was read instead.
-        slot_S1 = torch.where(committed_S1 > 0, rows.slot_S1, slots.null_slot)
-        self._state_NH[slot_S1] = output.hidden_TH[row_S1]
+        slot_A = torch.where(committed_A > 0, rows.slot_A, slots.null_slot)
+        self._state_NH[slot_A] = output.hidden_TH[row_A]
 
     def reset(self, slot: int) -> None:
         """The state is written by the first chunk of a new sequence, before it is ever read."""
@@ -92,7 +92,7 @@ class MTPDrafter:
         return ForwardBatch(
             token_ids_T=slot_D,  # unused: the assistant is given embeddings
             positions_T=(committed_D + self._position_delta).clamp(min=0),
-            query_start_S1=torch.arange(len(slot_D) + 1, dtype=torch.int32, device=slot_D.device),
+            query_start_Z=torch.arange(len(slot_D) + 1, dtype=torch.int32, device=slot_D.device),
             kv_len_S=committed_D.to(torch.int32),
             groups={
                 name: GroupMetadata(table_NP[slot_D], nothing_written_D)
