@@ -93,7 +93,7 @@ def tiles_for(dtype: torch.dtype) -> tuple[Tile, Tile]:
         small = Tile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
         return small, small
     return (
-        Tile(pairs=16, outputs=16, inputs=256, num_warps=4, num_stages=4),
+        Tile(pairs=16, outputs=32, inputs=256, num_warps=4, num_stages=3),
         Tile(pairs=16, outputs=64, inputs=64, num_warps=4, num_stages=6),
     )
 

@@ -1,39 +1,49 @@
 """Tiles of the published models' linear layers.
 
-A tile depends on the weight's shape alone, so that a row's bits depend on nothing else.
+A tile depends on the weight's shape alone, so that a row's bits depend on nothing else. The rules follow a sweep over
+every weight of the published models on an H100 (`benchmarks/results/2026-11-28-h100-products`).
 """
 
 from __future__ import annotations
 
 from gemray_kernels.triton.linear import LinearTile
 
-MEASURED_WIDTHS = (5376,)
-"""Hidden sizes whose layers were faster streamed and agreed with the library on a card (31B). The others, of which some
-did not agree, have the library's products until they are looked into."""
-PROGRAMS = 264
-"""Two for each of an H100's multiprocessors, all at work at the same time."""
+MULTIPROCESSORS = 132
+"""An H100's."""
+MOST_SPLITS = 16
+LEAST_INPUTS = 256
+"""Fewer inputs a program are not worth their summand."""
+ENOUGH_INPUTS = 340
+"""Inputs a program from which more programs beat longer pipelines."""
 
 
 def whole_tile(num_out: int, num_in: int) -> LinearTile | None:
-    """Of a product whose inputs are not split; None where the library's is faster."""
-    if not _is_measured(num_out, num_in) or num_out < 64 * PROGRAMS // 4:
+    """Choose a tile for a product whose inputs are not split; None where the library's is faster."""
+    if num_out < 16 * MULTIPROCESSORS:
         return None
-    return LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=5)
+    return LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=3 if num_out > 64 * MULTIPROCESSORS else 5)
 
 
-def tile_of_summands(num_out: int, num_in: int) -> LinearTile | None:
-    """Of a product whose reader adds up its parts; None where the library's is faster."""
-    if not _is_measured(num_out, num_in):
-        return None
+def tile_of_summands(num_out: int, num_in: int) -> LinearTile:
+    """Choose a tile for a product whose reader adds up its parts.
+
+    Two programs a multiprocessor at work at once read fastest; where that would leave each with few inputs, one with a
+    longer pipeline does.
+    """
     tiles = -(-num_out // 64)
-    splits = max(1, min(PROGRAMS // tiles, num_in // 512, 8))
+    splits = _splits(2 * MULTIPROCESSORS, tiles, num_in)
+    if splits == 1 or num_in // splits >= ENOUGH_INPUTS or tiles * splits < MULTIPROCESSORS // 2:
+        return LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=3, splits=splits)
+    splits = _splits(MULTIPROCESSORS, tiles, num_in)
     return LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=5, splits=splits)
 
 
-def gated_tile(num_out: int, num_in: int) -> LinearTile | None:
-    """Of a product with gate and up rows, whose result is gated; None where the library's is faster."""
-    return LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=3) if _is_measured(num_out, num_in) else None
+def gated_tile(num_out: int, num_in: int) -> LinearTile:
+    """Choose a tile for a product with gate and up rows, whose result is gated."""
+    if num_out // 2 < 32 * MULTIPROCESSORS:  # a smaller tile keeps more multiprocessors at work
+        return LinearTile(outputs=16, inputs=256, num_warps=4, num_stages=4, weight_first=False)
+    return LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=3)
 
 
-def _is_measured(num_out: int, num_in: int) -> bool:
-    return num_out in MEASURED_WIDTHS or num_in in MEASURED_WIDTHS
+def _splits(programs: int, tiles: int, num_in: int) -> int:
+    return max(1, min(round(programs / tiles), num_in // LEAST_INPUTS, MOST_SPLITS))

@@ -28,11 +28,11 @@ from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
 MAX_SPLIT_ROWS = 32
 """Sequences of more rows are not split: they fill the device, and their partial results would be large."""
-MIN_CHUNK = 128
+MIN_CHUNK = 32
 """Keys of a chunk, at least."""
 MAX_CHUNKS = 32
 LOG2_E = log2(e)
-PROGRAMS_PER_ROW_BLOCK = 128
+PROGRAMS_PER_ROW_BLOCK = 264
 """Enough programs for one block of rows, all KV heads together; more only add partial results."""
 MOST_CHUNKS_OF_LAST = 12
 """Partial results of more chunks are combined by a kernel with a program a row and head."""
@@ -220,21 +220,17 @@ def paged_attention(
 
 
 def short_tile(dtype: torch.dtype, head_dim: int, pairs: int, group: int) -> Tile:
-    """The tile of decode and verify rows, for about `pairs` (row, head) pairs of a sequence and KV head.
+    """Choose the tile of decode and verify rows, for about `pairs` (row, head) pairs of a sequence and KV head.
 
     Blocks of one sequence read the same keys at the same time, from the cache: several small ones are faster than
-    one large one. Measured on an H100: `benchmarks/results/kernels-h100.md`.
+    one large one. Measured on an H100: `benchmarks/results/2026-11-28-h100-products`.
     """
     smallest = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tile(pairs=smallest, keys=16, num_warps=4, num_stages=1)
-    if head_dim > 256:
-        most_of_16, keys, stages_of_16 = 64, 32, 3
-    else:
-        most_of_16, keys, stages_of_16 = 16, 64, 2
-    if pairs <= most_of_16:
-        return Tile(pairs=smallest, keys=keys, num_warps=4, num_stages=stages_of_16)
-    return Tile(pairs=max(32, smallest), keys=keys, num_warps=4, num_stages=2)
+    if pairs <= 64:
+        return Tile(pairs=smallest, keys=32, num_warps=4, num_stages=2)
+    return Tile(pairs=max(32, smallest), keys=32 if head_dim > 256 else 64, num_warps=4, num_stages=2)
 
 
 def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
