@@ -26,7 +26,7 @@ def counters_with_a_wrong_drafter(patch: pytest.MonkeyPatch, submits: list[Submi
     def end_step(
         self: DraftLengthController, plan: StepPlan, outcomes: Sequence[SequenceOutcome], _: StepTimes
     ) -> None:
-        drafts = sum(rows.num_drafts for rows in plan.rows)
+        drafts = sum(rows.num_drafts for rows in plan.scheduled)
         learn(self, plan, outcomes, StepTimes(drafts * DRAFT_S, VERIFY_S))
 
     patch.setattr(DraftLengthController, "end_step", end_step)

@@ -97,7 +97,7 @@ class FakeEngine:
                 assert page >= 1, "the null page was granted"
                 assert column not in table, f"column {column} was granted twice"
                 table[column] = page
-        return [self._run_rows(rows) for rows in plan.rows]
+        return [self._run_rows(rows) for rows in plan.scheduled]
 
     def _poison(self, plan: StepPlan) -> None:
         for group, pages in plan.freed_pages.items():

@@ -42,7 +42,7 @@ class Bench:
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule() or StepPlan(step=self.scheduler.step)
         self.in_flight.append((plan, self.engine.run(plan)))
-        while len(self.in_flight) > (self.config.lag if plan.rows else 0):
+        while len(self.in_flight) > (self.config.lag if plan.scheduled else 0):
             self.deltas += self.scheduler.commit(*self.in_flight.popleft())
             self.scheduler.check_integrity()
         return plan
@@ -79,4 +79,4 @@ def tokens_of(seed: int, first: int, end: int) -> list[int]:
 
 
 def rows_by_slot(plan: StepPlan) -> dict[int, ScheduledRows]:
-    return {rows.slot: rows for rows in plan.rows}
+    return {rows.slot: rows for rows in plan.scheduled}

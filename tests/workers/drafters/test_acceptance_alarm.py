@@ -85,7 +85,7 @@ def test_rounds_are_counted_over_the_retries_of_a_dear_drafter(caplog: pytest.Lo
         k = controller(sequence)
         rows = [ScheduledRows(slot=0, start=9, num_known=1, num_drafts=k, samples=True)]
         controller.end_step(
-            StepPlan(step=step, rows=rows), [SequenceOutcome(0, [1], num_drafts=k)], StepTimes(0.01 * k, 0.01)
+            StepPlan(step=step, scheduled=rows), [SequenceOutcome(0, [1], num_drafts=k)], StepTimes(0.01 * k, 0.01)
         )
         drafted += k
         if step == 1000:

@@ -130,7 +130,7 @@ def test_the_answer_is_always_a_length(history: list[tuple[int, int, float]], mo
 
 
 def decode_step(controller: DraftLengthController, k: int, accepted: int, seconds: float) -> None:
-    plan = StepPlan(step=1, rows=[ScheduledRows(slot=0, start=9, num_known=1, num_drafts=k, samples=True)])
+    plan = StepPlan(step=1, scheduled=[ScheduledRows(slot=0, start=9, num_known=1, num_drafts=k, samples=True)])
     outcome = SequenceOutcome(slot=0, token_ids=[1] * (accepted + 1), num_accepted=accepted, num_drafts=k)
     controller.end_step(plan, [outcome], StepTimes(draft=seconds / 2, verify=seconds / 2))
 

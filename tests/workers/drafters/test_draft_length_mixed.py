@@ -62,7 +62,7 @@ class Server:
             accepted = min(self.accepted, r.num_drafts)
             outcomes.append(SequenceOutcome(r.slot, [1] * (accepted + 1) if r.samples else [], accepted, r.num_drafts))
         times = self.seconds(max(r.num_drafts for r in rows), sum(r.num_known + r.num_drafts for r in rows))
-        self.controller.end_step(StepPlan(step=self.step, rows=rows), outcomes, times)
+        self.controller.end_step(StepPlan(step=self.step, scheduled=rows), outcomes, times)
         self.step += 1
         return got
 
@@ -126,7 +126,7 @@ def test_a_neighbour_does_not_make_a_wrong_drafter_look_right() -> None:
         rows = [_decode(0, 100, controller(_sequence(0, 100, None))), _decode(1, 100, MOST)]
         outcomes = [SequenceOutcome(0, [1], 0, rows[0].num_drafts), SequenceOutcome(1, [1] * (MOST + 1), MOST, MOST)]
         controller.end_step(
-            StepPlan(step=step, rows=rows), outcomes, StepTimes(4e-3, 10e-3 + 1e-3 * rows[0].num_drafts)
+            StepPlan(step=step, scheduled=rows), outcomes, StepTimes(4e-3, 10e-3 + 1e-3 * rows[0].num_drafts)
         )
     assert controller(_sequence(0, 100, None)) == 0
 

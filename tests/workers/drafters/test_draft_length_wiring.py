@@ -55,7 +55,7 @@ def run(controller: DraftLengthController, contexts: list[int], dear: float, ste
         ]
         outcomes = [SequenceOutcome(r.slot, [1] * (k + 1), k, k) for r in rows]
         times = StepTimes(draft=dear * k, verify=1.0 + cheap * k)
-        controller.end_step(StepPlan(step=step, rows=rows), outcomes, times)
+        controller.end_step(StepPlan(step=step, scheduled=rows), outcomes, times)
     return k
 
 

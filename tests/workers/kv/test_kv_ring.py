@@ -126,7 +126,7 @@ def test_a_32k_context_takes_the_ring_and_not_the_flat_memory(geometry: Geometry
         step = scheduler.schedule()
         assert step is not None
         most_sliding_tokens = max(most_sliding_tokens, scheduler.ledger.pages_in_use["sliding"] * PAGE_SIZE)
-        outcomes = [SequenceOutcome(rows.slot, [5]) for rows in step.rows if rows.samples]
+        outcomes = [SequenceOutcome(rows.slot, [5]) for rows in step.scheduled if rows.samples]
         sampled = bool(scheduler.commit(step, outcomes))
     assert scheduler.running[0].num_computed == CONTEXT
     assert bytes_held(scheduler, specs, pools) == geometry.ring_mib * MIB

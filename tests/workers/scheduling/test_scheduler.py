@@ -85,8 +85,8 @@ def test_a_short_prompt_is_admitted_beside_long_ones_and_overtakes_none_that_wai
     bench.submit("short", 3)
     plan = bench.step()
     assert bench.running == ["long", "longer", "short"]
-    assert sorted(rows.num_known for rows in plan.rows) == [2, 3, 3]
-    assert bench.step().rows[-1].samples
+    assert sorted(rows.num_known for rows in plan.scheduled) == [2, 3, 3]
+    assert bench.step().scheduled[-1].samples
     assert bench.ids("short")
 
 
@@ -202,8 +202,8 @@ def test_drafts_are_limited_to_what_can_be_emitted(
     bench = Bench(drafts=4, prefill_chunk=64, max_step_tokens=64)
     bench.submit("a", prompt_len, max_tokens=max_tokens, num_draft_tokens=k)
     first, second = bench.step(), bench.step()
-    assert first.rows[0].num_drafts == 0, "nothing is computed yet that a drafter could start from"
-    assert second.rows[0] == ScheduledRows(0, prompt_len, 1, expected, True)
+    assert first.scheduled[0].num_drafts == 0, "nothing is computed yet that a drafter could start from"
+    assert second.scheduled[0] == ScheduledRows(0, prompt_len, 1, expected, True)
 
 
 @pytest.mark.parametrize(("drafts", "most_steps"), [(0, 9), (15, 18)])
@@ -221,7 +221,7 @@ def test_drafts_of_neighbours_hold_up_no_prompt(drafts: int, most_steps: int) ->
     while not bench.ids("prompt"):
         plans.append(bench.step())
     assert len(plans) <= most_steps
-    drafted = [rows.num_drafts for plan in plans[:-1] for rows in plan.rows if rows.slot != 7]
+    drafted = [rows.num_drafts for plan in plans[:-1] for rows in plan.scheduled if rows.slot != 7]
     assert len(drafted) == 7 * (len(plans) - 1), "decoding goes on"
     assert min(drafted) == min(drafts, 8), "121 rows: 60 for the prompt, 61 for drafts"
 

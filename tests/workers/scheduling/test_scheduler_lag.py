@@ -23,7 +23,7 @@ def test_a_sequence_that_decodes_is_planned_before_its_counts_are_known() -> Non
     bench.engine.num_correct = lambda *_: 2
     bench.submit("a", 20, max_tokens=30)
     plans = [bench.step() for _ in range(5)]
-    assert [plan.rows for plan in plans] == [
+    assert [plan.scheduled for plan in plans] == [
         [ScheduledRows(0, 0, 16, 0, False)],
         [ScheduledRows(0, 16, 4, 0, True)],
         [ScheduledRows(0, 20, 1, 3, True)],  # the first token is in flight
@@ -48,9 +48,9 @@ def test_at_most_lag_steps_are_in_flight_and_they_are_committed_in_order() -> No
 def test_nothing_is_planned_for_a_sequence_that_ends_in_flight_whatever_is_accepted() -> None:
     bench = lagged(drafts=3)
     bench.submit("a", 3, max_tokens=1)
-    assert len(bench.step().rows) == 1
+    assert len(bench.step().scheduled) == 1
     assert bench.scheduler.has_work
-    assert bench.step().rows == []
+    assert bench.step().scheduled == []
     assert bench.final("a").finish == "length"
 
 
@@ -87,7 +87,7 @@ def test_a_slot_that_was_given_away_gets_nothing_of_its_last_owner() -> None:
     bench.scheduler.cancel("a")
     plan = bench.step()
     assert (plan.released, [admission.request_id for admission in plan.admitted]) == ([0], ["b"])
-    assert [(rows.slot, rows.epoch) for rows in plan.rows] == [(0, 1)]
+    assert [(rows.slot, rows.epoch) for rows in plan.scheduled] == [(0, 1)]
     assert bench.final("a").finish == "cancelled"
     assert bench.ids("a") == oracle(bench.submits["a"], MAX_LEN)[0][:1], "the second token was in flight"
     bench.finish()

@@ -134,10 +134,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_oldest(plan)
         for flight in self.in_flight:
             flight.live -= set(plan.released)
-        names = {rows.slot: self.scheduler_id(rows.slot) for rows in plan.rows}
+        names = {rows.slot: self.scheduler_id(rows.slot) for rows in plan.scheduled}
         self.in_flight.append(Flight(plan, self.engine.run(plan), names, set(names)))
-        wants_logprobs = any(rows.prompt_logprobs_from is not None for rows in plan.rows)
-        while len(self.in_flight) > (self.config.lag if plan.rows and not wants_logprobs else 0):
+        wants_logprobs = any(rows.prompt_logprobs_from is not None for rows in plan.scheduled)
+        while len(self.in_flight) > (self.config.lag if plan.scheduled and not wants_logprobs else 0):
             self.commit(self.in_flight.popleft())
         for sequence in self.scheduler.running:
             self.check_window(sequence)
@@ -147,13 +147,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.scheduler.running:
             oldest = self.scheduler.running[0]
             is_ending = oldest.least_len >= oldest.end_len(MAX_LEN)
-            assert is_ending or oldest.slot in {rows.slot for rows in plan.rows}, "the oldest sequence does not advance"
+            assert is_ending or oldest.slot in {rows.slot for rows in plan.scheduled}, (
+                "the oldest sequence does not advance"
+            )
 
     def commit(self, flight: Flight) -> None:
         """Whatever still has its slot, and nothing else, gets what its rows gave."""
         expected = {
             flight.names[rows.slot]
-            for rows in flight.plan.rows
+            for rows in flight.plan.scheduled
             if rows.samples and rows.slot in flight.live and flight.names[rows.slot] not in self.finals
         }
         deltas = self.scheduler.commit(flight.plan, flight.outcomes)
@@ -162,9 +164,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.receive(delta)
 
     def check_plan(self, plan: StepPlan) -> None:
-        assert sum(rows.num_known + rows.num_drafts for rows in plan.rows) <= self.config.max_step_tokens
-        assert len({rows.slot for rows in plan.rows}) == len(plan.rows)
-        for rows in plan.rows:
+        assert sum(rows.num_known + rows.num_drafts for rows in plan.scheduled) <= self.config.max_step_tokens
+        assert len({rows.slot for rows in plan.scheduled}) == len(plan.scheduled)
+        for rows in plan.scheduled:
             assert 1 <= rows.num_known <= self.config.prefill_chunk
             assert 0 <= rows.num_drafts <= self.config.max_draft_tokens
             params = self.submits[self.scheduler_id(rows.slot)].params

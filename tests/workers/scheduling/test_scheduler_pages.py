@@ -130,7 +130,7 @@ def test_cancel_all_leaves_nothing() -> None:
         bench.submit(name, 5)
     bench.step()
     bench.scheduler.cancel_all()
-    assert bench.step().rows == []
+    assert bench.step().scheduled == []
     assert not bench.scheduler.has_work
     assert {bench.final(name).finish for name in "abcdef"} == {"cancelled"}
     assert bench.scheduler.schedule() is None
@@ -174,7 +174,7 @@ def test_prompt_logprobs_come_once_and_with_the_first_token() -> None:
     bench = Bench(prefill_chunk=7)
     bench.submit("a", 20, prompt_logprobs=2)
     plans = [bench.step() for _ in range(4)]
-    assert [plan.rows[0].prompt_logprobs_from for plan in plans] == [1, 8, 15, None]
+    assert [plan.scheduled[0].prompt_logprobs_from for plan in plans] == [1, 8, 15, None]
     assert bench.deltas[0].prompt_logprobs is not None
     assert [entry.logprob for entry in bench.deltas[0].prompt_logprobs] == [-float(p) for p in range(1, 20)]
     assert bench.deltas[1].prompt_logprobs is None
@@ -183,7 +183,7 @@ def test_prompt_logprobs_come_once_and_with_the_first_token() -> None:
 def test_a_prompt_of_one_token_has_no_logprobs() -> None:
     bench = Bench()
     bench.submit("a", 1, prompt_logprobs=2)
-    assert bench.step().rows[0].prompt_logprobs_from is None
+    assert bench.step().scheduled[0].prompt_logprobs_from is None
     assert bench.deltas[0].prompt_logprobs is None
 
 
@@ -194,7 +194,7 @@ def test_idle_plans_nothing_and_the_last_release_is_told() -> None:
     bench.step()
     assert bench.scheduler.has_work
     plan = bench.step()
-    assert (plan.released, plan.rows, plan.freed_pages) == ([0], [], {"sliding": [1], "full": [1]})
+    assert (plan.released, plan.scheduled, plan.freed_pages) == ([0], [], {"sliding": [1], "full": [1]})
     assert not bench.scheduler.has_work
     assert bench.scheduler.schedule() is None
 
@@ -218,7 +218,7 @@ def test_freed_pages_travel_only_to_those_who_poison_them() -> None:
     for tells in (False, True):
         bench = Bench({"sliding": 2000, "full": 2000}, max_model_len=8000, tells_freed_pages=tells)
         bench.submit("a", 7900, max_tokens=1)
-        while (plan := bench.step()).rows:
+        while (plan := bench.step()).scheduled:
             pass
         sizes.append(len(msgspec.msgpack.encode(plan)))
     assert plan.released == [0]

@@ -69,14 +69,14 @@ class DraftLengthController:
         made for.
         """
         decision = self._begun.popleft()
-        for rows, outcome in zip(plan.rows, outcomes, strict=True):
+        for rows, outcome in zip(plan.scheduled, outcomes, strict=True):
             if outcome.num_drafts and outcome.token_ids:
                 _warn(self._alarm.observe(drafted=outcome.num_drafts, accepted=outcome.num_accepted))
                 if _is_chosen(rows, decision):
                     self._estimates = self._estimates.with_acceptance(outcome.num_drafts, outcome.num_accepted)
-        chosen = [rows for rows in plan.rows if _is_chosen(rows, decision)]
+        chosen = [rows for rows in plan.scheduled if _is_chosen(rows, decision)]
         if chosen:
-            others = (rows for rows in plan.rows if not _is_chosen(rows, decision))
+            others = (rows for rows in plan.scheduled if not _is_chosen(rows, decision))
             self._num_other_rows = sum(rows.num_known + rows.num_drafts for rows in others)
             self._learn_time(decision, chosen, times.draft + times.verify)
             self._notice_giving_up(decision)

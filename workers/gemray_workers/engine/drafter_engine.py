@@ -45,7 +45,7 @@ class DrafterEngine:
     def step(self) -> bool:
         """One step; False when the plan says that the gang ends."""
         plan = self.schedule()
-        if plan.rows:
+        if plan.scheduled:
             rows = self.rows(plan)
             self.draft(rows)
             self.commit(rows, self.receive(rows))
@@ -68,7 +68,7 @@ class DrafterEngine:
 
     def rows(self, plan: StepPlan) -> CycleRows:
         """The plan's rows, cut as the target cuts them."""
-        cycle = CyclePlan.of(plan.rows, self._slots.sampling)
+        cycle = CyclePlan.of(plan.scheduled, self._slots.sampling)
         table_S4 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
         return CycleRows.of(cycle, table_S4, self._slots)
 

@@ -70,14 +70,14 @@ class Engine:
         """Run one step; False when the plan says that the gang ends."""
         plan = self.schedule()
         may_stay = 0
-        if plan.rows:
+        if plan.scheduled:
             flight = self.launch(plan)
             self._in_flight.append(flight)
             # Log-probabilities are read before the next cycle writes its own.
             may_stay = 0 if flight.wants_logprobs else self._lag
         while len(self._in_flight) > may_stay:
             self.publish(self.commit(self._in_flight.popleft()))
-        if not plan.rows:
+        if not plan.scheduled:
             self._clock.rest()
             self.publish(self._planner.commit(plan, [], StepTimes()))
         return not plan.stop
@@ -100,7 +100,7 @@ class Engine:
 
     def launch(self, plan: StepPlan) -> Flight:
         """Enqueue the plan's cycle: draft, forward, verify and commit on the device."""
-        cycle = self._cycle.fit(CyclePlan.of(plan.rows, self._slots.sampling))
+        cycle = self._cycle.fit(CyclePlan.of(plan.scheduled, self._slots.sampling))
         table_S4 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
         marks = self._clock.start()
         self._cycle.draft(cycle, table_S4)

@@ -40,7 +40,7 @@ class OutcomeReader:
         """Whether a row of the plan reports log-probabilities."""
         return any(
             r.prompt_logprobs_from is not None or (r.samples and self._slots[r.slot].params.logprobs is not None)
-            for r in plan.rows
+            for r in plan.scheduled
         )
 
     def outcomes(self, flight: Flight) -> list[SequenceOutcome]:
@@ -48,12 +48,12 @@ class OutcomeReader:
         emitted = [Emitted(found) for found in flight.found.rows()]
         if flight.wants_logprobs:
             self._add_logprobs(flight, emitted)
-            prompt_logprobs = self._prompt_logprobs(flight.cycle.rows, flight.output)
+            prompt_logprobs = self._prompt_logprobs(flight.cycle.scheduled, flight.output)
         else:
             prompt_logprobs = {}
-        by_slot = {r.slot: e for r, e in zip(flight.cycle.rows, emitted, strict=False)}
+        by_slot = {r.slot: e for r, e in zip(flight.cycle.scheduled, emitted, strict=False)}
         nothing = Emitted([0, 0, NOTHING])
-        return [by_slot.get(r.slot, nothing).outcome(r, prompt_logprobs.get(r.slot)) for r in flight.plan.rows]
+        return [by_slot.get(r.slot, nothing).outcome(r, prompt_logprobs.get(r.slot)) for r in flight.plan.scheduled]
 
     def _add_logprobs(self, flight: Flight, emitted: Sequence[Emitted]) -> None:
         """Fill in the log-probabilities of emitted tokens where a request wants them."""
@@ -64,7 +64,7 @@ class OutcomeReader:
         wanting: list[tuple[Emitted, int]] = []
         index: list[int] = []
         ids: list[int] = []
-        for c, (r, e) in enumerate(zip(flight.cycle.rows, emitted, strict=False)):
+        for c, (r, e) in enumerate(zip(flight.cycle.scheduled, emitted, strict=False)):
             wanted = self._slots[r.slot].params.logprobs
             if wanted is not None and e.ids:
                 wanting.append((e, wanted))
@@ -84,10 +84,12 @@ class OutcomeReader:
         for e, wanted in wanting:
             e.logprobs = [_cut(next(found), wanted) for _ in e.ids]
 
-    def _prompt_logprobs(self, rows: Sequence[ScheduledRows], output: CycleOutput) -> dict[int, list[TokenLogprob]]:
+    def _prompt_logprobs(
+        self, scheduled: Sequence[ScheduledRows], output: CycleOutput
+    ) -> dict[int, list[TokenLogprob]]:
         """By slot; a few rows of logits at a time."""
         found: dict[int, list[TokenLogprob]] = {}
-        for s, r in enumerate(rows):
+        for s, r in enumerate(scheduled):
             sequence = self._slots[r.slot]
             wanted = sequence.params.prompt_logprobs
             offsets = prompt_logprob_offsets(r, sequence.prompt_len)

@@ -44,16 +44,16 @@ class CycleShape:
 class CyclePlan:
     """A step plan's rows in a cycle's order, as the host granted them."""
 
-    rows: Sequence[ScheduledRows]
+    scheduled: Sequence[ScheduledRows]
     """Sequences that draft, then others that choose a token, then prompt chunks that choose none."""
     shape: CycleShape
     features: Features
     """What the choice of tokens consists of: all that the sequences need, or more."""
 
     @classmethod
-    def of(cls, rows: Sequence[ScheduledRows], sampling: SamplingState) -> CyclePlan:
+    def of(cls, scheduled: Sequence[ScheduledRows], sampling: SamplingState) -> CyclePlan:
         """Sort the rows; sequences of one kind keep their order."""
-        ordered = sorted(rows, key=lambda r: (r.num_drafts == 0, not r.samples))
+        ordered = sorted(scheduled, key=lambda r: (r.num_drafts == 0, not r.samples))
         drafts = [r.num_drafts for r in ordered if r.num_drafts]
         return cls(
             ordered,
@@ -65,12 +65,12 @@ class CyclePlan:
                 num_rows=sum(r.num_known + r.num_drafts for r in ordered),
                 num_block_rows=len(drafts) + sum(drafts),
             ),
-            sampling.features_of(r.slot for r in rows if r.samples),
+            sampling.features_of(r.slot for r in scheduled if r.samples),
         )
 
     def table(self, null_slot: int) -> Tensor:
         """int64 [A, 4] on the host: slot, known rows, drafts, whether it chooses a token; the null slot's behind."""
-        facts = [(r.slot, r.num_known, r.num_drafts, int(r.samples)) for r in self.rows]
+        facts = [(r.slot, r.num_known, r.num_drafts, int(r.samples)) for r in self.scheduled]
         padding = [(null_slot, 0, 0, 0)] * (self.shape.num_sequences + 1 - len(facts))
         return torch.tensor(facts + padding, dtype=torch.int64)
 

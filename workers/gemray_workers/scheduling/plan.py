@@ -48,14 +48,14 @@ class ScheduledRows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One step. An empty plan (no rows) only applies admissions, grants and releases."""
+    """One step. An empty plan (nothing scheduled) only applies admissions, grants and releases."""
 
     step: int
     released: list[int] = []
     """Slots that are free from now on; applied before admissions."""
     admitted: list[Admission] = []
     granted: list[PageGrant] = []
-    rows: list[ScheduledRows] = []
+    scheduled: list[ScheduledRows] = []
     freed_pages: dict[str, list[int]] = {}
     """Pages given back since the last plan, by group: only so that debug runs can poison them, and empty in any
     other run, where thousands of pages would travel for nothing."""

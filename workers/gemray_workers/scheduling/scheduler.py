@@ -143,7 +143,7 @@ class Scheduler:
         Also after a plan without rows: the endings that no step gives (cancelled requests, replays that were complete)
         come from here too.
         """
-        if plan.rows:
+        if plan.scheduled:
             assert self._in_flight, f"step {plan.step} is not in flight"
             oldest = self._in_flight.popleft()
             assert plan.step == oldest.step, f"step {oldest.step} comes before step {plan.step}"
@@ -151,7 +151,7 @@ class Scheduler:
         by_slot = {outcome.slot: outcome for outcome in outcomes}
         running = {(sequence.running_slot, sequence.epoch): sequence for sequence in self._roster.running}
         deltas, self._deltas = self._deltas, []
-        for rows in plan.rows:
+        for rows in plan.scheduled:
             sequence = running.get((rows.slot, rows.epoch))
             if sequence is None:
                 continue
@@ -267,12 +267,12 @@ class Scheduler:
                 for seq in admitted
             ],
             granted=[grant for share in shares for grant in self._ledger.take_grants(share.sequence.running_slot)],
-            rows=[share.rows() for share in shares],
+            scheduled=[share.rows() for share in shares],
             freed_pages=freed_pages if self._config.tells_freed_pages else {},
         )
-        for share, rows in zip(shares, plan.rows, strict=True):
+        for share, rows in zip(shares, plan.scheduled, strict=True):
             share.sequence.in_flight.append(rows)
-        if plan.rows:
+        if plan.scheduled:
             self._in_flight.append(plan)
         return plan
 
