@@ -129,8 +129,8 @@ def test_logprobs_on_cuda_equal_log_softmax():
     logits_RV = torch.randn(5, 259, generator=torch.Generator().manual_seed(2))
     logits_RV[:, [200, 9]] = 6.0
     ids_R = torch.tensor([1, 2, 3, 200, 258])
-    answers = token_logprobs(local_columns(logits_RV, shard).cuda(), ids_R.cuda(), 4, shard, SoloCommunicator())
+    found = token_logprobs(local_columns(logits_RV, shard).cuda(), ids_R.cuda(), 4, shard, SoloCommunicator())
     expected = logits_RV.double().log_softmax(dim=-1)
-    for row, answer in enumerate(answers):
+    for row, answer in enumerate(found.listed()):
         assert answer.logprob == pytest.approx(expected[row, ids_R[row]].item(), abs=1e-5)
         assert [i for i, _ in answer.top[:2]] == [9, 200]

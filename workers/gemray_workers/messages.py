@@ -21,6 +21,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     params: SamplingParams
     emitted_ids: list[int] = []
     """Tokens that an earlier gang already gave to the client: replayed, not emitted again."""
+    num_prompt_logprobs: int = 0
+    """Prompt log-probabilities that it already gave, from position 1 on: not given again."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -71,6 +73,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt positions that the step computed, in order; they come before the first token or with it."""
     finish: FinishReason | None = None
     matched_stop_id: int | None = None
     """Set when `finish` is stop_token; the stop id itself is the last of `token_ids`."""

@@ -20,6 +20,7 @@ class LiveRequest:
         """It has got nothing yet."""
         self._submit = submit
         self._new_ids: list[int] = []
+        self._num_prompt_logprobs = submit.num_prompt_logprobs
         self._earlier = SpeculationCounters()
         """Counters of gangs that have failed."""
         self._counters = self._earlier
@@ -28,7 +29,11 @@ class LiveRequest:
     @property
     def rest(self) -> Submit:
         """The request as the next gang is to see it: what was emitted is replayed, not emitted again."""
-        return msgspec.structs.replace(self._submit, emitted_ids=[*self._submit.emitted_ids, *self._new_ids])
+        return msgspec.structs.replace(
+            self._submit,
+            emitted_ids=[*self._submit.emitted_ids, *self._new_ids],
+            num_prompt_logprobs=self._num_prompt_logprobs,
+        )
 
     @property
     def is_suspect(self) -> bool:
@@ -38,6 +43,7 @@ class LiveRequest:
     def take(self, delta: SequenceDelta) -> SequenceDelta:
         """Note what a gang gave, and give it with the counters of all gangs."""
         self._new_ids += delta.token_ids
+        self._num_prompt_logprobs += len(delta.prompt_logprobs or ())
         if delta.token_ids:
             self._num_fruitless = 0
         if delta.speculation is None:

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import grpc
 from google.protobuf.message import Message
 
-from gemray_cluster.server.errors import AnswerTooLarge, ClientStalled
+from gemray_cluster.server.answer_size import refuse_too_large
+from gemray_cluster.server.errors import ClientStalled
 from gemray_cluster.server.status import Context
 
 
@@ -29,7 +30,7 @@ class Outbox:
 
     def put(self, message: Message) -> None:
         """Write `message` when its turn comes. Raises AnswerTooLarge for one that gRPC would not carry."""
-        refuse_too_large(message, self._max_message_bytes)
+        refuse_too_large(message.ByteSize(), self._max_message_bytes)
         self._messages.put_nowait(message)
 
     async def flushed(self) -> None:
@@ -71,13 +72,3 @@ async def outbox(context: Context, *, deadline_s: float, max_message_bytes: int)
         if box.failure is None:
             raise
         raise box.failure from None
-
-
-def refuse_too_large(message: Message, max_message_bytes: int) -> None:
-    """Raise AnswerTooLarge for a message that gRPC would not carry."""
-    size = message.ByteSize()
-    if size > max_message_bytes:
-        raise AnswerTooLarge(
-            f"the answer has {size} bytes, max_message_bytes = {max_message_bytes}: ask for less "
-            "(max_tokens, logprobs, prompt_logprobs), or use GenerateStream"
-        )

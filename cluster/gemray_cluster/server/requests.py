@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
 from gemray_cluster.server.chat import read_chat
 from gemray_cluster.server.fields import check_token_ids
 from gemray_cluster.server.sampling import read_sampling
@@ -73,12 +74,24 @@ class RequestReader:
             )
         return cls(tokenizer, GenerationDefaults.from_directory(model), config.vocab_size)
 
-    def read(self, request: GenerationRequest, request_id: str, model: ModelInfo) -> AcceptedRequest:
-        """Validate and tokenize; raises InvalidField. Slow for long texts: run it in a thread."""
+    def read(
+        self, request: GenerationRequest, request_id: str, model: ModelInfo, *, max_answer_bytes: int | None = None
+    ) -> AcceptedRequest:
+        """Validate and tokenize; raises InvalidField. Slow for long texts: run it in a thread.
+
+        `max_answer_bytes` is what the one message of a unary answer may hold; None for a stream.
+        """
         prompt_ids = self._prompt_ids(request, model)
         params, stop_strings = read_sampling(
             request.sampling, request.speculation, self.defaults, model, prompt_len=len(prompt_ids)
         )
+        if max_answer_bytes is not None:
+            refuse_what_no_answer_carries(
+                params,
+                prompt_len=len(prompt_ids),
+                vocab_size=model.vocab_size,
+                max_message_bytes=max_answer_bytes,
+            )
         submit = Submit(request_id=request_id, prompt_ids=prompt_ids, params=params)
         return AcceptedRequest(submit, stop_strings)
 

@@ -12,10 +12,11 @@ from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, why_not_serving
 from gemray_cluster.observability.request_trace import completed, identify
 from gemray_cluster.server import convert
+from gemray_cluster.server.answer_size import in_messages, refuse_too_large
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
-from gemray_cluster.server.outbox import outbox, refuse_too_large
+from gemray_cluster.server.outbox import outbox
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id, text_cost
 from gemray_cluster.server.status import Context, errors_as_statuses
@@ -53,16 +54,22 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             request_id = await _echo_request_id(request, context)
             response = pb.GenerateResponse(request_id=request_id)
             texts = []
-            async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as pieces:
+            num_bytes, most = 0, self._config.max_message_bytes
+            async with (
+                self._run(request, request_id, context, max_answer_bytes=most) as generation,
+                aclosing(generation.pieces()) as pieces,
+            ):
                 async for piece in pieces:
                     delta = convert.delta_of(piece)
+                    num_bytes += delta.ByteSize()
+                    refuse_too_large(num_bytes, most)  # what follows would be computed for nothing
                     texts.append(delta.text)
                     response.token_ids.extend(delta.token_ids)
                     response.logprobs.extend(delta.logprobs)
                     response.prompt_logprobs.extend(delta.prompt_logprobs)
                 response.text = "".join(texts)
                 response.completion.CopyFrom(self._completion(generation))
-                refuse_too_large(response, self._config.max_message_bytes)  # here, so that it counts as failed
+                refuse_too_large(response.ByteSize(), most)  # here, so that it counts as failed
             return response
 
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:  # noqa: N802
@@ -76,7 +83,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 # The place is given back once the engine is done, however slowly the client reads.
                 async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as all_:
                     async for piece in all_:
-                        box.put(pb.GenerateStreamResponse(request_id=request_id, delta=convert.delta_of(piece)))
+                        for delta in in_messages(convert.delta_of(piece), config.max_message_bytes):
+                            box.put(pb.GenerateStreamResponse(request_id=request_id, delta=delta))
                     final = self._completion(generation)
                     box.put(pb.GenerateStreamResponse(request_id=request_id, final=final))
                 await box.flushed()
@@ -108,16 +116,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     @asynccontextmanager
     async def _run(
-        self, request: GenerationRequest, request_id: str, context: Context
+        self, request: GenerationRequest, request_id: str, context: Context, *, max_answer_bytes: int | None = None
     ) -> AsyncGenerator[Generation, None]:
         """Admit, validate, tokenize."""
         with self._limiter.admit():
             if self._gang.state is not GangState.SERVING:
                 raise GangUnavailable(why_not_serving(self._gang))
             model = self._gang.info.model
-            accepted = await self._text_work.run(
-                context.peer(), text_cost(request), partial(self._reader.read, request, request_id, model)
-            )
+            read = partial(self._reader.read, request, request_id, model, max_answer_bytes=max_answer_bytes)
+            accepted = await self._text_work.run(context.peer(), text_cost(request), read)
             yield Generation(self._gang, accepted, self._reader.tokenizer)
 
     def _completion(self, generation: Generation) -> pb.Completion:

@@ -18,6 +18,7 @@ from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.token_logprob import TokenLogprob
 from support import waiting
 from support.cluster.fake_worker import DEADLY_PROMPT, FAKE_WORKER, expected_token
 from support.cluster.process_launcher import ProcessLauncher
@@ -100,6 +101,14 @@ async def test_a_killed_rank_costs_a_pause(supervisor: Supervisor, victim: int) 
     await asyncio.wait_for(asyncio.gather(*(listener.task for listener in listeners)), 20)
     assert [listener.ids for listener in listeners] == [expected(300 + i) for i in range(4)]
     assert {listener.finish for listener in listeners} == {"length"}
+
+
+def test_a_replay_says_how_many_prompt_logprobs_are_out() -> None:
+    request = LiveRequest(submit("r", max_tokens=9, prompt=[1, 2, 3, 4, 5, 6]))
+    request.take(SequenceDelta(request_id="r", token_ids=[], prompt_logprobs=[TokenLogprob(2, -1.0)] * 2))
+    assert (request.rest.num_prompt_logprobs, request.rest.emitted_ids) == (2, [])
+    request.take(SequenceDelta(request_id="r", token_ids=[7], prompt_logprobs=[TokenLogprob(2, -1.0)] * 3))
+    assert (request.rest.num_prompt_logprobs, request.rest.emitted_ids) == (5, [7])
 
 
 async def test_new_requests_are_refused_while_it_is_rebuilt(supervisor: Supervisor) -> None:

@@ -32,6 +32,8 @@ class Script:
     """Emitted in this order; None derives them from prompt and seed."""
     group_sizes: Sequence[int] = (1,)
     """Tokens of each delta, repeated."""
+    prompt_chunk: int | None = None
+    """Prompt log-probabilities of a chunk go before the first token, as the engine sends them; None with it."""
     delay_s: float = 0.0
     """Before each delta."""
     fault_after: int | None = None
@@ -169,6 +171,14 @@ class FakeGang:
         if limit is not None:
             ids, finish = ids[:limit], None
         params = submit.params
+        of_prompt = [] if params.prompt_logprobs is None else submit.prompt_ids[1:]
+        while script.prompt_chunk is not None and of_prompt:
+            chunk, of_prompt = of_prompt[: script.prompt_chunk], of_prompt[script.prompt_chunk :]
+            yield SequenceDelta(
+                request_id=submit.request_id,
+                token_ids=[],
+                prompt_logprobs=[_logprob(token, params.prompt_logprobs or 0) for token in chunk],
+            )
         groups = list(_group(ids, script.group_sizes))
         for index, group in enumerate(groups):
             is_last = index == len(groups) - 1
@@ -177,8 +187,8 @@ class FakeGang:
                 token_ids=group,
                 logprobs=None if params.logprobs is None else [_logprob(token, params.logprobs) for token in group],
                 prompt_logprobs=(
-                    [_logprob(token, params.prompt_logprobs) for token in submit.prompt_ids[1:]]
-                    if index == 0 and params.prompt_logprobs is not None
+                    [_logprob(token, params.prompt_logprobs or 0) for token in of_prompt]
+                    if index == 0 and of_prompt
                     else None
                 ),
                 finish=finish if is_last else None,

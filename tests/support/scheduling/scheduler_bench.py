@@ -65,12 +65,14 @@ class Bench:
 
 def request(request_id: str, prompt_len: int, max_tokens: int = 8, **params: object) -> Submit:
     emitted = params.pop("emitted_ids", [])
+    num_prompt_logprobs = params.pop("num_prompt_logprobs", 0)
     defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": sum(request_id.encode())}
     return Submit(
         request_id=request_id,
         prompt_ids=list(range(prompt_len)),
         params=SamplingParams(**{**defaults, "max_tokens": max_tokens, **params}),
         emitted_ids=emitted,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 

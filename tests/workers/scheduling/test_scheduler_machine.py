@@ -106,9 +106,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         submit = Submit(request_id=request_id, prompt_ids=prompt_ids, params=params)
         whole, _ = oracle(submit, MAX_LEN)
         emitted = whole[: data.draw(st.sampled_from([0, 0, 0, 0, 1, len(whole) // 2, len(whole)]), "emitted")]
+        # Before the first token some of the prompt's log-probabilities may be out, with it all are.
+        given = prompt_len - 1 if emitted else data.draw(st.integers(0, prompt_len - 1), "prompt logprobs given")
         self.submits[request_id] = Submit(
-            request_id=request_id, prompt_ids=prompt_ids, params=params, emitted_ids=emitted
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            emitted_ids=emitted,
+            num_prompt_logprobs=0 if params.prompt_logprobs is None else given,
         )
+        self.prompt_logprobs[request_id] = []
         self.ids[request_id] = list(emitted)
         self.scheduler.submit(self.submits[request_id])
         self.work += len(prompt_ids) + params.max_tokens + 1
@@ -188,11 +195,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def receive(self, delta: SequenceDelta) -> None:
         request_id = delta.request_id
         assert request_id not in self.finals, "a delta after the last one"
-        assert delta.token_ids or delta.finish, "an empty delta"
-        if delta.token_ids and not self.ids[request_id]:
-            self.prompt_logprobs[request_id] = [entry.logprob for entry in delta.prompt_logprobs or []]
-        else:
-            assert not delta.prompt_logprobs or delta.finish == "cancelled"
+        assert delta.token_ids or delta.prompt_logprobs or delta.finish, "an empty delta"
+        assert not delta.prompt_logprobs or not self.ids[request_id], "a prompt's log-probability behind a token"
+        self.prompt_logprobs[request_id] += [entry.logprob for entry in delta.prompt_logprobs or []]
         if delta.logprobs is not None:
             assert [entry.token_id for entry in delta.logprobs] == delta.token_ids
         self.ids[request_id] += delta.token_ids
@@ -238,8 +243,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.ids[request_id] == ids
         assert final.finish == finish
         assert final.matched_stop_id == (ids[-1] if finish == "stop_token" else None)
-        if submit.params.prompt_logprobs is not None and not submit.emitted_ids:
-            positions = list(range(1, len(submit.prompt_ids)))
+        if submit.params.prompt_logprobs is not None:
+            positions = list(range(1 + submit.num_prompt_logprobs, len(submit.prompt_ids)))
             assert self.prompt_logprobs[request_id] == [-float(position) for position in positions]
             assert self.engine.reported_prompt_positions.get(request_id, []) == positions
 

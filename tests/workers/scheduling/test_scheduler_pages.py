@@ -151,7 +151,7 @@ def test_a_fault_ends_its_request_alone() -> None:
 def test_replayed_tokens_count_but_are_not_emitted_again(num_emitted: int) -> None:
     whole, _ = oracle(request("a", 6, 12), MAX_LEN)
     bench = Bench()
-    bench.submit("a", 6, 12, emitted_ids=whole[:num_emitted], prompt_logprobs=0)
+    bench.submit("a", 6, 12, emitted_ids=whole[:num_emitted], num_prompt_logprobs=5, prompt_logprobs=0)
     bench.finish()
     assert bench.ids("a") == whole[num_emitted:]
     assert bench.final("a").finish == "length"
@@ -170,14 +170,23 @@ def test_a_replay_that_was_complete_only_ends() -> None:
     assert bench.scheduler.step == 0
 
 
-def test_prompt_logprobs_come_once_and_with_the_first_token() -> None:
+def test_prompt_logprobs_come_once_and_with_each_chunk() -> None:
     bench = Bench(prefill_chunk=7)
     bench.submit("a", 20, prompt_logprobs=2)
     plans = [bench.step() for _ in range(4)]
     assert [plan.scheduled[0].prompt_logprobs_from for plan in plans] == [1, 8, 15, None]
-    assert bench.deltas[0].prompt_logprobs is not None
-    assert [entry.logprob for entry in bench.deltas[0].prompt_logprobs] == [-float(p) for p in range(1, 20)]
-    assert bench.deltas[1].prompt_logprobs is None
+    found = [[entry.logprob for entry in delta.prompt_logprobs or []] for delta in bench.deltas]
+    assert found == [[-float(p) for p in chunk] for chunk in (range(1, 8), range(8, 15), range(15, 20), ())]
+    assert [len(delta.token_ids) for delta in bench.deltas] == [0, 0, 1, 1]
+
+
+def test_a_replay_goes_on_with_the_prompt_logprobs_that_the_client_lacks() -> None:
+    bench = Bench(prefill_chunk=7)
+    bench.submit("a", 20, 1, prompt_logprobs=2, num_prompt_logprobs=9)
+    bench.finish()
+    assert [entry.logprob for delta in bench.deltas for entry in delta.prompt_logprobs or []] == [
+        -float(p) for p in range(10, 20)
+    ]
 
 
 def test_a_prompt_of_one_token_has_no_logprobs() -> None:

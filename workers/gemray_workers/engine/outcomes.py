@@ -28,13 +28,17 @@ NO_LOGITS = "the model gave no usable logits (NaN, or every token masked) for th
 
 
 class OutcomeReader:
-    """Turns a flight into outcomes, the same on every rank."""
+    """Turns a flight into outcomes: equal ids on every rank, log-probabilities on rank 0, which publishes them.
+
+    The other ranks take part in the collectives, and keep nothing of 2.5 KB a prompt position.
+    """
 
     def __init__(self, model: TargetModel, comm: Communicator, slots: SlotTable) -> None:
         """Over the model whose hidden states and logits are read."""
         self._model = model
         self._comm = comm
         self._slots = slots
+        self._publishes = comm.rank == 0
 
     def wants_logprobs(self, plan: StepPlan) -> bool:
         """Whether a row of the plan reports log-probabilities."""
@@ -72,15 +76,16 @@ class OutcomeReader:
                 ids += e.ids
         if not wanting:
             return
-        found = iter(
-            token_logprobs(
-                self._model.capped(logits_RV[to_device(index, logits_RV.device)]),
-                to_device(ids, logits_RV.device),
-                max(wanted for _, wanted in wanting),
-                self._model.shard,
-                self._comm,
-            )
+        gathered = token_logprobs(
+            self._model.capped(logits_RV[to_device(index, logits_RV.device)]),
+            to_device(ids, logits_RV.device),
+            max(wanted for _, wanted in wanting),
+            self._model.shard,
+            self._comm,
         )
+        if not self._publishes:
+            return
+        found = iter(gathered.listed())
         for e, wanted in wanting:
             e.logprobs = [_cut(next(found), wanted) for _ in e.ids]
 
@@ -95,17 +100,20 @@ class OutcomeReader:
             offsets = prompt_logprob_offsets(r, sequence.prompt_len)
             if wanted is None or not offsets:
                 continue
-            found[r.slot] = []
+            if self._publishes:
+                found[r.slot] = []
             for begin in range(offsets.start, offsets.stop, PROMPT_LOGPROB_ROWS):
                 end = min(begin + PROMPT_LOGPROB_ROWS, offsets.stop)
                 row_R = output.first_A[s] + to_device(range(begin, end), output.hidden_TH.device)
-                found[r.slot] += token_logprobs(
+                gathered = token_logprobs(
                     self._model.logits(output.hidden_TH[row_R]),
                     to_device(sequence.token_ids[r.start + begin + 1 : r.start + end + 1], row_R.device),
                     wanted,
                     self._model.shard,
                     self._comm,
                 )
+                if self._publishes:
+                    found[r.slot] += gathered.listed()
         return found
 
 

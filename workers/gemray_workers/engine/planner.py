@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from gemray_workers.drafters.controller import DraftLengthController
+from gemray_workers.engine.deltas_split import split_for_channel
 from gemray_workers.errors import InvalidField
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.messages import (
@@ -110,8 +111,9 @@ class LeadPlanner:
         return refused + deltas
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
-        """One message with every sequence's new tokens and the engine's statistics."""
-        self._inbox.send(StepOutput(deltas, self._stats()))
+        """Every sequence's new tokens and the engine's statistics: one message, more where the channel needs them."""
+        for part in split_for_channel(deltas):
+            self._inbox.send(StepOutput(part, self._stats()))
 
     def _plan(self) -> StepPlan:
         self._draft_lengths.begin_step(self._scheduler.running)

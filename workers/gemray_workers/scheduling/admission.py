@@ -18,8 +18,8 @@ MOST_LOOKED_AT = 256
 
 
 def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence:
-    """The sequence of a request. Replayed tokens count as generated; whoever replays has their prompt
-    log-probabilities already, because those go out with the first generated token.
+    """The sequence of a request. Replayed tokens count as generated, and prompt log-probabilities that the client has
+    are not given again.
 
     Raises:
         InvalidField: the prompt is empty or leaves no room for a token.
@@ -39,7 +39,7 @@ def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence
         tokens=[*submit.prompt_ids, *submit.emitted_ids],
         prompt_len=prompt_len,
         arrival=arrival,
-        next_prompt_logprob=prompt_len if submit.emitted_ids else 1,
+        next_prompt_logprob=1 + submit.num_prompt_logprobs,
     )
 
 

@@ -16,7 +16,7 @@ def apply_outcome(
     """
     _check_outcome(rows, outcome)
     assert sequence.in_flight.pop(0) is rows, f"slot {rows.slot}: {rows} are not the oldest in flight"
-    _keep_prompt_logprobs(sequence, rows, outcome)
+    _count_prompt_logprobs(sequence, rows, outcome)
     trimmed = trim(
         outcome.token_ids,
         num_generated=sequence.num_generated,
@@ -32,14 +32,13 @@ def apply_outcome(
     sequence.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, trimmed.num_kept))
     if finish is None:
         sequence.check()
-    if not kept_ids and finish is None:
+    if not kept_ids and finish is None and not outcome.prompt_logprobs:
         return None
-    prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs or None, []
     return SequenceDelta(
         request_id=sequence.request_id,
         token_ids=kept_ids,
         logprobs=None if outcome.logprobs is None else outcome.logprobs[: trimmed.num_kept],
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=outcome.prompt_logprobs or None,
         finish=finish,
         matched_stop_id=trimmed.matched_stop_id,
         fault=outcome.fault if finish == "fault" else None,
@@ -47,10 +46,10 @@ def apply_outcome(
     )
 
 
-def _keep_prompt_logprobs(sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome) -> None:
+def _count_prompt_logprobs(sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome) -> None:
+    """They go out with the delta of this step: after a preemption they are not asked for again."""
     if rows.prompt_logprobs_from is None or outcome.prompt_logprobs is None:
         return
-    sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
     sequence.next_prompt_logprob = rows.prompt_logprobs_from + len(outcome.prompt_logprobs)
 
 

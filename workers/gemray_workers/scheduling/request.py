@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.scheduling.counters import SpeculationTally
 from gemray_workers.scheduling.plan import ScheduledRows
 
@@ -34,8 +33,6 @@ class Sequence:
     """Its rows in plans that are not committed, oldest first."""
     next_prompt_logprob: int = 1
     """First prompt position whose log-probability is still to be computed; position 0 has none."""
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Computed, not yet given out: they go with the first generated token, all at once."""
     speculation: SpeculationTally = field(default_factory=SpeculationTally)
 
     def __post_init__(self) -> None:
