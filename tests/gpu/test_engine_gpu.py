@@ -87,7 +87,7 @@ def test_a_drafter_on_the_second_card_changes_no_id(run_on_gang: RunOnGang, dtyp
     needs_gpus(2)
     wanted = submits(259, 24)
     plain = run_on_gpus(SoloCommunicator(), tiny_config("31B", dtype), wanted)
-    changes = with_drafter("31B", "dflash", drafter_placement="dedicated", max_draft_tokens=5)
+    changes = with_drafter("31B", "dflash", drafter_placement="dedicated", num_draft_tokens=5)
     run = run_on_gang(2, run_on_gpus, tiny_config("31B", dtype, **changes), wanted)[0]
     beside = run_on_gpus(
         SoloCommunicator(), tiny_config("31B", dtype, **{**changes, "drafter_placement": "colocated"}), wanted

@@ -49,7 +49,7 @@ def test_float32_ids_are_those_of_eager_cycles(shape: Shape, method: str) -> Non
     needs_gpus(1)
     make = DRAFTERS[method]
     directory = tiny_checkpoint(shape)
-    changes = {} if make is None else {"drafter_path": str(make(directory)), "max_draft_tokens": 4}
+    changes = {} if make is None else {"drafter_path": str(make(directory)), "num_draft_tokens": 4}
     runs = []
     for eager in (True, False):
         config = engine_config(

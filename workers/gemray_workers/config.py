@@ -65,11 +65,11 @@ class EngineConfig:
     """A local directory of an MTP assistant or a DFlash drafter."""
     method: MethodName = "auto"
     """``auto`` is what the drafter's config says, or none without a drafter."""
-    max_draft_tokens: int | None = None
+    num_draft_tokens: int | None = None
     """Most drafts of a sequence in a step; None is the drafter's usual number: 4 for MTP, as published, and the whole
     block for DFlash."""
     adapt_draft_tokens: bool = False
-    """Draft as many tokens as measured acceptance and step times justify, at most `max_draft_tokens`, so
+    """Draft as many tokens as measured acceptance and step times justify, at most `num_draft_tokens`, so
     with None at most the drafter's usual number."""
     drafter_placement: PlacementName = "colocated"
     """``dedicated`` gives a DFlash drafter a worker, and device, of its own."""
@@ -113,8 +113,8 @@ class EngineConfig:
             raise InvalidField("max_step_tokens", self.max_step_tokens, "an integer >= 1, or unset")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2, or unset")
-        if self.max_draft_tokens is not None and self.max_draft_tokens < 0:
-            raise InvalidField("max_draft_tokens", self.max_draft_tokens, "an integer >= 0, or unset")
+        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
+            raise InvalidField("num_draft_tokens", self.num_draft_tokens, "an integer >= 0, or unset")
         for name, allowed in _NAMES.items():
             if getattr(self, name) not in allowed:
                 raise InvalidField(name, getattr(self, name), "one of " + ", ".join(allowed))
@@ -138,20 +138,20 @@ class EngineConfig:
         """Processes of the gang: the target's ranks, and the drafter's when it has a worker of its own."""
         return self.tensor_parallel_size + (self.drafter_placement == "dedicated")
 
-    def step_tokens(self, max_draft_tokens: int) -> int:
+    def step_tokens(self, num_draft_tokens: int) -> int:
         """Rows of one forward pass for a drafter that makes at most so many drafts: as asked, or enough."""
         if self.max_step_tokens is not None:
             return self.max_step_tokens
-        return max(USUAL_STEP_TOKENS, self.max_num_seqs * (1 + max_draft_tokens) + self.prefill_chunk)
+        return max(USUAL_STEP_TOKENS, self.max_num_seqs * (1 + num_draft_tokens) + self.prefill_chunk)
 
-    def draft_tokens_within(self, usual: int, most: int) -> int:
-        """How many drafts a step may have, for a drafter that makes `usual` ones and at most `most`.
+    def num_draft_tokens_within(self, usual: int, limit: int) -> int:
+        """How many drafts a step may have, for a drafter that makes `usual` ones and at most `limit`.
 
         Raises:
             InvalidField: more were asked for than the drafter can make.
         """
-        if self.max_draft_tokens is None:
+        if self.num_draft_tokens is None:
             return usual
-        if self.max_draft_tokens > most:
-            raise InvalidField("max_draft_tokens", self.max_draft_tokens, f"0 to {most}, what this drafter can make")
-        return self.max_draft_tokens
+        if self.num_draft_tokens > limit:
+            raise InvalidField("num_draft_tokens", self.num_draft_tokens, f"0 to {limit}, what this drafter can make")
+        return self.num_draft_tokens

@@ -180,7 +180,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafter_kv: str = "none"
     """``shared`` with the target, or its ``own``."""
     drafter_placement: str = "colocated"
-    max_draft_tokens: int = 0
+    num_draft_tokens: int = 0
 
 
 class GangInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def floor_of(config: EngineConfig, batch: int, bandwidth: float, experts_touched
     """
     blueprint = Blueprint.of(config)
     traits = blueprint.drafter.traits
-    num_drafts = traits.max_draft_tokens
+    num_drafts = traits.num_draft_tokens
     reads = _reads(config, blueprint, batch)
     moe = blueprint.model.moe
     share, touched = 1.0, None

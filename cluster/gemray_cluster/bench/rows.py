@@ -51,7 +51,7 @@ class RowMaker:
             placement=setup.drafter_placement,
             tp=setup.tp,
             dtype=setup.dtype,
-            draft_tokens=self.model.max_draft_tokens,
+            draft_tokens=self.model.num_draft_tokens,
             batch=work.batch,
             sampling=work.sampling,
             lag=work.lag,

@@ -162,7 +162,7 @@ class Setup:
             page_size=self.page_size,
             drafter_path=self.drafter,
             method=self.method,
-            max_draft_tokens=self.draft_tokens,
+            num_draft_tokens=self.draft_tokens,
             drafter_placement=self.drafter_placement,
             random_weights=self.random_weights,
             enforce_eager=self.enforce_eager,

@@ -138,7 +138,7 @@ def _drafter(model: ModelInfo) -> pb.Drafter | None:
         method=model.drafter_method,
         kv_sharing=KV_SHARINGS[model.drafter_kv],
         placement=DRAFTER_PLACEMENTS[model.drafter_placement],
-        max_draft_tokens=model.max_draft_tokens,
+        max_draft_tokens=model.num_draft_tokens,
     )
 
 

@@ -50,7 +50,7 @@ def read_sampling(
         suppress_tokens=tuple(id_ for id_ in defaults.suppress_tokens if id_ < model.vocab_size),
         logprobs=_optional_count(sampling, "logprobs"),
         prompt_logprobs=_optional_count(sampling, "prompt_logprobs"),
-        num_draft_tokens=_read_num_draft_tokens(speculation, model),
+        num_draft_tokens=_read_num_draft_tokens(speculation),
     )
     _check_something_can_be_chosen(params)
     return params, _read_stop_strings(sampling) or defaults.stop_strings
@@ -137,12 +137,11 @@ def _optional_count(sampling: pb.SamplingParameters, name: str) -> int | None:
     return integer(f"sampling.{name}", getattr(sampling, name), 0, MAX_LOGPROBS)
 
 
-def _read_num_draft_tokens(speculation: pb.SpeculationParameters, model: ModelInfo) -> int | None:
+def _read_num_draft_tokens(speculation: pb.SpeculationParameters) -> int | None:
     if not speculation.HasField("num_draft_tokens"):
         return None
-    # More is no error: drafts change the speed alone, and a client need not know what this server has.
-    asked = integer("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, None)
-    return min(asked, model.max_draft_tokens)
+    # More than the server drafts is no error: it changes the speed alone, and the scheduler takes the least of both.
+    return integer("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, None)
 
 
 def _read_stop_strings(sampling: pb.SamplingParameters) -> tuple[str, ...]:

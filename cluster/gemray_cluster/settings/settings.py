@@ -46,7 +46,7 @@ ENGINE_NAMES: Mapping[str, str] = {
     "tensor_parallel_size": "tp",
     "kv_memory_bytes": "kv_memory",
     "drafter_path": "drafter",
-    "max_draft_tokens": "draft_tokens",
+    "num_draft_tokens": "draft_tokens",
 }
 """Fields of EngineConfig whose settings have shorter names."""
 
@@ -230,7 +230,7 @@ class ServeSettings:
                 dtype=DEFAULT_DTYPE[device] if self.dtype == "auto" else self.dtype,
                 kv_memory_bytes=DEFAULT_KV_MEMORY[device] if self.kv_memory is None else self.kv_memory,
                 drafter_path=self.drafter,
-                max_draft_tokens=None if isinstance(self.draft_tokens, str) else self.draft_tokens,
+                num_draft_tokens=None if isinstance(self.draft_tokens, str) else self.draft_tokens,
                 adapt_draft_tokens=self.draft_tokens == AUTO,
             )
 

@@ -306,7 +306,7 @@ def test_suites_of_the_repository_name_what_is_there() -> None:
             for row in setup.work:
                 match row:
                     case Decode():
-                        work.add((*model, traits.method, traits.max_draft_tokens, row.batch, row.sampling))
+                        work.add((*model, traits.method, traits.num_draft_tokens, row.batch, row.sampling))
                     case Prefill():
                         prompts.add(model)
     assert peers is not None

@@ -190,7 +190,7 @@ async def test_chat_does_not_feed_thoughts_back(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_info(served: Serving) -> None:
-    served.gang.gang_info = gang_info(max_draft_tokens=4)
+    served.gang.gang_info = gang_info(num_draft_tokens=4)
     code, out, _ = await run("info", "--address", served.server.address)
     assert code == 0
     for words in ("gemma4_text", "0..1024", "1024..2048", "sliding", "256 tokens", "no GPU", "mtp, shared KV"):
@@ -200,7 +200,7 @@ async def test_info(served: Serving) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_info_tells_what_a_drafter_gives(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.gang.gang_info = gang_info(max_draft_tokens=4)
+    served.gang.gang_info = gang_info(num_draft_tokens=4)
     _, out, _ = await run("info", "--address", served.server.address)
     assert "0 rounds, 0 drafted, 0 accepted" in _unwrapped(out)
     assert "acceptance length" not in _unwrapped(out)
@@ -224,7 +224,7 @@ def _unwrapped(table: str) -> str:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_info_tells_each_choice_and_why(served: Serving) -> None:
-    shown = gang_info(max_draft_tokens=4)
+    shown = gang_info(num_draft_tokens=4)
     choices = [Choice("target backend", "one", "why one"), Choice("drafter backend", "two", "why two")]
     served.gang.gang_info = msgspec.structs.replace(shown, model=msgspec.structs.replace(shown.model, choices=choices))
     code, out, _ = await run("info", "--address", served.server.address)

@@ -118,7 +118,7 @@ BAD = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    gang = FakeGang(Script([120, 121, 106]), gang_info(max_model_len=64, max_draft_tokens=4))
+    gang = FakeGang(Script([120, 121, 106]), gang_info(max_model_len=64, num_draft_tokens=4))
     async with serving(tokenizer, gang) as running:
         yield running
 

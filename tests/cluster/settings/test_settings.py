@@ -118,7 +118,7 @@ def test_drafter_settings_reach_the_engine() -> None:
     flags = {**MODEL, "drafter": "/d", "method": "dflash", "draft_tokens": "5", "drafter_placement": "dedicated"}
     settings = ServeSettings.load({**flags, "tp": "2"}, {})
     engine = settings.engine_config("cpu")
-    assert (engine.drafter_path, engine.method, engine.max_draft_tokens) == ("/d", "dflash", 5)
+    assert (engine.drafter_path, engine.method, engine.num_draft_tokens) == ("/d", "dflash", 5)
     assert engine.drafter_placement == "dedicated"
     assert settings.num_ranks == 3
 

@@ -44,7 +44,7 @@ class Script:
     """The stream ends without a finish once this many tokens are out."""
 
 
-def gang_info(*, vocab_size: int = 2048, max_model_len: int = 256, max_draft_tokens: int = 0) -> GangInfo:
+def gang_info(*, vocab_size: int = 2048, max_model_len: int = 256, num_draft_tokens: int = 0) -> GangInfo:
     """A model on two ranks."""
     ranks = []
     for rank in range(2):
@@ -94,9 +94,9 @@ def gang_info(*, vocab_size: int = 2048, max_model_len: int = 256, max_draft_tok
         tensor_parallel_size=2,
         sliding_window=64,
         choices=[Choice("attention", "reference", "no GPU")],
-        drafter_method="mtp" if max_draft_tokens else "none",
-        drafter_kv="shared" if max_draft_tokens else "none",
-        max_draft_tokens=max_draft_tokens,
+        drafter_method="mtp" if num_draft_tokens else "none",
+        drafter_kv="shared" if num_draft_tokens else "none",
+        num_draft_tokens=num_draft_tokens,
     )
     return GangInfo(model=model, ranks=ranks)
 
@@ -196,7 +196,7 @@ class FakeGang:
                 cached_tokens=1,
                 speculation=(
                     SpeculationCounters(rounds=2, drafted=8, accepted=3, accepted_per_position=[2, 1])
-                    if is_last and self.gang_info.model.max_draft_tokens
+                    if is_last and self.gang_info.model.num_draft_tokens
                     else None
                 ),
             )

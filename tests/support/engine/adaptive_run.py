@@ -33,7 +33,7 @@ def counters_with_a_wrong_drafter(patch: pytest.MonkeyPatch, submits: list[Submi
     target = tiny_checkpoint("31B")
     plain = run_engine(SoloCommunicator(), engine_config(target), submits)
     config = engine_config(
-        target, drafter_path=str(tiny_assistant(target)), max_draft_tokens=4, adapt_draft_tokens=True
+        target, drafter_path=str(tiny_assistant(target)), num_draft_tokens=4, adapt_draft_tokens=True
     )
     adapted = run_engine(SoloCommunicator(), config, submits)
     assert plain is not None

@@ -13,10 +13,10 @@ class PaddedCycle:
     """Pads each plan as `GraphedCycle` would."""
 
     def __init__(
-        self, cycle: Cycle, *, max_num_seqs: int, max_draft_tokens: int, prompt_rows: tuple[int, ...] = (0, 16)
+        self, cycle: Cycle, *, max_num_seqs: int, num_draft_tokens: int, prompt_rows: tuple[int, ...] = (0, 16)
     ) -> None:
         self._cycle = cycle
-        shapes = buckets(max_num_seqs=max_num_seqs, max_draft_tokens=max_draft_tokens, prompt_rows=prompt_rows)
+        shapes = buckets(max_num_seqs=max_num_seqs, num_draft_tokens=num_draft_tokens, prompt_rows=prompt_rows)
         self._captured = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
         self.num_padded = 0
         self.num_eager = 0

@@ -41,7 +41,7 @@ _PROMPT_LENGTHS = (
 )
 
 
-def random_requests(seed: int, count: int, *, most_drafts: int, max_tokens: int = 28) -> list[Submit]:
+def random_requests(seed: int, count: int, *, num_draft_tokens: int, max_tokens: int = 28) -> list[Submit]:
     """Requests that differ in everything: length, sampler, seed, budget, and drafts a step (0 and unset among them)."""
     rng = random.Random(seed)
     submits = []
@@ -50,7 +50,7 @@ def random_requests(seed: int, count: int, *, most_drafts: int, max_tokens: int 
         params = {
             **SAMPLERS[i % len(SAMPLERS)],
             "seed": rng.getrandbits(64),
-            "num_draft_tokens": rng.choice((None, None, 0, rng.randrange(1, most_drafts + 1))),
+            "num_draft_tokens": rng.choice((None, None, 0, rng.randrange(1, num_draft_tokens + 1))),
         }
         prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
         submits.append(request(f"{seed}.{i}", prompt, rng.randrange(1, max_tokens), **params))
@@ -70,7 +70,7 @@ def short_chunks(seed: int, rig: Rig) -> dict[str, Any]:
 def scarce_pages(seed: int, rig: Rig) -> dict[str, Any]:
     """Limits of `Rig.run`: pages for little more than one sequence of full length, so that some are preempted."""
     chunk = 16
-    rows = max(chunk, 1 + rig.max_draft_tokens)
+    rows = max(chunk, 1 + rig.num_draft_tokens)
     return {
         "prefill_chunk": chunk,
         "num_slots": 8,

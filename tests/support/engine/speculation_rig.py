@@ -46,7 +46,7 @@ class Rig:
         directory: Path,
         *,
         drafter_path: Path | None = None,
-        max_draft_tokens: int | None = None,
+        num_draft_tokens: int | None = None,
         comm: Communicator | None = None,
         num_pages: int = 1200,
         **settings: Any,
@@ -56,7 +56,7 @@ class Rig:
             model: the loaded target in `directory`.
             directory: its checkpoint.
             drafter_path: of a drafter's checkpoint.
-            max_draft_tokens: of the drafter's checkpoint, or of drafters given to `run`.
+            num_draft_tokens: of the drafter's checkpoint, or of drafters given to `run`.
             comm: the ranks of `model`.
             num_pages: pages a KV group.
             settings: of the engine's config.
@@ -68,13 +68,13 @@ class Rig:
             tensor_parallel_size=self.comm.size,
             dtype=str(model.dtype).removeprefix("torch."),
             drafter_path=None if drafter_path is None else str(drafter_path),
-            max_draft_tokens=max_draft_tokens,
+            num_draft_tokens=num_draft_tokens,
             max_num_seqs=NUM_SLOTS,
             page_size=PAGE_SIZE,
             **settings,
         )
         self.plan = plan_drafter(self.config, model.config)
-        self.max_draft_tokens = (max_draft_tokens or 0) if drafter_path is None else self.plan.traits.max_draft_tokens
+        self.num_draft_tokens = (num_draft_tokens or 0) if drafter_path is None else self.plan.traits.num_draft_tokens
         target_specs = kv_group_specs(
             model.config, tp_size=self.comm.size, page_size=PAGE_SIZE, dtype=self.config.torch_dtype
         )
@@ -131,29 +131,29 @@ class Rig:
         slots = SlotTable(
             num_slots=num_slots,
             max_model_len=max_model_len,
-            max_draft_tokens=self.max_draft_tokens,
+            num_draft_tokens=self.num_draft_tokens,
             specs=self.specs,
             sampling=SamplingState(num_slots, self.model.shard, compute_dtype(self.model.dtype), CPU),
             device=CPU,
         )
         planner: Planner = FollowPlanner(self.comm)
         if inbox is not None:
-            draft_lengths = DraftLengthController(self.max_draft_tokens, adaptive=False)
-            least_rows = num_slots * (1 + self.max_draft_tokens)
+            draft_lengths = DraftLengthController(self.num_draft_tokens, adaptive=False)
+            least_rows = num_slots * (1 + self.num_draft_tokens)
             scheduler = Scheduler(
                 SchedulerConfig(
                     max_num_seqs=num_slots,
                     max_step_tokens=max_step_tokens or max(least_rows, 64),
                     prefill_chunk=prefill_chunk,
                     max_model_len=max_model_len,
-                    max_draft_tokens=self.max_draft_tokens,
+                    num_draft_tokens=self.num_draft_tokens,
                     admission_headroom=admission_headroom,
                     lag=lag,
                     tells_freed_pages=True,
                 ),
                 self.specs,
                 {**self.num_pages, **(num_pages or {})},
-                draft_tokens_for=draft_lengths,
+                num_drafts_for=draft_lengths,
             )
             planner = LeadPlanner(scheduler, self.comm, inbox, draft_lengths)
         drafter = drafter or self.drafter
@@ -166,7 +166,7 @@ class Rig:
             comm=self.comm,
         )
         if padded:
-            self.padded = PaddedCycle(cycle, max_num_seqs=num_slots, max_draft_tokens=self.max_draft_tokens)
+            self.padded = PaddedCycle(cycle, max_num_seqs=num_slots, num_draft_tokens=self.num_draft_tokens)
         return Engine(
             cycle=self.padded if padded else cycle,
             lag=lag,
@@ -190,8 +190,8 @@ def solo_rig(
     directory: Path,
     *,
     drafter_path: Path | None = None,
-    max_draft_tokens: int | None = None,
+    num_draft_tokens: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Rig:
     """A rig on one rank, kept for the session; rigs of one checkpoint share the model."""
-    return Rig(solo_model(directory, dtype), directory, drafter_path=drafter_path, max_draft_tokens=max_draft_tokens)
+    return Rig(solo_model(directory, dtype), directory, drafter_path=drafter_path, num_draft_tokens=num_draft_tokens)

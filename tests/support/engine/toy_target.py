@@ -101,31 +101,31 @@ class TableDrafter:
         """Nothing to forget."""
 
 
-def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, max_draft_tokens: int) -> Run:
+def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, num_draft_tokens: int) -> Run:
     """Serve `submits` with the toy."""
     num_slots = len(submits)
     specs = [KVGroupSpec("toy", (), 1, 1, 8, None, torch.float64)]
     comm = SoloCommunicator()
     inbox = LocalInbox(submits)
-    draft_lengths = DraftLengthController(max_draft_tokens, adaptive=False)
+    draft_lengths = DraftLengthController(num_draft_tokens, adaptive=False)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=num_slots,
-            max_step_tokens=num_slots * (1 + max_draft_tokens),
+            max_step_tokens=num_slots * (1 + num_draft_tokens),
             prefill_chunk=8,
             max_model_len=MAX_LEN,
-            max_draft_tokens=max_draft_tokens,
+            num_draft_tokens=num_draft_tokens,
         ),
         specs,
         {"toy": num_slots * 4},
-        draft_tokens_for=draft_lengths,
+        num_drafts_for=draft_lengths,
     )
     model: Any = target
     caches: Any = None
     slots = SlotTable(
         num_slots=num_slots,
         max_model_len=MAX_LEN,
-        max_draft_tokens=max_draft_tokens,
+        num_draft_tokens=num_draft_tokens,
         specs=specs,
         sampling=SamplingState(num_slots, target.shard, torch.float64, CPU),
         device=CPU,

@@ -26,7 +26,7 @@ class Bench:
 
     def __init__(self, num_pages: dict[str, int] | None = None, drafts: int = 0, **config: int) -> None:
         settings = {"max_num_seqs": 4, "max_step_tokens": 32, "prefill_chunk": 16, "max_model_len": MAX_LEN}
-        self.config = SchedulerConfig(**{**settings, "max_draft_tokens": drafts, "tells_freed_pages": True, **config})
+        self.config = SchedulerConfig(**{**settings, "num_draft_tokens": drafts, "tells_freed_pages": True, **config})
         self.scheduler = Scheduler(self.config, SPECS, num_pages or PLENTY, lambda _sequence: drafts)
         self.engine = FakeEngine(SPECS, max_model_len=self.config.max_model_len)
         self.in_flight: deque[tuple[StepPlan, list[SequenceOutcome]]] = deque()

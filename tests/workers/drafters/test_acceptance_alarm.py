@@ -100,7 +100,7 @@ def test_a_live_engine_warns_about_a_drafter_that_never_guesses(
 ) -> None:
     target = tiny_checkpoint("31B")
     config = engine_config(
-        target, drafter_path=str(tiny_assistant(target)), max_draft_tokens=7, adapt_draft_tokens=adaptive
+        target, drafter_path=str(tiny_assistant(target)), num_draft_tokens=7, adapt_draft_tokens=adaptive
     )
     submits = [request(f"r{i}", [5 + i, 6, 7], 60) for i in range(4)]
     with caplog.at_level(logging.WARNING):

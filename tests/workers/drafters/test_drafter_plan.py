@@ -39,16 +39,16 @@ def rope(*, sliding: float = 1e4, full: float = 1e6, factor: float = 0.25) -> di
     [
         (None, {}, "none", "none", 0),
         (tiny_assistant(TARGET), {}, "mtp", "shared", 4),
-        (tiny_assistant(TARGET), {"method": "mtp", "max_draft_tokens": 7}, "mtp", "shared", 7),
+        (tiny_assistant(TARGET), {"method": "mtp", "num_draft_tokens": 7}, "mtp", "shared", 7),
         (tiny_assistant(TARGET), {"method": "none"}, "none", "none", 0),
         (tiny_dflash(TARGET), {}, "dflash", "own", 7),
-        (tiny_dflash(TARGET), {"method": "dflash", "max_draft_tokens": 0}, "dflash", "own", 0),
+        (tiny_dflash(TARGET), {"method": "dflash", "num_draft_tokens": 0}, "dflash", "own", 0),
         (tiny_dflash(TARGET), {"drafter_placement": "dedicated"}, "dflash", "own", 7),
     ],
 )
 def test_the_config_decides(path: Path | None, settings: Any, method: str, kv: str, most: int) -> None:
     traits = plan(path, **settings).traits
-    assert (traits.method, traits.kv, traits.max_draft_tokens) == (method, kv, most)
+    assert (traits.method, traits.kv, traits.num_draft_tokens) == (method, kv, most)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_the_method_must_fit_the_directory() -> None:
 
 
 def test_more_drafts_than_the_drafter_makes_are_refused() -> None:
-    with pytest.raises(InvalidField, match=r"max_draft_tokens = 8 .* 0 to 7"):
-        plan(tiny_dflash(TARGET), max_draft_tokens=8)
+    with pytest.raises(InvalidField, match=r"num_draft_tokens = 8 .* 0 to 7"):
+        plan(tiny_dflash(TARGET), num_draft_tokens=8)
 
 
 def test_a_target_is_no_drafter() -> None:

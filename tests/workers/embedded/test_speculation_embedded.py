@@ -57,8 +57,8 @@ def submits() -> tuple[Submit, ...]:
 
 def rig_of(drafter: EmbeddedName | None) -> Rig:
     path = None if drafter is None else embedded_path(drafter)
-    max_draft_tokens = evaluate.MTP_DRAFTS if drafter is not None and "assistant" in drafter else None
-    return solo_rig(embedded_path("gemray-tiny"), drafter_path=path, max_draft_tokens=max_draft_tokens)
+    num_draft_tokens = evaluate.MTP_DRAFTS if drafter is not None and "assistant" in drafter else None
+    return solo_rig(embedded_path("gemray-tiny"), drafter_path=path, num_draft_tokens=num_draft_tokens)
 
 
 @functools.cache

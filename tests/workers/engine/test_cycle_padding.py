@@ -17,7 +17,7 @@ from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import request
 from support.engine.speculation_rig import Rig, solo_rig
 
-MOST_DRAFTS = 6
+NUM_DRAFT_TOKENS = 6
 SAMPLERS = (
     {},
     {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "suppress_tokens": (5, 9)},
@@ -46,7 +46,7 @@ def rig_of(shape: Shape, method: str) -> Rig:
     return solo_rig(
         directory,
         drafter_path=None if path is None else path(directory),
-        max_draft_tokens=None if path is None else MOST_DRAFTS,
+        num_draft_tokens=None if path is None else NUM_DRAFT_TOKENS,
     )
 
 
@@ -81,7 +81,7 @@ def shapes() -> st.SearchStrategy[CycleShape]:
 
 @given(shapes())
 def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> None:
-    all_of_them = buckets(max_num_seqs=12, max_draft_tokens=7, prompt_rows=(0, 256))
+    all_of_them = buckets(max_num_seqs=12, num_draft_tokens=7, prompt_rows=(0, 256))
     found = smallest(shape, all_of_them)
     holding = [
         b
@@ -98,12 +98,12 @@ def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> N
 
 
 def test_buckets_reach_the_largest_batch_and_half_and_all_drafts() -> None:
-    found = buckets(max_num_seqs=12, max_draft_tokens=7, prompt_rows=(0, 256))
+    found = buckets(max_num_seqs=12, num_draft_tokens=7, prompt_rows=(0, 256))
     assert {b.num_sequences for b in found} == {1, 2, 4, 8, 12}
     assert {b.max_drafts for b in found} == {0, 3, 7}
     assert found[0].num_rows == 12 * 8 + 256
     assert [b.num_rows for b in found] == sorted((b.num_rows for b in found), reverse=True)
-    assert {b.max_drafts for b in buckets(max_num_seqs=1, max_draft_tokens=0, prompt_rows=(0,))} == {0}
+    assert {b.max_drafts for b in buckets(max_num_seqs=1, num_draft_tokens=0, prompt_rows=(0,))} == {0}
 
 
 def test_a_plan_runs_with_features_that_cover_its_own_or_eagerly() -> None:

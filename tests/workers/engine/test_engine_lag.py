@@ -13,7 +13,7 @@ from support.engine.engine_runner import Run
 from support.engine.random_requests import MAX_MODEL_LEN, random_requests, scarce_pages, short_chunks
 from support.engine.scripted_drafters import ScriptedDrafter, plain_texts
 
-from .test_speculation_ids import DRAFTERS, MOST_DRAFTS, drive, outcome, plain_run, rig_of
+from .test_speculation_ids import DRAFTERS, NUM_DRAFT_TOKENS, drive, outcome, plain_run, rig_of
 
 REQUESTS = 24
 
@@ -60,9 +60,9 @@ def logprobs(deltas: list[SequenceDelta], name: str) -> list[Any]:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_step_in_flight_changes_nothing(shape: Shape, drafter: str) -> None:
-    rig, most = rig_of(shape, drafter), MOST_DRAFTS[drafter]
+    rig, most = rig_of(shape, drafter), NUM_DRAFT_TOKENS[drafter]
     seed = 5000 + 100 * SHAPES.index(shape) + 10 * DRAFTERS.index(drafter)
-    submits = with_logprobs(random_requests(seed, REQUESTS, most_drafts=most))
+    submits = with_logprobs(random_requests(seed, REQUESTS, num_draft_tokens=most))
     plain = rig_of(shape, "scripted").run(
         [msgspec.structs.replace(s, params=msgspec.structs.replace(s.params, num_draft_tokens=0)) for s in submits],
         max_model_len=MAX_MODEL_LEN,
@@ -81,10 +81,10 @@ def test_a_step_in_flight_changes_nothing(shape: Shape, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("shape", ["E2B", "26B-A4B"])
 def test_preemption_drops_what_is_in_flight(shape: Shape, drafter: str) -> None:
-    rig, most = rig_of(shape, drafter), MOST_DRAFTS[drafter]
+    rig, most = rig_of(shape, drafter), NUM_DRAFT_TOKENS[drafter]
     seed = 6000 + 100 * SHAPES.index(shape) + 10 * DRAFTERS.index(drafter)
     plain = plain_run(shape, seed, most)
-    submits = random_requests(seed, REQUESTS, most_drafts=most, max_tokens=40)
+    submits = random_requests(seed, REQUESTS, num_draft_tokens=most, max_tokens=40)
     scripted = drive(rig, drafter, plain_texts(submits, plain.ids))
     limits = scarce_pages(seed, rig)
     limits["num_pages"] = {name: 2 * pages for name, pages in limits["num_pages"].items()}
@@ -95,7 +95,7 @@ def test_preemption_drops_what_is_in_flight(shape: Shape, drafter: str) -> None:
 def test_the_host_runs_one_step_ahead() -> None:
     """A sequence costs one step more than at lag 0, the one that was in flight at its end, and no more."""
     rig = rig_of("E2B", "scripted")
-    submits = random_requests(1, 1, most_drafts=1, max_tokens=20)
+    submits = random_requests(1, 1, num_draft_tokens=1, max_tokens=20)
     nothing = ScriptedDrafter(lambda _request, _position, count: [0] * count)
     at_once, late = (rig.run(submits, drafter=nothing, lag=lag, max_model_len=MAX_MODEL_LEN) for lag in (0, 1))
     assert at_once.ids == late.ids

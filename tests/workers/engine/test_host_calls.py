@@ -46,7 +46,7 @@ def steady_step(method: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> Cou
     monkeypatch.setattr(target_rank, "attention_kernel", lambda _choice: one_operation)
     directory = tiny_checkpoint("31B")
     make = DRAFTERS[method]
-    drafter = {} if make is None else {"drafter_path": str(make(directory)), "max_draft_tokens": 4}
+    drafter = {} if make is None else {"drafter_path": str(make(directory)), "num_draft_tokens": 4}
     config = engine_config(directory, max_num_seqs=16, max_step_tokens=256, page_size=64, **drafter)
     submits: list[Submit] = [request(str(i), [5 + i, 6, 7], 40, seed=i, **PUBLISHED) for i in range(batch)]
     engine = EngineRank(config, SoloCommunicator(), torch.device("cpu")).engine(LocalInbox(submits))

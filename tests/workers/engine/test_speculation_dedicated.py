@@ -86,7 +86,7 @@ def tiny_job(shape: Shape, tp: int, placement: str, *, is_memory_scarce: bool = 
         drafter_path=str(tiny_dflash(target)),
         drafter_placement=placement,
         max_model_len=LONGEST,
-        max_draft_tokens=5,
+        num_draft_tokens=5,
         prefill_chunk=9,
     )
     if is_memory_scarce:
@@ -118,7 +118,7 @@ def trained_job(tp: int, placement: str) -> Job:
         tensor_parallel_size=tp,
         drafter_path=str(embedded_path("gemray-tiny-dflash")),
         drafter_placement=placement,
-        max_draft_tokens=8,
+        num_draft_tokens=8,
         max_step_tokens=128,
         prefill_chunk=50,
     )

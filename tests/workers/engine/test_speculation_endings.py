@@ -32,7 +32,7 @@ from support.engine.scripted_drafters import (
 from support.engine.speculation_rig import Rig, solo_rig
 
 PROMPT = [5, 77, 31, 200, 14, 9, 9, 150, 33]
-MOST_DRAFTS = 8
+NUM_DRAFT_TOKENS = 8
 SHAPE: Shape = "31B"
 
 
@@ -41,7 +41,7 @@ def plain_rig() -> Rig:
 
 
 def drafting_rig() -> Rig:
-    return solo_rig(tiny_checkpoint(SHAPE), max_draft_tokens=MOST_DRAFTS)
+    return solo_rig(tiny_checkpoint(SHAPE), num_draft_tokens=NUM_DRAFT_TOKENS)
 
 
 def without_stops(submits: list[Submit]) -> list[Submit]:
@@ -88,7 +88,7 @@ def random_endings(seed: int, count: int) -> list[Submit]:
     """Random requests that stop often, at ids of their own, with log-probabilities wanted by most."""
     rng = random.Random(seed)
     submits = []
-    for submit in random_requests(seed, count, most_drafts=MOST_DRAFTS, max_tokens=40):
+    for submit in random_requests(seed, count, num_draft_tokens=NUM_DRAFT_TOKENS, max_tokens=40):
         stops = tuple(rng.sample(range(VOCAB_SIZE), rng.choice((0, 5, 20, 40))))
         params = msgspec.structs.replace(
             submit.params,
@@ -235,7 +235,7 @@ def test_drafts_are_cut_to_the_room_left() -> None:
     ends = {"limit": 32, "budget": len(PROMPT) + 11}
     for r in drafter.rounds:
         assert r.start + 1 + len(r.drafts) <= ends[r.request_id] - 1
-    assert {len(r.drafts) for r in drafter.rounds} == set(range(1, MOST_DRAFTS + 1))
+    assert {len(r.drafts) for r in drafter.rounds} == set(range(1, NUM_DRAFT_TOKENS + 1))
 
 
 def test_a_cut_off_request_leaves_no_pages_behind() -> None:

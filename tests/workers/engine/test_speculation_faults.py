@@ -31,7 +31,7 @@ def test_a_fault_comes_after_the_tokens_before_it(temperature: float) -> None:
         request(f"r{i}", [1 + i % 2], 40, seed=i, temperature=temperature, logprobs=1 if i % 3 == 0 else None)
         for i in range(12)
     ]
-    runs = [run_toy(target, TableDrafter(target, table_VV, greedy=False), submits, max_draft_tokens=k) for k in (0, 4)]
+    runs = [run_toy(target, TableDrafter(target, table_VV, greedy=False), submits, num_draft_tokens=k) for k in (0, 4)]
     plain, speculative = (
         {name: (r.ids, r.last.finish, r.last.fault) for name, r in run.results.items()} for run in runs
     )

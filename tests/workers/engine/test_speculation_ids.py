@@ -38,7 +38,7 @@ REQUESTS = 24
 MAX_TOKENS = 40
 MASK_ID = 4
 DRAFTERS = ("scripted", "mtp", "mtp-centroids", "dflash")
-MOST_DRAFTS = {"scripted": 11, "mtp": 8, "mtp-centroids": 8, "dflash": 15}
+NUM_DRAFT_TOKENS = {"scripted": 11, "mtp": 8, "mtp-centroids": 8, "dflash": 15}
 EDGES = (WINDOW, 2 * WINDOW, DFLASH_WINDOW, 2 * DFLASH_WINDOW, MAX_MODEL_LEN)
 
 
@@ -56,7 +56,7 @@ def drafter_path(directory: Path, drafter: str) -> Path | None:
 def rig_of(shape: Shape, drafter: str) -> Rig:
     directory = tiny_checkpoint(shape)
     path = drafter_path(directory, drafter)
-    return solo_rig(directory, drafter_path=path, max_draft_tokens=MOST_DRAFTS[drafter])
+    return solo_rig(directory, drafter_path=path, num_draft_tokens=NUM_DRAFT_TOKENS[drafter])
 
 
 def every_script(texts: Texts) -> Script:
@@ -77,8 +77,8 @@ def every_script(texts: Texts) -> Script:
 
 
 @functools.cache
-def plain_run(shape: Shape, seed: int, most_drafts: int) -> Run:
-    submits = random_requests(seed, REQUESTS, most_drafts=most_drafts, max_tokens=MAX_TOKENS)
+def plain_run(shape: Shape, seed: int, num_draft_tokens: int) -> Run:
+    submits = random_requests(seed, REQUESTS, num_draft_tokens=num_draft_tokens, max_tokens=MAX_TOKENS)
     return solo_rig(tiny_checkpoint(shape)).run(submits, max_model_len=MAX_MODEL_LEN)
 
 
@@ -105,11 +105,11 @@ def outcome(run: Run) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ids_equal_those_without_a_drafter(shape: Shape, drafter: str) -> None:
-    rig, most = rig_of(shape, drafter), MOST_DRAFTS[drafter]
+    rig, most = rig_of(shape, drafter), NUM_DRAFT_TOKENS[drafter]
     accepted = set()
     for i, situation in enumerate((short_chunks, scarce_pages, None)):
         seed = 100 * SHAPES.index(shape) + 10 * DRAFTERS.index(drafter) + i
-        submits = random_requests(seed, REQUESTS, most_drafts=most, max_tokens=MAX_TOKENS)
+        submits = random_requests(seed, REQUESTS, num_draft_tokens=most, max_tokens=MAX_TOKENS)
         plain = plain_run(shape, seed, most)
         scripted = drive(rig, drafter, plain_texts(submits, plain.ids))
         limits = {"max_model_len": MAX_MODEL_LEN} if situation is None else situation(seed, rig)
@@ -122,10 +122,10 @@ def test_ids_equal_those_without_a_drafter(shape: Shape, drafter: str) -> None:
 
 def check_own_drafts(shape: Shape, drafter: str) -> None:
     """The real drafter's own drafts, round after round."""
-    submits = random_requests(7, REQUESTS, most_drafts=MOST_DRAFTS[drafter], max_tokens=MAX_TOKENS)
+    submits = random_requests(7, REQUESTS, num_draft_tokens=NUM_DRAFT_TOKENS[drafter], max_tokens=MAX_TOKENS)
     rig = rig_of(shape, drafter)
     run = rig.run(submits, **short_chunks(7, rig))
-    assert outcome(run) == outcome(plain_run(shape, 7, MOST_DRAFTS[drafter]))
+    assert outcome(run) == outcome(plain_run(shape, 7, NUM_DRAFT_TOKENS[drafter]))
     assert run.speculation.drafted > 500
 
 
@@ -138,14 +138,14 @@ def test_ids_with_a_drafters_own_drafts(shape: Shape, drafter: str) -> None:
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_mtp_ids_for_every_k(k: int) -> None:
     """Through `EngineRank`, whose settings choose drafter and k."""
-    submits = [s for s in random_requests(50 + k, 9, most_drafts=8) if s.params.num_draft_tokens != 0]
-    assert_same_as_without(submits, "mtp", max_draft_tokens=k)
+    submits = [s for s in random_requests(50 + k, 9, num_draft_tokens=8) if s.params.num_draft_tokens != 0]
+    assert_same_as_without(submits, "mtp", num_draft_tokens=k)
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 5, 8, 11, 16])
 def test_dflash_ids_for_every_block_size(block_size: int) -> None:
-    submits = [s for s in random_requests(60 + block_size, 9, most_drafts=15) if s.params.num_draft_tokens != 0]
-    assert_same_as_without(submits, "dflash", max_draft_tokens=block_size - 1)
+    submits = [s for s in random_requests(60 + block_size, 9, num_draft_tokens=15) if s.params.num_draft_tokens != 0]
+    assert_same_as_without(submits, "dflash", num_draft_tokens=block_size - 1)
 
 
 def assert_same_as_without(submits: list[Submit], drafter: str, **settings: Any) -> None:
@@ -163,4 +163,4 @@ def assert_same_as_without(submits: list[Submit], drafter: str, **settings: Any)
     assert run is not None
     assert outcome(run) == outcome(plain)
     assert run.speculation.drafted > 0
-    assert len(run.speculation.accepted_per_position) <= settings["max_draft_tokens"]
+    assert len(run.speculation.accepted_per_position) <= settings["num_draft_tokens"]

@@ -24,7 +24,7 @@ from support.oracles.sampling_reference import filtered_law, sampling_params
 VOCAB = 8
 NUM_REQUESTS = 700
 NUM_TOKENS = 18
-MOST_DRAFTS = 4
+NUM_DRAFT_TOKENS = 4
 FILTERS: list[dict[str, Any]] = [
     {},
     {"top_k": 3},
@@ -48,8 +48,10 @@ def requests(count: int, **params: Any) -> list[Submit]:
     return [request(f"r{i}", [1 + i % (VOCAB - 1)], NUM_TOKENS, seed=2**40 + i, **params) for i in range(count)]
 
 
-def serve(submits: list[Submit], *, table: Tensor = NEAR, greedy: bool = False, num_drafts: int = MOST_DRAFTS) -> Run:
-    return run_toy(TARGET, TableDrafter(TARGET, table, greedy=greedy), submits, max_draft_tokens=num_drafts)
+def serve(
+    submits: list[Submit], *, table: Tensor = NEAR, greedy: bool = False, num_drafts: int = NUM_DRAFT_TOKENS
+) -> Run:
+    return run_toy(TARGET, TableDrafter(TARGET, table, greedy=greedy), submits, num_draft_tokens=num_drafts)
 
 
 def transitions(submits: list[Submit], run: Run) -> Iterator[tuple[int, int]]:
@@ -120,7 +122,7 @@ def test_a_drafter_that_is_the_target_is_always_right() -> None:
 
 
 def first_draft_acceptance(target: ToyTarget, table: Tensor, submits: list[Submit], *, greedy: bool) -> float:
-    counters = run_toy(target, TableDrafter(target, table, greedy=greedy), submits, max_draft_tokens=1).speculation
+    counters = run_toy(target, TableDrafter(target, table, greedy=greedy), submits, num_draft_tokens=1).speculation
     return counters.accepted / counters.rounds
 
 

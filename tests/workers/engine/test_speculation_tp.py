@@ -26,7 +26,7 @@ from support.engine.speculation_rig import Rig, solo_rig
 from support.oracles.oracle import load_model, solo_model
 from support.processes.gang import RunOnGang
 
-from .test_speculation_ids import MOST_DRAFTS, drafter_path, drive
+from .test_speculation_ids import NUM_DRAFT_TOKENS, drafter_path, drive
 
 MAX_TOKENS = 32
 
@@ -46,7 +46,7 @@ class Job:
 
     shape: Shape
     drafter: str
-    max_draft_tokens: int
+    num_draft_tokens: int
     situation: str
     seed: int
     directory: Path
@@ -91,7 +91,7 @@ def job(
 ) -> Job:
     directory = tiny_checkpoint(shape)
     path = drafter_path(directory, drafter) if path is None else path
-    submits = random_requests(seed, count, most_drafts=most, max_tokens=max_tokens)
+    submits = random_requests(seed, count, num_draft_tokens=most, max_tokens=max_tokens)
     ids = solo_rig(directory).run(submits, max_model_len=MAX_MODEL_LEN).ids
     return Job(shape, drafter, most, situation, seed, directory, path, submits, plain_texts(submits, ids))
 
@@ -110,7 +110,7 @@ def serve_speculating(comm: Communicator, jobs: list[Job]) -> list[Served]:
             model,
             job.directory,
             drafter_path=job.path,
-            max_draft_tokens=job.max_draft_tokens,
+            num_draft_tokens=job.num_draft_tokens,
             comm=comm,
             num_pages=256,
         )
@@ -135,7 +135,9 @@ def test_ids_and_drafts_do_not_depend_on_tensor_parallelism(run_on_gang: RunOnGa
         ("31B", "dflash"),
         ("31B", "scripted"),
     ]
-    jobs = [job(shape, drafter, MOST_DRAFTS[drafter], "plenty", 3, count=9, max_tokens=10) for shape, drafter in kinds]
+    jobs = [
+        job(shape, drafter, NUM_DRAFT_TOKENS[drafter], "plenty", 3, count=9, max_tokens=10) for shape, drafter in kinds
+    ]
     solo = serve_speculating(SoloCommunicator(), jobs)
     assert [served.ids for served in solo] == [job.plain_ids for job in jobs]
     for tp, some in ((2, slice(None)), (4, slice(None, 4))):
@@ -172,7 +174,7 @@ def test_ids_for_many_k_and_block_sizes(run_on_gang: RunOnGang, tp: int, ks: lis
     for i, (job, served) in enumerate(zip(jobs, lead, strict=True)):
         assert served.ids == job.plain_ids
         assert served.accepted > 0
-        assert max(r.num_accepted for r in served.rounds) >= min(job.max_draft_tokens, 3)
+        assert max(r.num_accepted for r in served.rounds) >= min(job.num_draft_tokens, 3)
         assert job.situation == "scarce" or served.preemptions == 0
         assert all(follower[i].rounds == served.rounds for follower in followers)
     assert sum(served.preemptions for served in lead) > 0

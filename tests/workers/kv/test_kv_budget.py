@@ -25,7 +25,7 @@ def groups(page_size: int = 16, window: int = 1024) -> list[KVGroupSpec]:
 
 
 def fit(specs: list[KVGroupSpec], mib: float, **changes: Any) -> PoolPlan:
-    load = {"requested_len": 32768, "max_num_seqs": 32, "max_step_tokens": 512, "max_draft_tokens": 0} | changes
+    load = {"requested_len": 32768, "max_num_seqs": 32, "max_step_tokens": 512, "num_draft_tokens": 0} | changes
     return fit_pools(specs, kv_memory_bytes=int(mib * MIB), **load)
 
 
@@ -75,7 +75,7 @@ def test_a_length_that_allows_no_request() -> None:
     requested_len=st.integers(2, 400),
     max_num_seqs=st.integers(1, 12),
     spare_rows=st.integers(0, 60),
-    max_draft_tokens=st.integers(0, 5),
+    num_draft_tokens=st.integers(0, 5),
     kib=st.integers(0, 400),
 )
 @settings(deadline=None, max_examples=300)
@@ -86,14 +86,14 @@ def test_properties(
     requested_len: int,
     max_num_seqs: int,
     spare_rows: int,
-    max_draft_tokens: int,
+    num_draft_tokens: int,
     kib: int,
 ) -> None:
     specs = [
         KVGroupSpec("sliding", (0, 1), heads[0], 8, pages[0], window, torch.float32),
         KVGroupSpec("full", (2,), heads[1], 16, pages[1], None, torch.float32),
     ]
-    max_step_tokens = max_num_seqs * (1 + max_draft_tokens) + spare_rows
+    max_step_tokens = max_num_seqs * (1 + num_draft_tokens) + spare_rows
 
     def planned(length: int, num_bytes: int) -> PoolPlan:
         return fit_pools(
@@ -102,7 +102,7 @@ def test_properties(
             requested_len=length,
             max_num_seqs=max_num_seqs,
             max_step_tokens=max_step_tokens,
-            max_draft_tokens=max_draft_tokens,
+            num_draft_tokens=num_draft_tokens,
         )
 
     def alone(length: int) -> dict[str, int]:
@@ -133,8 +133,8 @@ def test_properties(
 def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
     """With memory for all, no deal of a step's rows makes the sliding pages run out, with a step in flight or none."""
     page_size, window = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 20))
-    max_num_seqs, max_draft_tokens = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
-    max_step_tokens = max_num_seqs * (1 + max_draft_tokens) + data.draw(st.integers(0, 30))
+    max_num_seqs, num_draft_tokens = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
+    max_step_tokens = max_num_seqs * (1 + num_draft_tokens) + data.draw(st.integers(0, 30))
     lag = data.draw(st.integers(0, 1))
     specs = [
         KVGroupSpec("sliding", (0,), 1, 8, page_size, window, torch.float32),
@@ -146,7 +146,7 @@ def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
         requested_len=1000,
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
-        max_draft_tokens=max_draft_tokens,
+        num_draft_tokens=num_draft_tokens,
         lag=lag,
     )
     ledger, computed = PageLedger(specs, plan.num_pages), [0] * max_num_seqs
@@ -165,7 +165,7 @@ def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
         if len(in_flight) <= lag:
             continue
         for slot, num_rows in enumerate(in_flight.pop(0)):
-            rejected = data.draw(st.integers(0, min(max_draft_tokens, num_rows)))
+            rejected = data.draw(st.integers(0, min(num_draft_tokens, num_rows)))
             computed[slot] += num_rows - rejected
             ledger.release_out_of_window(slot, computed[slot])
 

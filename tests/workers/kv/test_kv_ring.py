@@ -109,7 +109,7 @@ def test_a_32k_context_takes_the_ring_and_not_the_flat_memory(geometry: Geometry
         requested_len=CONTEXT + 8,
         max_num_seqs=2,
         max_step_tokens=CHUNK,
-        max_draft_tokens=0,
+        num_draft_tokens=0,
     )
     pools = KVPools(kv_donors(model.layers), specs, plan.num_pages, device=torch.device("meta"))
     assert pools.num_bytes == plan.num_bytes <= 8192 * MIB

@@ -98,7 +98,7 @@ def test_blueprints(drafter: str | None, tp: int) -> None:
             continue
         blueprint = Blueprint.of(settings)
         assert blueprint.pools.max_model_len == 8192
-        assert blueprint.drafter.traits.max_draft_tokens == (
+        assert blueprint.drafter.traits.num_draft_tokens == (
             0 if drafter is None else 15 if drafter.endswith("DFlash") else 4
         )
 

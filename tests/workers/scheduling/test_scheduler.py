@@ -52,9 +52,9 @@ def test_pools_must_hold_one_sequence_of_the_stated_length() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"prefill_chunk": 0}, "prefill_chunk"),
         ({"max_step_tokens": 3}, "max_step_tokens"),
-        ({"max_step_tokens": 11, "max_draft_tokens": 2}, "max_step_tokens"),
+        ({"max_step_tokens": 11, "num_draft_tokens": 2}, "max_step_tokens"),
         ({"max_model_len": 1}, "max_model_len"),
-        ({"max_draft_tokens": -1}, "max_draft_tokens"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens"),
         ({"admission_headroom": -1}, "admission_headroom"),
     ],
 )

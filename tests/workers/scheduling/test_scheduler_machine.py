@@ -43,14 +43,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
         max_num_seqs = data.draw(st.sampled_from([4, 5, 3, 2, 1]), "max_num_seqs")
-        max_drafts = data.draw(st.integers(0, 4), "max_draft_tokens")
+        max_drafts = data.draw(st.integers(0, 4), "num_draft_tokens")
         least_rows = max_num_seqs * (1 + max_drafts)
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_step_tokens=least_rows + data.draw(st.integers(0, 24), "spare rows"),
             prefill_chunk=data.draw(st.sampled_from([1, 3, 7, 16, 64]), "prefill_chunk"),
             max_model_len=MAX_LEN,
-            max_draft_tokens=max_drafts,
+            num_draft_tokens=max_drafts,
             admission_headroom=data.draw(st.sampled_from([0, 0, 4, 16]), "headroom"),
             lag=data.draw(st.integers(0, 1), "lag"),
             tells_freed_pages=True,
@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({rows.slot for rows in plan.scheduled}) == len(plan.scheduled)
         for rows in plan.scheduled:
             assert 1 <= rows.num_known <= self.config.prefill_chunk
-            assert 0 <= rows.num_drafts <= self.config.max_draft_tokens
+            assert 0 <= rows.num_drafts <= self.config.num_draft_tokens
             params = self.submits[self.scheduler_id(rows.slot)].params
             assert params.num_draft_tokens is None or rows.num_drafts <= params.num_draft_tokens
 
@@ -187,7 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_computed = sequence.num_computed
         for spec in self.specs:
             held = len(self.scheduler.ledger.pages_of(sequence.running_slot)[spec.name])
-            rejected = (1 + self.config.lag) * self.config.max_draft_tokens  # of two steps that are committed at once
+            rejected = (1 + self.config.lag) * self.config.num_draft_tokens  # of two steps that are committed at once
             reach = num_computed + sequence.num_rows_in_flight + rejected
             first = 0 if spec.window is None else max(0, num_computed - spec.window)
             assert held <= -(-reach // spec.page_size) - first // spec.page_size

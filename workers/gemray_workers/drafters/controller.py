@@ -31,13 +31,13 @@ class DraftLengthController:
     begin, and one may begin before the one before has ended.
     """
 
-    def __init__(self, most: int, *, adaptive: bool) -> None:
-        """`most` drafts always, or as many as pay when `adaptive`."""
-        self._most = most
+    def __init__(self, num_draft_tokens: int, *, adaptive: bool) -> None:
+        """`num_draft_tokens` drafts always, or as many as pay when `adaptive`."""
+        self._num_draft_tokens = num_draft_tokens
         self._adaptive = adaptive
         self._estimates = Estimates()
         self._alarm = AcceptanceAlarm()
-        self._newest = _Decision(Load.of(0, 0), most, frozenset())
+        self._newest = _Decision(Load.of(0, 0), num_draft_tokens, frozenset())
         self._begun: deque[_Decision] = deque()  # steps that have not ended, oldest first
         self._steps_without = 0  # since drafts were last decided on
         self._num_other_rows = 0  # of the step that ended last: the scheduler has not yet decided the next one's
@@ -57,12 +57,12 @@ class DraftLengthController:
             return _Decision(self._newest.load, self._newest.length, frozenset())
         mean_context = sum(sequence.least_computed for sequence in decoding) / len(decoding)
         load = Load.of(len(decoding), mean_context, self._num_other_rows)
-        length = choose_draft_length(self._estimates, load, self._most)
+        length = choose_draft_length(self._estimates, load, self._num_draft_tokens)
         return _Decision(load, length, frozenset(sequence.running_slot for sequence in decoding))
 
     def __call__(self, sequence: Sequence) -> int:
         """Drafts for one sequence: a request that states a number gets it, whatever pays."""
-        return self._most if sequence.params.num_draft_tokens is not None else self._newest.length
+        return self._num_draft_tokens if sequence.params.num_draft_tokens is not None else self._newest.length
 
     def end_step(self, plan: StepPlan, outcomes: SequenceOf[SequenceOutcome], times: StepTimes) -> None:
         """Learn from the oldest step that has not ended: the alarm from every round, the choice from those that it was

@@ -129,8 +129,8 @@ class Estimates:
         return tokens
 
 
-def choose_draft_length(estimates: Estimates, load: Load, most: int) -> int:
-    """Drafts for each sequence of the next step, 0 to `most`.
+def choose_draft_length(estimates: Estimates, load: Load, num_draft_tokens: int) -> int:
+    """Drafts for each sequence of the next step, 0 to `num_draft_tokens`.
 
     A few lengths are measured under each load; the time of one between two measured ones is interpolated, until it
     is chosen and so measured itself. Lengths that steps never reach (limits cut them) are not judged.
@@ -138,25 +138,25 @@ def choose_draft_length(estimates: Estimates, load: Load, most: int) -> int:
     Args:
         estimates: what was measured.
         load: of the next step, as far as it is known before.
-        most: the drafter's limit.
+        num_draft_tokens: the drafter's limit.
     """
-    if estimates.expected_tokens(most) - 1 >= LEAST_GAIN:
-        for length in _anchors(most):
+    if estimates.expected_tokens(num_draft_tokens) - 1 >= LEAST_GAIN:
+        for length in _anchors(num_draft_tokens):
             if _is_worth_trying(estimates, load, length):
                 return length
-    measured = _measured(estimates, load, most)
+    measured = _measured(estimates, load, num_draft_tokens)
     lengths = range(measured[-1][0] + 1)
     best = max(lengths, key=lambda length: estimates.expected_tokens(length) / _seconds(measured, length))
     decision = estimates.decisions.get(load, 0)
     if decision % RETRY_EVERY == RETRY_EVERY - 1:
-        others = [length for length in _anchors(most) if length != best]
+        others = [length for length in _anchors(num_draft_tokens) if length != best]
         return others[decision // RETRY_EVERY % len(others)] if others else best
     return best
 
 
-def _anchors(most: int) -> tuple[int, ...]:
+def _anchors(num_draft_tokens: int) -> tuple[int, ...]:
     """The lengths that are always measured: the longest first, since it also shows acceptance at every position."""
-    return tuple(sorted({0, (most + 1) // 2, most}, reverse=True))
+    return tuple(sorted({0, (num_draft_tokens + 1) // 2, num_draft_tokens}, reverse=True))
 
 
 def _is_worth_trying(estimates: Estimates, load: Load, length: int) -> bool:
@@ -165,17 +165,19 @@ def _is_worth_trying(estimates: Estimates, load: Load, length: int) -> bool:
     return not is_known and estimates.in_vain.get((load, length), 0) < PATIENCE
 
 
-def _measured(estimates: Estimates, load: Load, most: int) -> list[tuple[int, float]]:
+def _measured(estimates: Estimates, load: Load, num_draft_tokens: int) -> list[tuple[int, float]]:
     """Lengths, 0 and at least one more, and their seconds: of this load, else of the nearest that has both."""
     by_load: dict[Load, list[tuple[int, float]]] = {}
     for (measured_load, length), time in estimates.times.items():
-        if length <= most and time.count >= TRIES:
+        if length <= num_draft_tokens and time.count >= TRIES:
             by_load.setdefault(measured_load, []).append((length, time.seconds))
     complete = {
-        key: sorted(times) for key, times in by_load.items() if min(times)[0] == 0 and (len(times) > 1 or not most)
+        key: sorted(times)
+        for key, times in by_load.items()
+        if min(times)[0] == 0 and (len(times) > 1 or not num_draft_tokens)
     }
     if not complete:
-        return sorted({(0, 1.0), (most, 1.0 + ASSUMED_COST * most)})
+        return sorted({(0, 1.0), (num_draft_tokens, 1.0 + ASSUMED_COST * num_draft_tokens)})
     return complete[min(complete, key=load.distance)]
 
 

@@ -36,7 +36,7 @@ class DrafterTraits:
     method: Literal["none", "mtp", "dflash"]
     kv: Literal["none", "shared", "own"]
     """``shared`` reads the target's cache and owns none; ``own`` brings KV groups of its own."""
-    max_draft_tokens: int
+    num_draft_tokens: int
     captured_layers: tuple[int, ...] = ()
     """Target layers whose outputs it wants from every forward pass."""
 
@@ -133,7 +133,7 @@ class DrafterPlan(Protocol):
 class NoDrafter:
     """Plain decoding: the plan and the drafter that never proposes."""
 
-    traits = DrafterTraits(method="none", kv="none", max_draft_tokens=0)
+    traits = DrafterTraits(method="none", kv="none", num_draft_tokens=0)
     needs = None
     weight_bytes = 0
     kv_specs: tuple[KVGroupSpec, ...] = ()

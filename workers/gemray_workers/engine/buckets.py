@@ -16,30 +16,30 @@ CAPTURED_FEATURES = (Features(), Features(candidates=CANDIDATE_COUNTS[0], masks=
 that ask for more (penalties, bias, no top_k) run eagerly."""
 
 
-def buckets(*, max_num_seqs: int, max_draft_tokens: int, prompt_rows: Sequence[int]) -> list[CycleShape]:
+def buckets(*, max_num_seqs: int, num_draft_tokens: int, prompt_rows: Sequence[int]) -> list[CycleShape]:
     """Every bucket that is captured, largest first.
 
     Args:
         max_num_seqs: sequences at one time: powers of two up to it, and itself.
-        max_draft_tokens: drafts of a sequence: none, half of them, all.
+        num_draft_tokens: drafts of a sequence: none, half of them, all.
         prompt_rows: room for prompt chunks beside the sequences' own rows; 0 among them.
     """
     sizes = sorted({*(1 << i for i in range(max_num_seqs.bit_length()) if 1 << i < max_num_seqs), max_num_seqs})
-    drafts = sorted({0, max_draft_tokens // 2, max_draft_tokens})
+    drafts = sorted({0, num_draft_tokens // 2, num_draft_tokens})
     shapes = [bucket(size, k, rows) for size in sizes for k in drafts for rows in prompt_rows]
     return sorted(shapes, key=lambda shape: -shape.num_rows)
 
 
-def bucket(num_sequences: int, num_drafts: int, prompt_rows: int) -> CycleShape:
+def bucket(num_sequences: int, max_drafts: int, prompt_rows: int) -> CycleShape:
     """Room for so many sequences that all draft and choose, and for prompt rows beside them."""
-    rows = num_sequences * (1 + num_drafts)
+    rows = num_sequences * (1 + max_drafts)
     return CycleShape(
         num_sequences=num_sequences,
-        num_drafting=num_sequences if num_drafts else 0,
+        num_drafting=num_sequences if max_drafts else 0,
         num_choosing=num_sequences,
-        max_drafts=num_drafts,
+        max_drafts=max_drafts,
         num_rows=rows + prompt_rows,
-        num_block_rows=rows if num_drafts else 0,
+        num_block_rows=rows if max_drafts else 0,
     )
 
 

@@ -42,12 +42,12 @@ class SlotTable:
         *,
         num_slots: int,
         max_model_len: int,
-        max_draft_tokens: int,
+        num_draft_tokens: int,
         specs: Sequence[KVGroupSpec],
         sampling: SamplingState,
         device: torch.device,
     ) -> None:
-        num_columns = max_model_len + max_draft_tokens + 1
+        num_columns = max_model_len + num_draft_tokens + 1
         self.null_slot = num_slots
         self._max_model_len = max_model_len
         self.page_size: Mapping[str, int] = {spec.name: spec.page_size for spec in specs}

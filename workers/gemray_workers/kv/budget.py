@@ -52,7 +52,7 @@ def fit_pools(
     requested_len: int,
     max_num_seqs: int,
     max_step_tokens: int,
-    max_draft_tokens: int,
+    num_draft_tokens: int,
     lag: int = 0,
     longest_share: float = 1.0,
 ) -> PoolPlan:
@@ -71,7 +71,7 @@ def fit_pools(
     """
     if requested_len < _SHORTEST_LEN:
         raise InvalidField("max_model_len", requested_len, f"an integer >= {_SHORTEST_LEN}")
-    demand = _Demand(tuple(specs), max_num_seqs, (1 + lag) * max_step_tokens, max_draft_tokens)
+    demand = _Demand(tuple(specs), max_num_seqs, (1 + lag) * max_step_tokens, num_draft_tokens)
     share = int(kv_memory_bytes * longest_share)
     for_longest = share if demand.bytes_alone(_SHORTEST_LEN) <= share else kv_memory_bytes
     max_len = _largest(requested_len, lambda length: demand.bytes_alone(length) <= for_longest)
@@ -104,7 +104,7 @@ class _Demand:
     max_num_seqs: int
     max_rows: int
     """Rows that may lie beside windows: those of a step, and of the steps in flight before it."""
-    max_draft_tokens: int
+    num_draft_tokens: int
 
     def pages(self, max_len: int, num_windows: int, full_tokens: int) -> dict[str, int]:
         """Pages by group for `num_windows` windows and `full_tokens` tokens in the full groups."""
@@ -139,7 +139,7 @@ class _Demand:
         drafts of the step before may still have pages behind the rows.
         """
         alone = most_pages(max_len, spec.page_size, window, self.max_rows)
-        each = pages_for(window + self.max_draft_tokens, spec.page_size) + 2
+        each = pages_for(window + self.num_draft_tokens, spec.page_size) + 2
         together = num_windows * each + pages_for(self.max_rows, spec.page_size)
         every_token = num_windows * pages_for(max_len, spec.page_size)
         return alone if num_windows == 1 else max(alone, min(together, every_token))

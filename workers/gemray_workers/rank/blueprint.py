@@ -62,10 +62,10 @@ class Blueprint:
             pools=pools,
             scheduler=SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
-                max_step_tokens=config.step_tokens(drafter.traits.max_draft_tokens),
+                max_step_tokens=config.step_tokens(drafter.traits.num_draft_tokens),
                 prefill_chunk=config.prefill_chunk,
                 max_model_len=pools.max_model_len,
-                max_draft_tokens=drafter.traits.max_draft_tokens,
+                num_draft_tokens=drafter.traits.num_draft_tokens,
                 lag=config.lag,
                 tells_freed_pages=config.poison_freed_pages,
             ),
@@ -131,7 +131,7 @@ class Blueprint:
             drafter_method=self.drafter.traits.method,
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,
-            max_draft_tokens=self.drafter.traits.max_draft_tokens,
+            num_draft_tokens=self.drafter.traits.num_draft_tokens,
         )
 
 
@@ -144,7 +144,7 @@ def _fit(
     config: EngineConfig, model: ModelConfig, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan
 ) -> PoolPlan:
     """Pages of every group. A dedicated drafter has the whole KV budget of its own device for its groups."""
-    max_draft_tokens = drafter.traits.max_draft_tokens
+    num_draft_tokens = drafter.traits.num_draft_tokens
     requested_len = config.max_model_len or model.max_position_embeddings
     if requested_len > model.max_position_embeddings:
         raise InvalidField(
@@ -159,8 +159,8 @@ def _fit(
             kv_memory_bytes=config.kv_memory_bytes,
             requested_len=length,
             max_num_seqs=config.max_num_seqs,
-            max_step_tokens=config.step_tokens(max_draft_tokens),
-            max_draft_tokens=max_draft_tokens,
+            max_step_tokens=config.step_tokens(num_draft_tokens),
+            num_draft_tokens=num_draft_tokens,
             lag=config.lag,
             # A length that nobody asked for must not leave a server that holds one request at a time.
             longest_share=0.5 if config.max_model_len is None else 1.0,

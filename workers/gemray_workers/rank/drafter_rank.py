@@ -66,7 +66,7 @@ class DrafterRank:
             slots=SlotTable(
                 num_slots=self._config.max_num_seqs,
                 max_model_len=self._blueprint.pools.max_model_len,
-                max_draft_tokens=plan.traits.max_draft_tokens,
+                num_draft_tokens=plan.traits.num_draft_tokens,
                 specs=plan.kv_specs,
                 sampling=SamplingState(
                     self._config.max_num_seqs,

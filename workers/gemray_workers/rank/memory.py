@@ -142,7 +142,7 @@ def _work_bytes(blueprint: Blueprint) -> int:
     config, model, scheduler = blueprint.config, blueprint.model, blueprint.scheduler
     tp = config.tensor_parallel_size
     width = _STREAMS * model.hidden_size + 3 * max(layer.intermediate_size for layer in model.layers) // tp
-    choosing = min(scheduler.max_step_tokens, scheduler.max_num_seqs * (1 + scheduler.max_draft_tokens))
+    choosing = min(scheduler.max_step_tokens, scheduler.max_num_seqs * (1 + scheduler.num_draft_tokens))
     logits = choosing * model.vocab_size // tp * compute_dtype(config.torch_dtype).itemsize
     return scheduler.max_step_tokens * width * config.torch_dtype.itemsize + logits
 

@@ -93,7 +93,7 @@ class EngineRank:
         self._slots = SlotTable(
             num_slots=config.max_num_seqs,
             max_model_len=self._blueprint.pools.max_model_len,
-            max_draft_tokens=self._traits.max_draft_tokens,
+            num_draft_tokens=self._traits.num_draft_tokens,
             specs=self._blueprint.specs if gang is None else self._blueprint.target_specs,
             sampling=SamplingState(config.max_num_seqs, self._model.shard, compute_dtype(config.torch_dtype), device),
             device=device,
@@ -149,7 +149,7 @@ class EngineRank:
             return cycle
         shapes = buckets(
             max_num_seqs=self._config.max_num_seqs,
-            max_draft_tokens=self._traits.max_draft_tokens,
+            num_draft_tokens=self._traits.num_draft_tokens,
             prompt_rows=(0, min(self._config.prefill_chunk, MOST_PROMPT_ROWS)),
         )
         keys = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
@@ -257,12 +257,12 @@ class EngineRank:
         listeners = self._comm if self._gang is None else self._gang
         if inbox is None:
             return FollowPlanner(listeners)
-        draft_lengths = DraftLengthController(self._traits.max_draft_tokens, adaptive=self._config.adapt_draft_tokens)
+        draft_lengths = DraftLengthController(self._traits.num_draft_tokens, adaptive=self._config.adapt_draft_tokens)
         scheduler = Scheduler(
             self._blueprint.scheduler,
             self._blueprint.specs,
             self._blueprint.pools.num_pages,
-            draft_tokens_for=draft_lengths,
+            num_drafts_for=draft_lengths,
         )
         return LeadPlanner(scheduler, listeners, inbox, draft_lengths)
 

@@ -16,7 +16,7 @@ class SchedulerConfig:
     prefill_chunk: int
     max_model_len: int
     """As fitted to the KV memory: prompt and output of one request together."""
-    max_draft_tokens: int = 0
+    num_draft_tokens: int = 0
     lag: int = 0
     """Steps that may be in flight while the next one is planned, 0 or 1."""
     tells_freed_pages: bool = False
@@ -29,20 +29,20 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise InvalidField(name, getattr(self, name), "an integer >= 1")
-        for name in ("max_draft_tokens", "admission_headroom"):
+        for name in ("num_draft_tokens", "admission_headroom"):
             if getattr(self, name) < 0:
                 raise InvalidField(name, getattr(self, name), "an integer >= 0")
         if self.lag not in (0, 1):
             raise InvalidField("lag", self.lag, "0 or 1")
         if self.max_model_len < 2:
             raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2")
-        least_rows = self.max_num_seqs * (1 + self.max_draft_tokens)
+        least_rows = self.max_num_seqs * (1 + self.num_draft_tokens)
         if self.max_step_tokens < least_rows:
             raise InvalidField(
                 "max_step_tokens",
                 self.max_step_tokens,
                 f">= {least_rows}, so that each of max_num_seqs = {self.max_num_seqs} sequences can decode in every "
-                f"step with all of its {self.max_draft_tokens} drafts",
+                f"step with all of its {self.num_draft_tokens} drafts",
             )
 
     def chunk(self, num_pending: int) -> int:
@@ -52,4 +52,4 @@ class SchedulerConfig:
     @property
     def max_rows(self) -> int:
         """Most rows of one sequence beside its window: those of a step, and of the steps in flight before it."""
-        return (1 + self.lag) * max(self.chunk(self.max_model_len), 1 + self.max_draft_tokens)
+        return (1 + self.lag) * max(self.chunk(self.max_model_len), 1 + self.num_draft_tokens)

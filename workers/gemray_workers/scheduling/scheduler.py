@@ -37,6 +37,7 @@ from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Su
 from gemray_workers.scheduling.admission import choose_admissions, sequence_of, trim_replayed
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.counters import Totals
+from gemray_workers.scheduling.drafts import num_drafts_within_limits
 from gemray_workers.scheduling.outcome import apply_outcome
 from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOutcome, StepPlan
@@ -44,9 +45,9 @@ from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.roster import Roster
 from gemray_workers.scheduling.shares import Share, deal
 
-__all__ = ["DraftTokensFor", "Scheduler", "SchedulerConfig", "no_drafts"]
+__all__ = ["NumDraftsFor", "Scheduler", "SchedulerConfig", "no_drafts"]
 
-DraftTokensFor = Callable[[Sequence], int]
+NumDraftsFor = Callable[[Sequence], int]
 
 
 def no_drafts(_sequence: Sequence) -> int:
@@ -62,18 +63,18 @@ class Scheduler:
         config: SchedulerConfig,
         specs: SequenceOf[KVGroupSpec],
         num_pages: Mapping[str, int],
-        draft_tokens_for: DraftTokensFor = no_drafts,
+        num_drafts_for: NumDraftsFor = no_drafts,
     ) -> None:
         """
         Args:
-            draft_tokens_for: how many drafts the drafter wants to give a sequence in the next step, asked once a step
-                for each sequence whose only pending token is its last; limits of request and server apply on top.
+            num_drafts_for: how many drafts the drafter wants to give a sequence in the next step, asked once a step
+                for each sequence whose only pending token is its last; cut by `num_drafts_within_limits`.
 
         Raises:
             CapacityError: a sequence of `max_model_len` does not fit the pools.
         """
         self._config = config
-        self._draft_tokens_for = draft_tokens_for
+        self._num_drafts_for = num_drafts_for
         self._ledger = PageLedger(specs, num_pages)
         for name, wanted in self._ledger.demand(config.max_model_len, config.max_rows).items():
             if wanted > num_pages[name]:
@@ -131,7 +132,11 @@ class Scheduler:
         self._end_cancelled()
         admitted = self._admit()
         running = [seq for seq in self._roster.running if seq not in admitted and not self._ends_in_flight(seq)]
-        decoding = [Share(seq, 1, self._wanted_drafts(seq)) for seq in running if seq.num_pending == 1]
+        decoding = [
+            Share(seq, 1, num_drafts_within_limits(self._num_drafts_for(seq), seq, self._config))
+            for seq in running
+            if seq.num_pending == 1
+        ]
         rest = [seq for seq in running if seq.num_pending > 1]
         shares = self._find_pages(deal(decoding, rest + admitted, self._config), admitted)
         return self._plan(shares, admitted)
@@ -174,22 +179,6 @@ class Scheduler:
     def _ends_in_flight(self, sequence: Sequence) -> bool:
         """Whether what is in flight uses up its budget even if no draft is accepted."""
         return sequence.least_len >= sequence.end_len(self._config.max_model_len)
-
-    def _wanted_drafts(self, sequence: Sequence) -> int:
-        """Drafts for a sequence whose last token alone is pending. Never more than could be emitted, as far as it is
-        known; the device verifies no more than it has room for.
-        """
-        if sequence.least_computed == 0:
-            return 0
-        params = sequence.params
-        limits = [
-            self._config.max_draft_tokens,
-            sequence.end_len(self._config.max_model_len) - sequence.least_len - 1,
-            self._draft_tokens_for(sequence),
-        ]
-        if params.num_draft_tokens is not None:
-            limits.append(params.num_draft_tokens)
-        return max(0, min(limits))
 
     def _admit(self) -> list[Sequence]:
         """Let waiting sequences start, oldest first, on what is idle and on what younger ones give up."""

@@ -31,7 +31,7 @@ def pair(name: str, kv_memory_bytes: int, max_model_len: int | None) -> tuple[Bl
                 max_num_seqs=NUM_SEQS,
                 max_step_tokens=STEP_ROWS,
                 page_size=PAGE_SIZE,
-                max_draft_tokens=NUM_DRAFTS if path else None,
+                num_draft_tokens=NUM_DRAFTS if path else None,
                 random_weights=True,
             )
         )

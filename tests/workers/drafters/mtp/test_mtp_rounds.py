@@ -75,7 +75,7 @@ def worst_difference(shape: Shape, rounds: Sequence[WatchedRound], **settings: A
 
 def mtp_rig(shape: Shape, *, centroids: bool = False) -> Rig:
     directory = tiny_checkpoint(shape)
-    return solo_rig(directory, drafter_path=tiny_assistant(directory, centroids=centroids), max_draft_tokens=8)
+    return solo_rig(directory, drafter_path=tiny_assistant(directory, centroids=centroids), num_draft_tokens=8)
 
 
 def watch(shape: Shape, rig: Rig, inner: Any = None, **limits: Any) -> WatchedDrafter:
@@ -103,7 +103,7 @@ def test_the_position_is_a_setting() -> None:
         solo_model(directory),
         directory,
         drafter_path=tiny_assistant(directory),
-        max_draft_tokens=8,
+        num_draft_tokens=8,
         mtp_position_delta=-1,
     )
     rounds = watch("12B", rig).rounds

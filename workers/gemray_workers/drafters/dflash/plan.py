@@ -40,7 +40,9 @@ class DFlashPlan:
         self.traits = DrafterTraits(
             method="dflash",
             kv="own",
-            max_draft_tokens=config.draft_tokens_within(self._drafter.max_draft_tokens, self._drafter.max_draft_tokens),
+            num_draft_tokens=config.num_draft_tokens_within(
+                self._drafter.max_draft_tokens, self._drafter.max_draft_tokens
+            ),
             captured_layers=self._drafter.target_layer_ids,
         )
         self.kv_layers = self._drafter.layers

@@ -20,7 +20,7 @@ from gemray_workers.model.kv_groups import check_tensor_parallel
 DEFAULT_DRAFT_TOKENS = 4
 """What the published sizes accept well (spec 4.6); also the most that an adaptive length tries: every draft more is a
 row more for each slot in the smallest step."""
-MOST_DRAFT_TOKENS = 16
+MAX_DRAFT_TOKENS = 16
 """Steps are sequential and acceptance decays with each: more never pays."""
 
 
@@ -48,7 +48,7 @@ class MTPPlan:
         self.traits = DrafterTraits(
             method="mtp",
             kv="shared",
-            max_draft_tokens=config.draft_tokens_within(DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS),
+            num_draft_tokens=config.num_draft_tokens_within(DEFAULT_DRAFT_TOKENS, MAX_DRAFT_TOKENS),
         )
         self.needs = AttentionNeeds(
             reader="mtp",
