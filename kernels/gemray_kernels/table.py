@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from gemray_kernels.reference import (
     activation,
     attention_inputs,
+    cycle_rows,
     experts,
     layer_norms,
     linear,
@@ -21,9 +23,11 @@ from gemray_kernels.reference import (
     rms_norm,
     rope,
     routing,
+    settled_rows,
 )
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
+from gemray_kernels.sequence_tables import PageTables, QueryLayout, RowLayout, SequenceTables, Settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,77 @@ class Kernels:
     attention_inputs: Callable[[Tensor, Tensor, Tensor, int, Norm | None, KVWrite | None], Tensor]
     route: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
     expert_outputs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class PackRows(Protocol):
+    """Type of `gemray_kernels.reference.cycle_rows.pack_rows`."""
+
+    def __call__(
+        self,
+        cut_5A: Tensor,
+        tables: SequenceTables,
+        pages: PageTables,
+        *,
+        num_rows: int,
+        rectangle: tuple[int, int],
+        blocks: bool,
+    ) -> RowLayout:
+        """Lay out the rows of a pass."""
+        ...
+
+
+class QueryRows(Protocol):
+    """Type of `gemray_kernels.reference.cycle_rows.query_rows`."""
+
+    def __call__(
+        self,
+        cut_5A: Tensor,
+        tables: SequenceTables,
+        pages: PageTables,
+        *,
+        num_drafting: int,
+        num_drafts: int,
+        delta: int,
+    ) -> QueryLayout:
+        """Lay out one query a sequence."""
+        ...
+
+
+class Settle(Protocol):
+    """Type of `gemray_kernels.reference.settled_rows.settle`."""
+
+    def __call__(
+        self, cut_5A: Tensor, chosen_RQ: Tensor, tables: SequenceTables, verified: tuple[Tensor, Tensor] | None = None
+    ) -> Settled:
+        """Verify drafts and write what is emitted."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowKernels:
+    """What a cycle computes of integers, beside the model; signatures and results are those of the references."""
+
+    cut_rows: Callable[[Tensor, SequenceTables], Tensor]
+    pack_rows: PackRows
+    query_rows: QueryRows
+    settle: Settle
+    advance: Callable[[Tensor, Tensor, SequenceTables], None]
+    write_drafts: Callable[[Tensor, Tensor, Tensor, SequenceTables], Tensor]
+    keep_last_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    committed_places: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+REFERENCE_ROWS = RowKernels(
+    cut_rows=cycle_rows.cut_rows,
+    pack_rows=cycle_rows.pack_rows,
+    query_rows=cycle_rows.query_rows,
+    settle=settled_rows.settle,
+    advance=settled_rows.advance,
+    write_drafts=settled_rows.write_drafts,
+    keep_last_rows=settled_rows.keep_last_rows,
+    committed_places=settled_rows.committed_places,
+)
+"""Plain PyTorch, for every device."""
 
 
 REFERENCE = Kernels(
@@ -118,4 +193,26 @@ def triton_kernels() -> Kernels:
         attention_inputs=attention_inputs.attention_inputs,
         route=routing.route,
         expert_outputs=triton_experts.expert_outputs,
+    )
+
+
+def row_kernels_for(device: torch.device) -> RowKernels:
+    """Triton on CUDA, for every dtype; the references elsewhere."""
+    return triton_row_kernels() if device.type == "cuda" else REFERENCE_ROWS
+
+
+def triton_row_kernels() -> RowKernels:
+    """Every one in Triton. Imports triton, which only CUDA builds of torch bring along."""
+    from gemray_kernels.triton import cycle_rows as triton_cycle_rows
+    from gemray_kernels.triton import settled_rows as triton_settled_rows
+
+    return RowKernels(
+        cut_rows=triton_cycle_rows.cut_rows,
+        pack_rows=triton_cycle_rows.pack_rows,
+        query_rows=triton_cycle_rows.query_rows,
+        settle=triton_settled_rows.settle,
+        advance=triton_settled_rows.advance,
+        write_drafts=triton_settled_rows.write_drafts,
+        keep_last_rows=triton_settled_rows.keep_last_rows,
+        committed_places=triton_settled_rows.committed_places,
     )

@@ -12,6 +12,7 @@ from support.kernels.kernel_parity import (
     kernel_runs,
     router_differences,
 )
+from support.kernels.row_parity import layouts_accepted, row_differences
 
 pytestmark = pytest.mark.gpu
 
@@ -151,3 +152,11 @@ def test_no_launch_waits_for_the_device_and_a_graph_holds_them() -> None:
     graph.replay()
     for name, found, wanted in zip([*runs, "attention"], captured, expected, strict=True):
         assert torch.equal(found, wanted), name
+
+
+def test_row_kernels_equal_their_references() -> None:
+    """Integers: every one, for sequences anywhere in their texts and for padding."""
+    from gemray_kernels.table import triton_row_kernels
+
+    assert not row_differences(triton_row_kernels(), "cuda", range(40))
+    assert not layouts_accepted(triton_row_kernels(), "cuda")

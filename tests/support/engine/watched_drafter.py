@@ -5,7 +5,7 @@ Shape legend: K drafts of a round, V vocabulary, R rows, P block-table columns, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +192,10 @@ class OtherTables:
 
     def __init__(self, slots: SlotTable, instead: Mapping[str, str]) -> None:
         self._slots = slots
-        self.block_tables_NP = {name: slots.block_tables_NP[instead.get(name, name)] for name in slots.block_tables_NP}
+        self._instead = instead
+
+    def pages(self, groups: Sequence[str]) -> Any:
+        return self._slots.pages([self._instead.get(name, name) for name in groups])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._slots, name)

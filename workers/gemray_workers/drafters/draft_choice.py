@@ -31,7 +31,7 @@ class DraftChooser:
         features: Features,
         softcap: float | None = None,
     ) -> Tensor:
-        """One draft a row, int64 [R]; id 0 where the logits are unusable: verification judges it like any other.
+        """One draft a row, int64 [R]; -1 where the logits are unusable.
 
         Args:
             logits_RV: the drafter's local logits in the compute dtype.
@@ -43,4 +43,4 @@ class DraftChooser:
         """
         features = features.of_drafts()
         choice = choose(logits_RV, slot_R, position_R, sampling, self._comm, features=features, softcap=softcap)
-        return choice.ids_R.clamp(min=0)
+        return choice.ids_R

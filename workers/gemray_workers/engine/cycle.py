@@ -18,10 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gemray_kernels.sequence_tables import RowLayout
 from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleRows, PackedRows, advance
 from gemray_workers.execution.slots import SlotTable
-from gemray_workers.execution.verification import VerifyRows
+from gemray_workers.execution.verification import input_ids
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.model.target import TargetModel
@@ -36,7 +37,7 @@ class CycleOutput:
     """What a cycle leaves behind for the host."""
 
     found_CK: Tensor | None
-    """int64 [C, 2 + J], see `VerifyRows.found`; None when no sequence could choose."""
+    """int64 [C, 2 + J], see `Settled.found`; None when no sequence could choose."""
     logits_RV: Tensor | None
     """Before the soft-cap, of the rows that chose, row ``c J + i`` behind the first i drafts of sequence c."""
     hidden_TH: Tensor
@@ -114,7 +115,7 @@ class Cycle:
         packed, output = self.forward(rows)
         verified = self.verify(rows, packed, output)
         self.commit(rows, packed, output, verified.accepted_A)
-        return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.first_A)
+        return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.layout.first_A)
 
     def forward(self, rows: CycleRows) -> tuple[PackedRows, ForwardOutput]:
         """Run the target once over prompt chunks and verify rows alike."""
@@ -123,30 +124,35 @@ class Cycle:
 
     def verify(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput) -> Decision:
         """Choose each row's token and keep the drafts that equal it."""
-        num_choosing = rows.shape.num_choosing
-        accepted_A = torch.zeros_like(rows.drafts_A)
-        if not num_choosing:
-            return Decision(accepted_A, None, None)
-        verifying = VerifyRows.of(rows, packed, self._slots)
-        logits_RV = self._model.uncapped_logits(output.hidden_TH[verifying.row_CJ.flatten()])
-        features = rows.plan.features
+        if not rows.shape.num_choosing:
+            return Decision(torch.zeros_like(rows.drafts_A), None, None)
+        slots, layout, features = self._slots, packed.layout, rows.plan.features
+        logits_RV = self._model.uncapped_logits(output.hidden_TH[layout.row_RQ.flatten()])
         choice = choose(
             logits_RV,
-            verifying.slot_CJ.flatten(),
-            verifying.position_CJ.flatten(),
-            self._slots.sampling,
+            layout.slot_RQ.flatten(),
+            layout.position_RQ.flatten(),
+            slots.sampling,
             self._comm,
             features=features,
-            drafts_RB=drafts_before(verifying.input_ids(self._slots)) if features.penalties else None,
+            drafts_RB=drafts_before(input_ids(layout, slots)) if features.penalties else None,
             softcap=self._model.softcap,
         )
-        chosen_CJ = choice.ids_R.view_as(verifying.position_CJ)
-        verified = self._accept(verifying.ids_CK, verifying.drafts_C, chosen_CJ)
-        verifying.write(verified, self._slots)
+        chosen_CJ = choice.ids_R.view_as(layout.position_RQ)
+        settled = slots.row_kernels.settle(
+            rows.cut_5A, chosen_CJ, slots.tables, self._verified(rows, layout, chosen_CJ)
+        )
         if features.penalties:
-            self._slots.sampling.commit(verifying.slot_CJ[:, 0], verified.ids_SJ)
-        accepted_A[:num_choosing] = verified.num_accepted_S * rows.chooses_A[:num_choosing]
-        return Decision(accepted_A, verifying.found(rows, verified), logits_RV)
+            slots.sampling.commit(layout.slot_RQ[:, 0], settled.ids_RQ)
+        return Decision(settled.accepted_A, settled.found, logits_RV)
+
+    def _verified(self, rows: CycleRows, layout: RowLayout, chosen_CJ: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What stands in for the rule of verification, in measurements."""
+        if self._accept is verify:
+            return None
+        drafts_CK = self._slots.token_ids_NL[layout.slot_RQ[:, :-1], layout.position_RQ[:, :-1]]
+        verified = self._accept(drafts_CK, rows.drafts_A[: rows.shape.num_choosing], chosen_CJ)
+        return verified.num_accepted_S, verified.ids_SJ
 
     def commit(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput, accepted_A: Tensor) -> None:
         """Move the drafter's view and the lengths past the known rows and the accepted drafts."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gemray_kernels.sequence_tables import NOTHING
 from gemray_workers.engine.cycle import CycleOutput
 from gemray_workers.engine.flight import Flight
 from gemray_workers.execution.host_copy import to_device
 from gemray_workers.execution.slots import SlotTable
-from gemray_workers.execution.verification import NOTHING
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.logprobs import token_logprobs
@@ -121,7 +121,7 @@ class Emitted:
     """What one sequence's rows gave: accepted drafts, then a token of the target's own."""
 
     def __init__(self, found: Sequence[int]) -> None:
-        """`found` as in `VerifyRows.found`."""
+        """`found` as in `Settled.found`."""
         self.num_drafts, self.num_accepted, *ids = found
         ids = ids[: self.num_accepted + 1]
         # Where logits were unusable the chooser says -1, which equals no draft: it can only stand last. The drafts

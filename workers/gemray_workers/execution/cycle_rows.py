@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_kernels.reference.cycle_rows import drafting
+from gemray_kernels.sequence_tables import Cut, RowLayout
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.sampling.features import Features
@@ -80,15 +82,8 @@ class CycleRows:
     """The sequences of a cycle and the rows that are left of what they were granted."""
 
     plan: CyclePlan
-    slot_A: Tensor
-    start_A: Tensor
-    """Tokens computed before the cycle: position of the first row."""
-    known_A: Tensor
-    """Rows of tokens that are decided; 0 where the sequence has reached its end."""
-    drafts_A: Tensor
-    """Rows of drafts behind them; as many as could still be emitted, at most."""
-    chooses_A: Tensor
-    """bool."""
+    cut_5A: Tensor
+    """int64 [5, A], by `Cut`."""
 
     @classmethod
     def of(cls, plan: CyclePlan, table_S4: Tensor, slots: SlotTable) -> CycleRows:
@@ -99,43 +94,50 @@ class CycleRows:
             table_S4: `plan.table` on the device.
             slots: where the sequences stand.
         """
-        slot_A, known_A, drafts_A, samples_A = table_S4.unbind(1)
-        start_A = slots.computed_N[slot_A]
-        room_A = slots.end_N[slot_A] - start_A - known_A
-        is_sampling_A = samples_A > 0
-        chooses_A = is_sampling_A & (room_A > 0)
-        return cls(
-            plan=plan,
-            slot_A=slot_A,
-            start_A=start_A,
-            known_A=known_A * (chooses_A | ~is_sampling_A),
-            drafts_A=drafts_A.minimum(room_A - 1).clamp(min=0) * chooses_A,
-            chooses_A=chooses_A,
-        )
+        return cls(plan, slots.row_kernels.cut_rows(table_S4, slots.tables))
 
     @property
     def shape(self) -> CycleShape:
         """What the host knows."""
         return self.plan.shape
 
-    def drafting(self, slots: SlotTable) -> tuple[Tensor, Tensor]:
-        """(slot, start) of the sequences that draft, [D] each: the null slot and 0 for those that have no room.
+    @property
+    def slot_A(self) -> Tensor:  # noqa: N802
+        """Where each sequence stands in the slot table."""
+        return self.cut_5A[Cut.SLOT]
 
-        In a padded shape that is also a prompt chunk's entry, behind whose rows stand tokens that must stay.
-        """
-        drafts_D = self.drafts_A[: self.shape.num_drafting]
-        slot_D = self.slot_A[: self.shape.num_drafting]
-        start_D = self.start_A[: self.shape.num_drafting]
-        return torch.where(drafts_D > 0, slot_D, slots.null_slot), start_D * (drafts_D > 0)
+    @property
+    def start_A(self) -> Tensor:  # noqa: N802
+        """Tokens computed before the cycle: position of the first row."""
+        return self.cut_5A[Cut.START]
+
+    @property
+    def known_A(self) -> Tensor:  # noqa: N802
+        """Rows of tokens that are decided; 0 where the sequence has reached its end."""
+        return self.cut_5A[Cut.KNOWN]
+
+    @property
+    def drafts_A(self) -> Tensor:  # noqa: N802
+        """Rows of drafts behind them; as many as could still be emitted, at most."""
+        return self.cut_5A[Cut.DRAFTS]
+
+    def drafting(self, slots: SlotTable) -> tuple[Tensor, Tensor]:
+        """(slot, start) of the sequences that draft, [D] each: the null slot and 0 for those that have no room."""
+        return drafting(self.cut_5A[:, : self.shape.num_drafting], slots.null_slot)
 
     def batch(self, slots: SlotTable) -> PackedRows:
-        """All rows, known tokens and drafts. Drafts must be in the slot table already."""
-        return PackedRows.of(self, self.known_A + self.drafts_A, self.shape.num_rows, slots, slots.groups)
+        """All rows, known tokens and drafts, and the rectangle [C, J] of those that choose a token. Drafts must be in
+        the slot table already."""
+        shape = self.shape
+        rectangle = shape.num_choosing, shape.max_drafts + 1
+        return PackedRows.of(self, slots, slots.groups, shape.num_rows, rectangle, blocks=False)
 
     def blocks(self, slots: SlotTable, groups: Sequence[str]) -> PackedRows:
-        """The newest token of each sequence that drafts and the places of its drafts, in the KV groups named."""
-        count_A = (self.drafts_A + 1) * (self.drafts_A > 0)
-        return PackedRows.of(self, count_A, self.shape.num_block_rows, slots, groups)
+        """The newest token of each sequence that drafts and the places of its drafts, in the KV groups named, and the
+        rectangle [D, K] of the latter."""
+        shape = self.shape
+        rectangle = shape.num_drafting, shape.max_drafts
+        return PackedRows.of(self, slots, groups, shape.num_block_rows, rectangle, blocks=True)
 
 
 @dataclass(frozen=True)
@@ -143,43 +145,38 @@ class PackedRows:
     """Rows of several sequences one behind the other, addressed in the slot table's KV groups."""
 
     forward: ForwardBatch
-    first_A: Tensor
-    """int64: index into T of each sequence's first row."""
-    sequence_T: Tensor
-    """int64: index into A."""
-    offset_T: Tensor
-    """int64: of a row within its sequence."""
+    layout: RowLayout
 
     @classmethod
-    def of(cls, rows: CycleRows, count_A: Tensor, num_rows: int, slots: SlotTable, groups: Sequence[str]) -> PackedRows:
-        """Lay out `count_A` rows a sequence, from its first uncomputed token on, and leave the rest to the null slot.
-
-        Rows of the null slot stand at position 0, see no key, and write to the null page.
-        """
-        end_A = count_A.cumsum(0)
-        end_A[-1:].fill_(num_rows)
-        first_A = torch.cat([end_A.new_zeros(1), end_A[:-1]])
-        row_T = torch.arange(num_rows, device=end_A.device)
-        sequence_T = torch.searchsorted(end_A, row_T, right=True)
-        offset_T = row_T - first_A[sequence_T]
-        positions_T = (rows.start_A[sequence_T] + offset_T) * (sequence_T < len(count_A) - 1)
-        slot_T = rows.slot_A[sequence_T]
-        forward = ForwardBatch(
-            token_ids_T=slots.token_ids_NL[slot_T, positions_T],
-            positions_T=positions_T,
-            query_start_Z=torch.cat([first_A, end_A[-1:]]).to(torch.int32),
-            kv_len_S=((rows.start_A + count_A) * (count_A > 0)).to(torch.int32),
-            groups={group: _address(slots, group, rows.slot_A, slot_T, positions_T) for group in groups},
+    def of(
+        cls,
+        rows: CycleRows,
+        slots: SlotTable,
+        groups: Sequence[str],
+        num_rows: int,
+        rectangle: tuple[int, int],
+        *,
+        blocks: bool,
+    ) -> PackedRows:
+        """Lay out rows as `gemray_kernels.reference.cycle_rows.pack_rows` says."""
+        layout = slots.row_kernels.pack_rows(
+            rows.cut_5A, slots.tables, slots.pages(groups), num_rows=num_rows, rectangle=rectangle, blocks=blocks
         )
-        return cls(forward, first_A, sequence_T, offset_T)
-
-
-def _address(slots: SlotTable, group: str, slot_A: Tensor, slot_T: Tensor, positions_T: Tensor) -> GroupMetadata:
-    table_NP, page_size = slots.block_tables_NP[group], slots.page_size[group]
-    page_T = table_NP[slot_T, positions_T // page_size].long()
-    return GroupMetadata(table_NP[slot_A], page_T * page_size + positions_T % page_size)
+        forward = ForwardBatch(
+            token_ids_T=layout.token_ids_T,
+            positions_T=layout.positions_T,
+            query_start_Z=layout.query_start_Z,
+            kv_len_S=layout.kv_len_A,
+            groups={
+                group: GroupMetadata(table_SP, index_T)
+                for group, table_SP, index_T in zip(
+                    groups, layout.block_tables, layout.kv_index_GT.unbind(), strict=True
+                )
+            },
+        )
+        return cls(forward, layout)
 
 
 def advance(rows: CycleRows, accepted_A: Tensor, slots: SlotTable) -> None:
     """The known rows and the accepted drafts are computed."""
-    slots.computed_N.index_add_(0, rows.slot_A, rows.known_A + accepted_A)
+    slots.row_kernels.advance(rows.cut_5A, accepted_A, slots.tables)

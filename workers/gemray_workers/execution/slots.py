@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_kernels.sequence_tables import PagePlace, PageTables, SequenceTables
+from gemray_kernels.table import row_kernels_for
 from gemray_workers.execution.host_copy import to_device
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.sampling.params import SamplingParams
@@ -58,19 +60,22 @@ class SlotTable:
             device=device,
         )
         """Every group's block table, one behind the other: one store brings a step's grants of all groups."""
-        self._first_cell: dict[str, int] = {}
-        tables: dict[str, Tensor] = {}
+        self._places: dict[str, PagePlace] = {}
         first = 0
         for name, size in self.page_size.items():
-            width = -(-num_columns // size)
-            self._first_cell[name] = first
-            tables[name] = self._pages[first : first + (num_slots + 1) * width].view(num_slots + 1, width)
-            first += (num_slots + 1) * width
-        self.block_tables_NP: Mapping[str, Tensor] = tables
+            self._places[name] = PagePlace(first, -(-num_columns // size), size)
+            first += (num_slots + 1) * self._places[name].width
+        self._page_tables: dict[tuple[str, ...], PageTables] = {}
+        all_groups = self.pages(tuple(self._places))
+        self.block_tables_NP: Mapping[str, Tensor] = {
+            name: all_groups.table(i, num_slots + 1) for i, name in enumerate(self._places)
+        }
         self.computed_N = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         """Tokens whose KV is valid."""
         self.end_N = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         """Tokens that the sequence has at its end, at most: its budget and the context limit."""
+        self.tables = SequenceTables(self.token_ids_NL, self.computed_N, self.end_N)
+        self.row_kernels = row_kernels_for(device)
         self.sampling = sampling
         self._slots: dict[int, Slot] = {}
 
@@ -85,7 +90,16 @@ class SlotTable:
     @property
     def groups(self) -> tuple[str, ...]:
         """Names of the KV groups."""
-        return tuple(self.block_tables_NP)
+        return tuple(self._places)
+
+    def pages(self, groups: Sequence[str]) -> PageTables:
+        """Block tables of some KV groups, as kernels read them. The first call with these groups copies a few numbers
+        to the device, so it must come before anything is captured."""
+        key = tuple(groups)
+        found = self._page_tables.get(key)
+        if found is None:
+            found = self._page_tables[key] = PageTables.of(self._pages, [self._places[group] for group in key])
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -123,10 +137,10 @@ class SlotTable:
         cells: list[int] = []
         pages: list[int] = []
         for grant in grants:
-            if grant.group not in self._first_cell:
+            place = self._places.get(grant.group)
+            if place is None:
                 continue
-            width = self.block_tables_NP[grant.group].shape[1]
-            first = self._first_cell[grant.group] + grant.slot * width + grant.first
+            first = place.first_cell + grant.slot * place.width + grant.first
             cells += range(first, first + len(grant.pages))
             pages += grant.pages
         if cells:

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+
+from gemray_kernels.reference.settled_rows import accepted_drafts
 
 
 def count_accepted(draft_ids: Sequence[int], chosen_ids: Sequence[int]) -> int:
@@ -54,8 +55,4 @@ def verify(draft_ids_SK: Tensor, num_drafts_S: Tensor, chosen_ids_SJ: Tensor) ->
         num_drafts_S: int64, 0 <= num_drafts <= K.
         chosen_ids_SJ: int64, t_0 .. t_K; entries behind ``num_drafts_S`` do not count.
     """
-    position_K = torch.arange(draft_ids_SK.shape[1], device=draft_ids_SK.device)
-    right_SK = (draft_ids_SK == chosen_ids_SJ[:, :-1]) & (position_K < num_drafts_S[:, None])
-    num_accepted_S = right_SK.long().cumprod(dim=1).sum(dim=1)
-    position_J = torch.arange(chosen_ids_SJ.shape[1], device=draft_ids_SK.device)
-    return Verified(num_accepted_S, chosen_ids_SJ.masked_fill(position_J > num_accepted_S[:, None], -1))
+    return Verified(*accepted_drafts(draft_ids_SK, num_drafts_S, chosen_ids_SJ))

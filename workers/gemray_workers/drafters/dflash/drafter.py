@@ -3,13 +3,12 @@
 The drafter's KV holds context alone, one row a committed position. A block's own keys lie behind it only while the
 block is drafted; the context rows of the tokens that verification accepts overwrite them.
 
-Shape legend: T rows, A sequences of the cycle and the null slot, D of them draft, K most drafts of one, R = D K
-drafts, H hidden size, V local vocabulary rows.
+Shape legend: T rows, A sequences of the cycle and the null slot, R drafts, G KV groups, H
+hidden size, V local vocabulary rows.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from gemray_workers.checkpoint.target import bytes_held
@@ -52,28 +51,19 @@ class DFlashDrafter:
 
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         """Denoise a block a sequence: its newest token, then one mask for each draft."""
-        num_drafting, num_drafts = rows.shape.num_drafting, rows.shape.max_drafts
         packed = rows.blocks(slots, self._groups)
-        tokens_T = packed.forward.token_ids_T.masked_fill(packed.offset_T > 0, self._model.config.mask_token_id)
+        layout = packed.layout
+        tokens_T = layout.token_ids_T.masked_fill(layout.offset_T > 0, self._model.config.mask_token_id)
         embedded_TH = self._embedding.lookup(tokens_T) * self._input_scale
         hidden_TH = self._model.denoise(embedded_TH, packed.forward, self._caches)
 
         # A rectangle of drafts: behind a sequence's own it reads rows of others and writes what is never read.
-        offset_K = torch.arange(1, num_drafts + 1, device=slots.device)
-        row_DK = (packed.first_A[:num_drafting, None] + offset_K).clamp(max=rows.shape.num_block_rows - 1)
-        slot_D, start_D = rows.drafting(slots)
-        position_DK = start_D[:, None] + offset_K
-        slot_DK = slot_D[:, None].expand_as(position_DK)
-        logits_RV = self._head.uncapped(hidden_TH[row_DK.flatten()])
+        slot_R, position_R = layout.slot_RQ.flatten(), layout.position_RQ.flatten()
+        logits_RV = self._head.uncapped(hidden_TH[layout.row_RQ.flatten()])
         ids_R = self._chooser.choose(
-            logits_RV,
-            slot_DK.flatten(),
-            position_DK.flatten(),
-            slots.sampling,
-            rows.plan.features,
-            self._head.softcap,
+            logits_RV, slot_R, position_R, slots.sampling, rows.plan.features, self._head.softcap
         )
-        slots.token_ids_NL[slot_DK, position_DK] = ids_R.view_as(position_DK)
+        slots.row_kernels.write_drafts(ids_R, slot_R, position_R, slots.tables)
 
     def commit(
         self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
@@ -81,11 +71,12 @@ class DFlashDrafter:
         """Append the context of committed rows; rejected rows go to the null page, which nothing reads."""
         if output.captured_TFH is None:
             raise RuntimeError("the target's forward pass captured no features")
-        committed_A = rows.known_A + accepted_A
-        is_committed_T = packed.offset_T < committed_A[packed.sequence_T]
-        batch = packed.forward
-        kv_indices = {name: batch.groups[name].kv_index_T.masked_fill(~is_committed_T, 0) for name in self._groups}
-        self._model.inject(output.captured_TFH, batch.positions_T, kv_indices, self._caches)
+        layout = packed.layout
+        places_GT = slots.row_kernels.committed_places(
+            layout.kv_index_GT, layout.sequence_T, layout.offset_T, rows.cut_5A, accepted_A
+        )
+        kv_indices = dict(zip(slots.groups, places_GT.unbind(), strict=True))
+        self._model.inject(output.captured_TFH, packed.forward.positions_T, kv_indices, self._caches)
 
     def reset(self, slot: int) -> None:
         """Context lies in pages, which come and go with the block tables."""

@@ -9,9 +9,11 @@ V local vocabulary rows.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from gemray_kernels.sequence_tables import QueryLayout
 from gemray_workers.checkpoint.target import bytes_held
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.mtp.assistant import AssistantModel
@@ -60,42 +62,45 @@ class MTPDrafter:
 
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         """Draft one token after the other, for all sequences alike: what is too much for one is never read."""
-        slot_D, committed_D = rows.drafting(slots)
-        batch = self._one_query_each(slot_D, committed_D, slots)
-        token_D = slots.token_ids_NL[slot_D, committed_D]
-        state_DH = self._state_NH[slot_D]
+        queries = slots.row_kernels.query_rows(
+            rows.cut_5A,
+            slots.tables,
+            slots.pages(slots.groups),
+            num_drafting=rows.shape.num_drafting,
+            num_drafts=rows.shape.max_drafts,
+            delta=self._position_delta,
+        )
+        batch = _forward_batch(queries, slots.groups)
+        token_D, state_DH = queries.token_ids_D, self._state_NH[queries.slot_D]
         rope = self._assistant.angles(batch.positions_T)
-        for i in range(rows.shape.max_drafts):
+        for position_D in queries.draft_position_KD:
             logits_DV, state_DH = self._assistant.step(self._embedding(token_D), state_DH, rope, batch, self._caches)
-            position_D = committed_D + (1 + i)
             token_D = self._chooser.choose(
-                logits_DV, slot_D, position_D, slots.sampling, rows.plan.features, self._assistant.softcap
+                logits_DV, queries.slot_D, position_D, slots.sampling, rows.plan.features, self._assistant.softcap
             )
-            slots.token_ids_NL[slot_D, position_D] = token_D
+            token_D = slots.row_kernels.write_drafts(token_D, queries.slot_D, position_D, slots.tables)
 
     def commit(
         self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         """Keep the hidden state of each sequence's last committed row."""
-        committed_A = rows.known_A + accepted_A
-        row_A = (packed.first_A + committed_A - 1).clamp(min=0)
-        # A sequence without a row keeps its state: the null slot takes what was read instead.
-        slot_A = torch.where(committed_A > 0, rows.slot_A, slots.null_slot)
-        self._state_NH[slot_A] = output.hidden_TH[row_A]
+        slots.row_kernels.keep_last_rows(
+            output.hidden_TH, rows.cut_5A, packed.layout.first_A, accepted_A, self._state_NH
+        )
 
     def reset(self, slot: int) -> None:
         """The state is written by the first chunk of a new sequence, before it is ever read."""
 
-    def _one_query_each(self, slot_D: Tensor, committed_D: Tensor, slots: SlotTable) -> ForwardBatch:
-        """One query a sequence that sees the committed keys and no more; the same for all steps of a round."""
-        nothing_written_D = torch.zeros_like(slot_D)
-        return ForwardBatch(
-            token_ids_T=slot_D,  # unused: the assistant is given embeddings
-            positions_T=(committed_D + self._position_delta).clamp(min=0),
-            query_start_Z=torch.arange(len(slot_D) + 1, dtype=torch.int32, device=slot_D.device),
-            kv_len_S=committed_D.to(torch.int32),
-            groups={
-                name: GroupMetadata(table_NP[slot_D], nothing_written_D)
-                for name, table_NP in slots.block_tables_NP.items()
-            },
-        )
+
+def _forward_batch(queries: QueryLayout, groups: Sequence[str]) -> ForwardBatch:
+    """One query a sequence that sees the committed keys and no more; the same for all steps of a round."""
+    return ForwardBatch(
+        token_ids_T=queries.token_ids_D,  # unused: the assistant is given embeddings
+        positions_T=queries.positions_D,
+        query_start_Z=queries.query_start_Z,
+        kv_len_S=queries.kv_len_D,
+        groups={
+            group: GroupMetadata(table_DP, queries.nothing_written_D)
+            for group, table_DP in zip(groups, queries.block_tables, strict=True)
+        },
+    )
