@@ -13,22 +13,17 @@ from typing import Any
 
 import torch
 
-from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
-from gemray_workers.engine.cycle import Cycle
+from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.engine.outcomes import OutcomeReader
-from gemray_workers.engine.planner import FollowPlanner, LeadPlanner, Planner
-from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import Submit
 from gemray_workers.model.kv_groups import kv_donors, kv_group_specs
 from gemray_workers.model.target import TargetModel
-from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
-from gemray_workers.sampling.state import SamplingState
-from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.scheduling.scheduler import SchedulerConfig
 from support.engine.engine_runner import Run, collect, engine_config
 from support.engine.padded_cycle import PaddedCycle
 from support.oracles.oracle import CPU, solo_model
@@ -128,54 +123,32 @@ class Rig:
             padded: run cycles in the shapes of graphs.
             lag: steps in flight while the next is planned.
         """
-        slots = SlotTable(
-            num_slots=num_slots,
+        scheduler = SchedulerConfig(
+            max_num_seqs=num_slots,
+            max_step_tokens=max_step_tokens or max(num_slots * (1 + self.num_draft_tokens), 64),
+            prefill_chunk=prefill_chunk,
             max_model_len=max_model_len,
             num_draft_tokens=self.num_draft_tokens,
-            specs=self.specs,
-            sampling=SamplingState(num_slots, self.model.shard, compute_dtype(self.model.dtype), CPU),
-            device=CPU,
+            admission_headroom=admission_headroom,
+            lag=lag,
+            tells_freed_pages=True,
         )
-        planner: Planner = FollowPlanner(self.comm)
-        if inbox is not None:
-            draft_lengths = DraftLengthController(self.num_draft_tokens, adaptive=False)
-            least_rows = num_slots * (1 + self.num_draft_tokens)
-            scheduler = Scheduler(
-                SchedulerConfig(
-                    max_num_seqs=num_slots,
-                    max_step_tokens=max_step_tokens or max(least_rows, 64),
-                    prefill_chunk=prefill_chunk,
-                    max_model_len=max_model_len,
-                    num_draft_tokens=self.num_draft_tokens,
-                    admission_headroom=admission_headroom,
-                    lag=lag,
-                    tells_freed_pages=True,
-                ),
-                self.specs,
-                {**self.num_pages, **(num_pages or {})},
-                num_drafts_for=draft_lengths,
-            )
-            planner = LeadPlanner(scheduler, self.comm, inbox, draft_lengths)
-        drafter = drafter or self.drafter
-        cycle = Cycle(
-            model=self.model,
-            caches=self.pools.caches,
-            slots=slots,
-            drafter=drafter,
-            captured_layers=self.plan.traits.captured_layers if captured_layers is None else captured_layers,
-            comm=self.comm,
+        parts = EngineParts(
+            self.model,
+            self.comm,
+            self.pools.caches,
+            build_slots(scheduler, self.specs, self.model.shard, self.model.dtype, CPU),
+            drafter or self.drafter,
+            self.plan.traits.captured_layers if captured_layers is None else captured_layers,
         )
         if padded:
-            self.padded = PaddedCycle(cycle, max_num_seqs=num_slots, num_draft_tokens=self.num_draft_tokens)
-        return Engine(
-            cycle=self.padded if padded else cycle,
-            lag=lag,
-            pools=[self.pools] if self.drafter_pools is None else [self.pools, self.drafter_pools],
-            slots=slots,
-            drafter=drafter,
-            reader=OutcomeReader(self.model, self.comm, slots),
-            planner=planner,
-            poison_freed_pages=True,
+            self.padded = PaddedCycle(parts.cycle(), max_num_seqs=num_slots, num_draft_tokens=self.num_draft_tokens)
+        return build_engine(
+            parts,
+            Schedule(scheduler, self.specs, {**self.num_pages, **(num_pages or {})}),
+            inbox,
+            runner=self.padded if padded else None,
+            poisoned=[self.pools] if self.drafter_pools is None else [self.pools, self.drafter_pools],
         )
 
     def run(self, submits: list[Submit], **limits: Any) -> Run:

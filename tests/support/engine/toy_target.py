@@ -12,14 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.cycle import Cycle
-from gemray_workers.engine.engine import Engine
+from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.engine.outcomes import OutcomeReader
-from gemray_workers.engine.planner import LeadPlanner
 from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.spec import KVGroupSpec
@@ -27,8 +23,7 @@ from gemray_workers.messages import Submit
 from gemray_workers.model.batch import ForwardBatch, ForwardOutput
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.sampling.state import SamplingState
-from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from gemray_workers.scheduling.scheduler import SchedulerConfig
 from support.engine.engine_runner import Run, collect
 from support.oracles.oracle import CPU
 
@@ -107,35 +102,17 @@ def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, num_d
     specs = [KVGroupSpec("toy", (), 1, 1, 8, None, torch.float64)]
     comm = SoloCommunicator()
     inbox = LocalInbox(submits)
-    draft_lengths = DraftLengthController(num_draft_tokens, adaptive=False)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=num_slots,
-            max_step_tokens=num_slots * (1 + num_draft_tokens),
-            prefill_chunk=8,
-            max_model_len=MAX_LEN,
-            num_draft_tokens=num_draft_tokens,
-        ),
-        specs,
-        {"toy": num_slots * 4},
-        num_drafts_for=draft_lengths,
+    scheduler = SchedulerConfig(
+        max_num_seqs=num_slots,
+        max_step_tokens=num_slots * (1 + num_draft_tokens),
+        prefill_chunk=8,
+        max_model_len=MAX_LEN,
+        num_draft_tokens=num_draft_tokens,
     )
     model: Any = target
     caches: Any = None
-    slots = SlotTable(
-        num_slots=num_slots,
-        max_model_len=MAX_LEN,
-        num_draft_tokens=num_draft_tokens,
-        specs=specs,
-        sampling=SamplingState(num_slots, target.shard, torch.float64, CPU),
-        device=CPU,
-    )
-    Engine(
-        cycle=Cycle(model=model, caches=caches, slots=slots, drafter=drafter, captured_layers=(), comm=comm),
-        pools=[],
-        slots=slots,
-        drafter=drafter,
-        reader=OutcomeReader(model, comm, slots),
-        planner=LeadPlanner(scheduler, comm, inbox, draft_lengths),
+    slots = build_slots(scheduler, specs, target.shard, torch.float64, CPU)
+    build_engine(
+        EngineParts(model, comm, caches, slots, drafter), Schedule(scheduler, specs, {"toy": num_slots * 4}), inbox
     ).run()
     return collect(inbox, submits)

@@ -47,7 +47,11 @@ class CycleOutput:
 
 
 class CycleRunner(Protocol):
-    """What enqueues a plan's cycle: kernel by kernel, or as graphs."""
+    """What enqueues a plan's cycle: kernel by kernel, or as graphs.
+
+    It stands around the whole cycle and not around the model, because a graph holds drafting as well: the target and
+    the drafters beside it run behind these verbs. A drafter on a rank of its own runs kernel by kernel.
+    """
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
         """The plan in the shape in which it will run: at least as roomy as its own."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gemray_workers.drafters.dedicated.messages import DraftBatch, VerifiedBatch
 from gemray_workers.drafters.protocol import Drafter
+from gemray_workers.engine.apply_plan import apply_plan
 from gemray_workers.engine.planner import FollowPlanner
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleRows, advance
 from gemray_workers.execution.slots import SlotTable
@@ -23,23 +26,21 @@ class DrafterEngine:
         *,
         drafter: Drafter,
         slots: SlotTable,
-        pools: KVPools,
         planner: FollowPlanner,
         link: PointToPoint,
         num_target_ranks: int,
         feature_shape: tuple[int, int],
         dtype: torch.dtype,
-        poison_freed_pages: bool = False,
+        poisoned: Sequence[KVPools] = (),
     ) -> None:
         self._drafter = drafter
         self._slots = slots
-        self._pools = pools
         self._planner = planner
         self._link = link
         self._num_target_ranks = num_target_ranks
         self._feature_shape = feature_shape
         self._dtype = dtype
-        self._poison_freed_pages = poison_freed_pages
+        self._poisoned = poisoned
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -59,11 +60,7 @@ class DrafterEngine:
     def schedule(self) -> StepPlan:
         """Take the next plan and bring slots and pages to where it says."""
         plan = self._planner.schedule()
-        for slot in (*plan.released, *(admission.slot for admission in plan.admitted)):
-            self._drafter.reset(slot)
-        self._slots.apply(plan)
-        if self._poison_freed_pages:
-            self._pools.poison(plan.freed_pages)
+        apply_plan(plan, self._drafter, self._slots, self._poisoned)
         return plan
 
     def rows(self, plan: StepPlan) -> CycleRows:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from gemray_workers.drafters.protocol import Drafter
+from gemray_workers.engine.apply_plan import apply_plan
 from gemray_workers.engine.cycle import CycleRunner
 from gemray_workers.engine.flight import Flight, HostResult
 from gemray_workers.engine.outcomes import OutcomeReader
@@ -34,28 +35,25 @@ class Engine:
         self,
         *,
         cycle: CycleRunner,
-        pools: Sequence[KVPools],
         slots: SlotTable,
         drafter: Drafter,
         reader: OutcomeReader,
         planner: Planner,
         lag: int = 0,
-        poison_freed_pages: bool = False,
+        poisoned: Sequence[KVPools] = (),
     ) -> None:
         """An engine with no requests.
 
         Args:
             cycle: the device's part of a step.
-            pools: the KV pages, to poison.
             slots: the sequences.
             drafter: told when a slot gets another sequence.
             reader: what the host learns of a cycle.
             planner: where plans come from and results go.
             lag: steps that may be in flight while the next one is planned, 0 or 1.
-            poison_freed_pages: fill freed pages with NaN.
+            poisoned: pools whose freed pages are filled with NaN (debugging).
         """
         self._cycle = cycle
-        self._pools = pools
         self._slots = slots
         self._drafter = drafter
         self._reader = reader
@@ -63,7 +61,7 @@ class Engine:
         self._lag = lag
         self._clock = clock_of(slots.device)
         self._in_flight: deque[Flight] = deque()
-        self._poison_freed_pages = poison_freed_pages
+        self._poisoned = poisoned
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -90,12 +88,7 @@ class Engine:
     def schedule(self) -> StepPlan:
         """Take the next plan and bring the slot table to where it says."""
         plan = self._planner.schedule()
-        for slot in (*plan.released, *(admission.slot for admission in plan.admitted)):
-            self._drafter.reset(slot)
-        self._slots.apply(plan)
-        if self._poison_freed_pages:
-            for pools in self._pools:
-                pools.poison(plan.freed_pages)
+        apply_plan(plan, self._drafter, self._slots, self._poisoned)
         return plan
 
     def launch(self, plan: StepPlan) -> Flight:

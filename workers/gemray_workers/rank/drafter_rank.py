@@ -12,19 +12,18 @@ from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.checkpoint.target import WeightTarget, bytes_held
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
+from gemray_workers.engine.build import build_slots
 from gemray_workers.engine.drafter_engine import DrafterEngine
 from gemray_workers.engine.planner import FollowPlanner
-from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelTable, head_table
 from gemray_workers.model.weight_sharding import WeightSharding
-from gemray_workers.parallel.communicator import SoloCommunicator, compute_dtype
+from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name
-from gemray_workers.sampling.state import SamplingState
 
 
 class DrafterRank:
@@ -63,26 +62,15 @@ class DrafterRank:
         plan = self._blueprint.drafter
         return DrafterEngine(
             drafter=drafter or self._drafter,
-            slots=SlotTable(
-                num_slots=self._config.max_num_seqs,
-                max_model_len=self._blueprint.pools.max_model_len,
-                num_draft_tokens=plan.traits.num_draft_tokens,
-                specs=plan.kv_specs,
-                sampling=SamplingState(
-                    self._config.max_num_seqs,
-                    self._shard,
-                    compute_dtype(self._config.torch_dtype),
-                    self._device,
-                ),
-                device=self._device,
+            slots=build_slots(
+                self._blueprint.scheduler, plan.kv_specs, self._shard, self._config.torch_dtype, self._device
             ),
-            pools=self._pools,
             planner=FollowPlanner(self._gang),
             link=self._gang,
             num_target_ranks=self._config.tensor_parallel_size,
             feature_shape=(len(plan.traits.captured_layers), self._blueprint.model.hidden_size),
             dtype=self._config.torch_dtype,
-            poison_freed_pages=self._config.poison_freed_pages,
+            poisoned=[self._pools] if self._config.poison_freed_pages else [],
         )
 
     def warm_up(self) -> None:

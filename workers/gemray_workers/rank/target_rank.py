@@ -13,31 +13,27 @@ from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
-from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.engine.buckets import CAPTURED_FEATURES, MOST_PROMPT_ROWS, buckets
-from gemray_workers.engine.cycle import Cycle, CycleRunner
+from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
+from gemray_workers.engine.cycle import CycleRunner
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.graphs import GraphedCycle
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.engine.outcomes import OutcomeReader
-from gemray_workers.engine.planner import FollowPlanner, Inbox, LeadPlanner, Planner
+from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
-from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo, Submit
 from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.target import TargetModel
-from gemray_workers.parallel.communicator import Communicator, compute_dtype
+from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name
 from gemray_workers.rank.memory import PATIENCE_S, MemoryNeeds, free_bytes, require_room
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.sampling.state import SamplingState
 from gemray_workers.sampling.verify import Accept, verify
-from gemray_workers.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +86,12 @@ class EngineRank:
         )
         self._drafter_pools = self._build_drafter_pools()
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
-        self._slots = SlotTable(
-            num_slots=config.max_num_seqs,
-            max_model_len=self._blueprint.pools.max_model_len,
-            num_draft_tokens=self._traits.num_draft_tokens,
-            specs=self._blueprint.specs if gang is None else self._blueprint.target_specs,
-            sampling=SamplingState(config.max_num_seqs, self._model.shard, compute_dtype(config.torch_dtype), device),
-            device=device,
+        self._slots = build_slots(
+            self._blueprint.scheduler,
+            self._blueprint.specs if gang is None else self._blueprint.target_specs,
+            self._model.shard,
+            config.torch_dtype,
+            device,
         )
         self._runners: dict[tuple[Drafter, Accept], CycleRunner] = {}
 
@@ -125,15 +120,26 @@ class EngineRank:
         if lag is not None and lag > self._config.lag:
             raise InvalidField("lag", lag, f"at most the configured {self._config.lag}")
         self._model.watch_experts(on_experts)
-        return Engine(
-            cycle=self._runner(drafter, accept) if on_experts is None else self._cycle(drafter, accept),
-            pools=[self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools],
-            slots=self._slots,
-            drafter=drafter,
-            reader=OutcomeReader(self._model, self._comm, self._slots),
-            planner=self._planner(inbox),
-            lag=self._config.lag if lag is None else lag,
-            poison_freed_pages=self._config.poison_freed_pages,
+        parts = self._parts(drafter)
+        pools = [self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools]
+        return build_engine(
+            parts,
+            Schedule(
+                self._blueprint.scheduler,
+                self._blueprint.specs,
+                self._blueprint.pools.num_pages,
+                adapt_draft_tokens=self._config.adapt_draft_tokens,
+            ),
+            inbox,
+            runner=self._runner(drafter, accept) if on_experts is None else parts.cycle(accept),
+            lag=lag,
+            listeners=self._gang,
+            poisoned=pools if self._config.poison_freed_pages else [],
+        )
+
+    def _parts(self, drafter: Drafter) -> EngineParts:
+        return EngineParts(
+            self._model, self._comm, self._pools.caches, self._slots, drafter, self._traits.captured_layers
         )
 
     def _runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
@@ -144,7 +150,7 @@ class EngineRank:
         return found
 
     def _build_runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
-        cycle = self._cycle(drafter, accept)
+        cycle = self._parts(drafter).cycle(accept)
         if self._blueprint.why_eager() is not None:
             return cycle
         shapes = buckets(
@@ -157,17 +163,6 @@ class EngineRank:
         if self._config.capture == "start":
             self._capture(graphed, len(keys))
         return graphed
-
-    def _cycle(self, drafter: Drafter, accept: Accept) -> Cycle:
-        return Cycle(
-            model=self._model,
-            caches=self._pools.caches,
-            slots=self._slots,
-            drafter=drafter,
-            captured_layers=self._traits.captured_layers,
-            comm=self._comm,
-            accept=accept,
-        )
 
     def _capture(self, graphed: GraphedCycle, count: int) -> None:
         started, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
@@ -252,19 +247,6 @@ class EngineRank:
 
     def _remote_drafter(self, gang: TorchCommunicator) -> Drafter:
         return RemoteDrafter(gang, rank=self._comm.rank, drafter_rank=gang.size - 1)
-
-    def _planner(self, inbox: Inbox | None) -> Planner:
-        listeners = self._comm if self._gang is None else self._gang
-        if inbox is None:
-            return FollowPlanner(listeners)
-        draft_lengths = DraftLengthController(self._traits.num_draft_tokens, adaptive=self._config.adapt_draft_tokens)
-        scheduler = Scheduler(
-            self._blueprint.scheduler,
-            self._blueprint.specs,
-            self._blueprint.pools.num_pages,
-            num_drafts_for=draft_lengths,
-        )
-        return LeadPlanner(scheduler, listeners, inbox, draft_lengths)
 
 
 def _warm_up_params() -> SamplingParams:
