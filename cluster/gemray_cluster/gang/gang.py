@@ -144,10 +144,6 @@ class Gang:
         finally:
             self._launching = None
 
-    def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
-        """Run one request; see `GangClient.generate`."""
-        return self._generate(submit)
-
     async def stop(self) -> None:
         """End the gang and release what it holds. Idempotent; safe at any time of its life."""
         if self._launching is not None:
@@ -242,7 +238,8 @@ class Gang:
 
     # --- serve -------------------------------------------------------------------------------------------------
 
-    async def _generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        """Run one request, as `GangClient.generate` says."""
         if self._state is not GangState.SERVING or self._channel is None:
             raise GangUnavailable(f"the gang is {self._state.value}: {self._failure or self._stage}")
         stream = self._streams.open(submit.request_id)

@@ -1,4 +1,4 @@
-"""What happens inside a rank's process around its `GangWorker`, whoever launched the process."""
+"""One rank's process, whoever launched it: where it runs, its device and threads, and the `GangWorker` in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Protocol
@@ -27,8 +28,22 @@ GANG_WORKER = "gemray_workers.rank.worker:GangWorker"
 """Import path of the class that does a rank's work; tests put another one in its place."""
 
 
+@dataclass(frozen=True)
+class ProcessLocation:
+    """The node that a rank's process runs on, and its card."""
+
+    node_id: str
+    node_ip: str
+    gpu: int | None
+    """Ordinal of the rank's card in this process; None on CPU."""
+
+
+LocateProcess = Callable[[EngineConfig], ProcessLocation]
+"""Asks the launcher's runtime, inside the process. Raises CapacityError when the rank has no card of its own."""
+
+
 class RankWorker(Protocol):
-    """A rank's work; see `gemray_workers.rank.worker.GangWorker`."""
+    """A rank's work, as `gemray_workers.rank.worker.GangWorker` does it."""
 
     def load(self) -> tuple[ModelInfo, RankInfo]:
         """Join the gang and load."""
@@ -44,26 +59,37 @@ class RankWorker(Protocol):
 
 
 class RankHost:
-    """Prepares the process (device, threads, network) and then does as `GangWorker` does.
+    """The far end of a `Rank`: prepares the process (device, threads, network) and runs the worker in it.
 
     `load` and `run` bind the device themselves: CUDA's current device belongs to a thread.
     """
 
-    def __init__(self, config: EngineConfig, rank: int, worker_class: str, *, gpu: int | None) -> None:
+    def __init__(self, config: EngineConfig, rank: int, worker_class: str, locate: LocateProcess) -> None:
         """Do nothing heavy yet.
 
         Args:
             config: the gang's settings.
             rank: this process's rank.
             worker_class: ``module:class`` of the worker, usually `GANG_WORKER`.
-            gpu: ordinal of this rank's card in this process; None on CPU.
+            locate: where this process runs.
         """
         self._config = config
         self._rank = rank
         self._worker_class = worker_class
-        self._gpu = gpu
+        self._location = locate(config)
         self._store: TCPStore | None = None
         self._worker: RankWorker | None = None
+
+    def facts(self) -> RankFacts:
+        """Where this process runs and with what."""
+        return RankFacts(
+            node_id=self._location.node_id,
+            node_ip=self._location.node_ip,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            cores=len(os.sched_getaffinity(0)),
+            versions={name: version(name) for name in ("gemray", "torch")},
+        )
 
     def open_rendezvous(self, host: str) -> str:
         """Serve a store at a free port of `host` and keep it: `GangWorker` meets its peers there.
@@ -108,20 +134,8 @@ class RankHost:
         self._store = None
 
     def _bind_device(self) -> None:
-        if self._gpu is not None:
-            torch.cuda.set_device(self._gpu)
-
-
-def process_facts(node_id: str, node_ip: str) -> RankFacts:
-    """The facts of this process."""
-    return RankFacts(
-        node_id=node_id,
-        node_ip=node_ip,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        cores=len(os.sched_getaffinity(0)),
-        versions={name: version(name) for name in ("gemray", "torch")},
-    )
+        if self._location.gpu is not None:
+            torch.cuda.set_device(self._location.gpu)
 
 
 def _worker_class(path: str) -> Callable[[EngineConfig, int, str], RankWorker]:

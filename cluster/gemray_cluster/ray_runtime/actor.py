@@ -1,4 +1,4 @@
-"""The Ray actor that is one rank of a gang."""
+"""A rank of a gang as a Ray actor: how it is made, and what it learns from Ray."""
 
 from __future__ import annotations
 
@@ -8,32 +8,21 @@ from typing import Any
 
 import ray
 
-from gemray_cluster.gang.launcher import RankFacts
-from gemray_cluster.gang.rank_host import RankHost, process_facts
+from gemray_cluster.gang.rank_host import ProcessLocation
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError
 
 CONTROL = "control"
 """Group of calls that are answered while `load` or `run` is busy."""
 ACTOR_OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {CONTROL: 2}}
-"""How a `RankActor` is made: `load` and `run` share one thread, control calls have two others."""
+"""How a `RankHost` is made an actor: `load` and `run` share one thread, so that `run` may block, and control calls have
+two others. Ray never restarts it: a gang with a rank missing is rebuilt as a whole."""
 
 
-class RankActor(RankHost):
-    """A rank's process under Ray.
-
-    Make it with `ACTOR_OPTIONS`. `load` and `run` have one thread, so that `run` may block; calls in the `CONTROL`
-    group are answered on others meanwhile. Ray never restarts it: a gang with a rank missing is rebuilt as a whole.
-    """
-
-    def __init__(self, config: EngineConfig, rank: int, worker_class: str) -> None:
-        """Find this rank's card, if it has one."""
-        gpu = gpu_ordinal(ray.get_gpu_ids(), os.environ) if config.device == "cuda" else None
-        super().__init__(config, rank, worker_class, gpu=gpu)
-
-    def facts(self) -> RankFacts:
-        """Where this process runs."""
-        return process_facts(ray.get_runtime_context().get_node_id(), node_ip())
+def locate_actor(config: EngineConfig) -> ProcessLocation:
+    """The node and the card that Ray gave this actor. Raises CapacityError when it has not exactly one card."""
+    gpu = gpu_ordinal(ray.get_gpu_ids(), os.environ) if config.device == "cuda" else None
+    return ProcessLocation(ray.get_runtime_context().get_node_id(), node_ip(), gpu)
 
 
 def node_ip() -> str:

@@ -25,8 +25,8 @@ from gemray_cluster.gang.launcher import (
     RankSetup,
     StartProgress,
 )
-from gemray_cluster.gang.rank_host import GANG_WORKER
-from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, RankActor, node_ip
+from gemray_cluster.gang.rank_host import GANG_WORKER, RankHost
+from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, locate_actor, node_ip
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES
@@ -98,14 +98,14 @@ class RayLauncher:
     def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
         assert self._group is not None
         forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
-        actor_class: Any = ray.remote(**ACTOR_OPTIONS)(RankActor)
+        actor_class: Any = ray.remote(**ACTOR_OPTIONS)(RankHost)
         actor = actor_class.options(
             name=f"{self._name}-rank{rank}",
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
             runtime_env={"env_vars": {NOSET_DEVICES: "1", **forwarded}},
-        ).remote(self._engine, rank, self._worker_class)
+        ).remote(self._engine, rank, self._worker_class, locate_actor)
         return RayRank(actor)
 
 

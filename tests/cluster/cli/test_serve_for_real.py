@@ -135,7 +135,7 @@ def _joined(messages: list[Any]) -> tuple[list[int], str, list[int]]:
 
 
 def _ranks_of(process: asyncio.subprocess.Process) -> list[Process]:
-    return [p for p in Process(process.pid).children(recursive=True) if "RankActor" in " ".join(p.cmdline())]
+    return [p for p in Process(process.pid).children(recursive=True) if "RankHost" in " ".join(p.cmdline())]
 
 
 async def test_without_rebuilds_a_killed_rank_ends_the_server(tmp_path: Path) -> None:

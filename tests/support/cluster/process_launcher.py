@@ -6,14 +6,13 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, RankFacts, RankSetup
-from gemray_cluster.gang.rank_host import GANG_WORKER, RankHost, process_facts
+from gemray_cluster.gang.rank_host import GANG_WORKER, ProcessLocation, RankHost
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import ModelInfo, RankInfo
@@ -111,20 +110,13 @@ class ProcessRank:
 
 def _serve(pipe: Connection, engine: EngineConfig, rank: int, worker_class: str) -> None:
     torch.set_num_threads(1)
-    host = RankHost(engine, rank, worker_class, gpu=None)
-    methods: dict[str, Callable[..., Any]] = {
-        "facts": lambda: process_facts(*NODE),
-        "open_rendezvous": host.open_rendezvous,
-        "load": host.load,
-        "run": host.run,
-        "close": host.close,
-    }
+    host = RankHost(engine, rank, worker_class, lambda _config: ProcessLocation(*NODE, gpu=None))
     lock = threading.Lock()
 
     def answer(number: int, method: str, args: tuple[Any, ...]) -> None:
         result, error = None, None
         try:
-            result = methods[method](*args)
+            result = getattr(host, method)(*args)
         except Exception as raised:
             error = raised
         with lock:
