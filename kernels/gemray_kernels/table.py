@@ -16,6 +16,7 @@ from gemray_kernels.reference import (
     activation,
     attention_inputs,
     cycle_rows,
+    embedding,
     experts,
     layer_norms,
     linear,
@@ -28,6 +29,7 @@ from gemray_kernels.reference import (
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.sequence_tables import PageTables, QueryLayout, RowLayout, SequenceTables, Settled
+from gemray_kernels.slot_tables import Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,9 @@ class Kernels:
         [Tensor, Tensor, Norm, Tensor, Tensor, Norm, Norm, Tensor | None, Sequence[Norm]], tuple[Tensor, ...]
     ]
     attention_inputs: Callable[[Tensor, Tensor, Tensor, int, Norm | None, KVWrite | None], Tensor]
+    embed: Callable[[Tensor, Tensor, Columns, float, int | None], Tensor]
+    per_layer_inputs: Callable[[Tensor, Tensor, Norm, float], Tensor]
+    rope_tables: Callable[[Tensor, Sequence[Tensor], torch.dtype], tuple[tuple[Tensor, Tensor], ...]]
     route: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
     expert_outputs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -70,7 +75,7 @@ class PackRows(Protocol):
         *,
         num_rows: int,
         rectangle: tuple[int, int],
-        blocks: bool,
+        block_mask: int | None,
     ) -> RowLayout:
         """Lay out the rows of a pass."""
         ...
@@ -150,6 +155,9 @@ REFERENCE = Kernels(
     add_then_norms=layer_norms.add_then_norms,
     add_experts_then_norms=layer_norms.add_experts_then_norms,
     attention_inputs=attention_inputs.attention_inputs,
+    embed=embedding.embed,
+    per_layer_inputs=embedding.per_layer_inputs,
+    rope_tables=rope.rope_tables,
     route=routing.route,
     expert_outputs=routing.expert_outputs,
 )
@@ -166,10 +174,11 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
 def triton_kernels() -> Kernels:
     """Every kernel in Triton. Imports triton, which only CUDA builds of torch bring along."""
     from gemray_kernels.triton import activation as triton_activation
-    from gemray_kernels.triton import attention_inputs, gate, layer_norms, linear_choice, routing
+    from gemray_kernels.triton import attention_inputs, embedding, gate, layer_norms, linear_choice, routing
     from gemray_kernels.triton import experts as triton_experts
     from gemray_kernels.triton import norm_rope as triton_norm_rope
     from gemray_kernels.triton import rms_norm as triton_rms_norm
+    from gemray_kernels.triton import rope as triton_rope
 
     return Kernels(
         rms_norm=triton_rms_norm.rms_norm,
@@ -191,6 +200,9 @@ def triton_kernels() -> Kernels:
         add_then_norms=layer_norms.add_then_norms,
         add_experts_then_norms=layer_norms.add_experts_then_norms,
         attention_inputs=attention_inputs.attention_inputs,
+        embed=embedding.embed,
+        per_layer_inputs=embedding.per_layer_inputs,
+        rope_tables=triton_rope.rope_tables,
         route=routing.route,
         expert_outputs=triton_experts.expert_outputs,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernels.fused_parity import fused_errors, fused_runs
 from support.kernels.kernel_parity import (
     AttentionCase,
     accepted_transposed,
@@ -160,3 +161,22 @@ def test_row_kernels_equal_their_references() -> None:
 
     assert not row_differences(triton_row_kernels(), "cuda", range(40))
     assert not layouts_accepted(triton_row_kernels(), "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_fused_kernels(rows: int, dtype: torch.dtype) -> None:
+    from gemray_kernels.table import triton_kernels
+
+    runs = fused_runs("cuda", rows, rows=rows, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)
+    errors = fused_errors(triton_kernels(), runs, dtype)
+    assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_angles_and_embeddings_equal_separate_operations_to_the_bit(dtype: torch.dtype) -> None:
+    from gemray_kernels.table import REFERENCE, triton_kernels
+
+    runs = fused_runs("cuda", 3, rows=512, width=512, heads=2, kv_heads=1, head_dim=64, experts=4, top_k=2)
+    for name in ("rope_tables", "embed", "embed, few ids known"):
+        assert torch.equal(runs[name](triton_kernels(), dtype), runs[name](REFERENCE, dtype)), name

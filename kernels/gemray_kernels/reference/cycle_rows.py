@@ -38,15 +38,15 @@ def pack_rows(
     *,
     num_rows: int,
     rectangle: tuple[int, int],
-    blocks: bool,
+    block_mask: int | None,
 ) -> RowLayout:
     """Rows one sequence behind the other, from its first uncomputed token on; what is left is the null slot's.
 
-    Rows of the null slot stand at position 0, see no key, and write to the null page. Without `blocks` a sequence has
-    its known rows and its drafts, and the rectangle [R, Q] holds the rows that choose a token: the last known one of
-    each of the first R sequences, then its Q - 1 drafts, the last one again where it has fewer. With `blocks` a
-    sequence that drafts has its newest token and its drafts, others nothing, and the rectangle holds the draft rows; it
-    reads rows of others behind a sequence's own.
+    Rows of the null slot stand at position 0, see no key, and write to the null page. Without `block_mask` a sequence
+    has its known rows and its drafts, and the rectangle [R, Q] holds the rows that choose a token: the last known one
+    of each of the first R sequences, then its Q - 1 drafts, the last one again where it has fewer. With `block_mask` a
+    sequence that drafts has its newest token and a mask for each of its drafts, others nothing, and the rectangle holds
+    the draft rows; it reads rows of others behind a sequence's own.
 
     Args:
         cut_5A: by `Cut`.
@@ -54,10 +54,11 @@ def pack_rows(
         pages: block tables of the groups in which the rows are addressed.
         num_rows: T; no fewer than there are.
         rectangle: R and Q.
-        blocks: which rows.
+        block_mask: id of a mask.
     """
     slot_A, start_A, known_A, drafts_A, _ = cut_5A.unbind()
-    count_A = (drafts_A + 1) * (drafts_A > 0) if blocks else known_A + drafts_A
+    has_blocks = block_mask is not None
+    count_A = (drafts_A + 1) * (drafts_A > 0) if has_blocks else known_A + drafts_A
     num_slots, num_seqs = len(tables.computed_N), len(slot_A)
     end_A = count_A.cumsum(0)
     end_A[-1:].fill_(num_rows)
@@ -72,11 +73,12 @@ def pack_rows(
         table_NP, page_size = pages.table(group, num_slots), place.page_size
         block_tables.append(table_NP[slot_A])
         mappings.append(table_NP[slot_T, positions_T // page_size].long() * page_size + positions_T % page_size)
-    slot_RQ, position_RQ, row_RQ = (_block_rectangle if blocks else _verify_rectangle)(
+    slot_RQ, position_RQ, row_RQ = (_block_rectangle if has_blocks else _verify_rectangle)(
         cut_5A[:, : rectangle[0]], first_A[: rectangle[0]], rectangle[1], num_rows, tables.null_slot
     )
+    token_ids_T = tables.token_ids_NL[slot_T, positions_T]
     return RowLayout(
-        token_ids_T=tables.token_ids_NL[slot_T, positions_T],
+        token_ids_T=token_ids_T if block_mask is None else token_ids_T.masked_fill(offset_T > 0, block_mask),
         positions_T=positions_T,
         sequence_T=sequence_T,
         offset_T=offset_T,

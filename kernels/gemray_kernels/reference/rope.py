@@ -5,6 +5,8 @@ Shape legend: T rows, N heads, D head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,13 @@ def rope_cos_sin(positions_T: Tensor, frequencies: Tensor, dtype: torch.dtype) -
     angles = positions_T.to(torch.float32)[:, None] * frequencies
     angles_T1D = torch.cat((angles, angles), dim=-1).unsqueeze(1)
     return angles_T1D.cos().to(dtype), angles_T1D.sin().to(dtype)
+
+
+def rope_tables(
+    positions_T: Tensor, frequencies: Sequence[Tensor], dtype: torch.dtype
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Compute `rope_cos_sin` of the same positions for each of several layer types."""
+    return tuple(rope_cos_sin(positions_T, frequencies_H, dtype) for frequencies_H in frequencies)
 
 
 def apply_rope(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def pack_rows(
     *,
     num_rows: int,
     rectangle: tuple[int, int],
-    blocks: bool,
+    block_mask: int | None,
 ) -> RowLayout:
     """As `gemray_kernels.reference.cycle_rows.pack_rows`."""
     _check(cut_5A, tables, pages)
@@ -68,7 +68,8 @@ def pack_rows(
         cut_5A, tables.token_ids_NL, pages.pages, pages.places_G4,
         rows_4T, kv_index_GT, first_A, counts, rectangle_3RQ, copied,
         num_seqs, num_rows, num_choosing, num_columns, num_groups, tables.null_slot, tables.token_ids_NL.stride(0),
-        BLOCKS=blocks, BLOCK=BLOCK, COLUMNS=COLUMNS, BLOCK_S=_block_of_sequences(tables), EARLY=early,
+        -1 if block_mask is None else block_mask, BLOCKS=block_mask is not None,
+        BLOCK=BLOCK, COLUMNS=COLUMNS, BLOCK_S=_block_of_sequences(tables), EARLY=early,
         num_warps=4, launch_pdl=early,
     )  # fmt: skip
     token_ids_T, positions_T, sequence_T, offset_T = rows_4T.unbind()
@@ -179,6 +180,7 @@ def _copy_block_table(pages, places_G4, copied, group, slot, row, num_rows, COLU
         "num_groups",
         "null_slot",
         "tokens_stride",
+        "block_mask",
     ]
 )
 def _pack_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
@@ -199,6 +201,7 @@ def _pack_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     num_groups,
     null_slot,
     tokens_stride,
+    block_mask,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -232,6 +235,8 @@ def _pack_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         slot_B = tl.load(cut_5A + sequence_B, mask=is_row_B, other=0)
         position_B = tl.where(sequence_B < num_seqs - 1, start_B + offset_B, 0)
         token_B = tl.load(token_ids_NL + slot_B * tokens_stride + position_B, mask=is_row_B, other=0)
+        if BLOCKS:
+            token_B = tl.where(offset_B > 0, block_mask, token_B)
         tl.store(rows_4T + at_B, token_B, mask=is_row_B)
         tl.store(rows_4T + num_rows + at_B, position_B, mask=is_row_B)
         tl.store(rows_4T + 2 * num_rows + at_B, sequence_B.to(tl.int64), mask=is_row_B)

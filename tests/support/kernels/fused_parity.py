@@ -9,6 +9,8 @@ from torch import Tensor
 
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
+from gemray_kernels.reference.rope import inverse_frequencies
+from gemray_kernels.slot_tables import Columns
 from gemray_kernels.table import REFERENCE, Kernels
 from gemray_kernels.triton.linear import Gate, LinearTile, gated_linear_in_tiles, linear_in_tiles
 from support.kernels.kernel_parity import poisoned_memory, relative_error
@@ -90,6 +92,23 @@ def fused_runs(
         return torch.cat([weights_TK.double(), numbers_TK.double()], dim=1)
 
     router_scale = random(experts)
+    held = Columns(torch.zeros(0, dtype=torch.int64), 20, 2 * width, 2 * width + 16, 7000, 24)
+    ids = torch.tensor([20, 20 + 2 * width, 19, 6999, 7000, 7023, 7024, -1], device=device).repeat(rows)[: rows + 3]
+    table = random(2 * width + 40, width)
+    context, per_layer = random(3, rows, 3 * head_dim), random(rows, 3 * head_dim)
+    positions = torch.randint(0, 262144, (rows,), generator=generator).to(device)
+    steps = [inverse_frequencies(d, 1e6, partial_rotary_factor=f, device=device) for d, f in ((32, 1), (64, 0.25))]
+
+    def embedded(kernels: Kernels, dtype: torch.dtype, known: int | None) -> Tensor:
+        return kernels.embed(ids, table.to(dtype), held, 7.3125, known)
+
+    def per_layer_inputs(kernels: Kernels, dtype: torch.dtype) -> Tensor:
+        norm = Norm(head_weight.to(dtype), EPS)
+        return kernels.per_layer_inputs(context.to(dtype), per_layer.to(dtype), norm, 0.125)
+
+    def angles_of(kernels: Kernels, dtype: torch.dtype) -> Tensor:
+        tables = kernels.rope_tables(positions, steps, dtype)
+        return torch.cat([table.flatten() for pair in tables for table in pair])
 
     def streamed(tile: LinearTile) -> Run:
         def run(kernels: Kernels, dtype: torch.dtype) -> Tensor:
@@ -119,6 +138,10 @@ def fused_runs(
         "attention_inputs, queries alone": lambda k, t: inputs(k, t, 2, "q"),
         "attention_inputs, keys and values alone": lambda k, t: inputs(k, t, 1, "kv", qwen=True),
         "attention_inputs, Qwen's": lambda k, t: inputs(k, t, 2, "qkv", qwen=True),
+        "embed": lambda k, t: embedded(k, t, None),
+        "embed, few ids known": lambda k, t: embedded(k, t, 7010),
+        "per_layer_inputs": per_layer_inputs,
+        "rope_tables": angles_of,
         "route": route,
         "expert_outputs": lambda k, t: k.expert_outputs(residual.to(t), chosen, gate_up.to(t), down.to(t)),
         "gelu_of_total_and_mul": lambda k, t: k.gelu_of_total_and_mul(summands[3].to(t), residual.to(t)),

@@ -114,7 +114,7 @@ def cycle_of(kernels: RowKernels, case: RowCase) -> dict[str, Any]:
             case.pages,
             num_rows=case.num_block_rows,
             rectangle=(case.num_drafting, case.max_drafts),
-            blocks=True,
+            block_mask=VOCAB,
         )
     layout = found["pack_rows"] = kernels.pack_rows(
         cut_5A,
@@ -122,7 +122,7 @@ def cycle_of(kernels: RowKernels, case: RowCase) -> dict[str, Any]:
         case.pages,
         num_rows=case.num_rows,
         rectangle=(case.num_choosing, case.max_drafts + 1),
-        blocks=False,
+        block_mask=None,
     )
     settled = found["settle"] = kernels.settle(cut_5A, case.chosen_RQ, tables)
     found["committed_places"] = kernels.committed_places(
@@ -172,7 +172,7 @@ def layouts_accepted(kernels: RowKernels, device: str) -> list[str]:
     spread = torch.empty(5, 2 * cut_5A.shape[1], dtype=torch.int64, device=device)[:, ::2]
     tokens = SequenceTables(case.tables.token_ids_NL.t(), case.tables.computed_N, case.tables.end_N)
     numbers = torch.zeros(8, dtype=torch.int64, device=device)
-    pack = {"num_rows": case.num_rows, "rectangle": (1, 1), "blocks": False}
+    pack = {"num_rows": case.num_rows, "rectangle": (1, 1), "block_mask": None}
     calls: dict[str, Callable[[], object]] = {
         "cut_rows granted": lambda: kernels.cut_rows(case.granted_S4.t().contiguous().t(), case.tables),
         "pack_rows cut": lambda: kernels.pack_rows(spread, case.tables, case.pages, **pack),

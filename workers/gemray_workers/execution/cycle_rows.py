@@ -130,14 +130,14 @@ class CycleRows:
         the slot table already."""
         shape = self.shape
         rectangle = shape.num_choosing, shape.max_drafts + 1
-        return PackedRows.of(self, slots, slots.groups, shape.num_rows, rectangle, blocks=False)
+        return PackedRows.of(self, slots, slots.groups, shape.num_rows, rectangle, None)
 
-    def blocks(self, slots: SlotTable, groups: Sequence[str]) -> PackedRows:
-        """The newest token of each sequence that drafts and the places of its drafts, in the KV groups named, and the
-        rectangle [D, K] of the latter."""
+    def blocks(self, slots: SlotTable, groups: Sequence[str], mask_id: int) -> PackedRows:
+        """The newest token of each sequence that drafts and a mask for each of its drafts, in the KV groups named, and
+        the rectangle [D, K] of the latter."""
         shape = self.shape
         rectangle = shape.num_drafting, shape.max_drafts
-        return PackedRows.of(self, slots, groups, shape.num_block_rows, rectangle, blocks=True)
+        return PackedRows.of(self, slots, groups, shape.num_block_rows, rectangle, mask_id)
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,16 @@ class PackedRows:
         groups: Sequence[str],
         num_rows: int,
         rectangle: tuple[int, int],
-        *,
-        blocks: bool,
+        block_mask: int | None,
     ) -> PackedRows:
         """Lay out rows as `gemray_kernels.reference.cycle_rows.pack_rows` says."""
         layout = slots.row_kernels.pack_rows(
-            rows.cut_5A, slots.tables, slots.pages(groups), num_rows=num_rows, rectangle=rectangle, blocks=blocks
+            rows.cut_5A,
+            slots.tables,
+            slots.pages(groups),
+            num_rows=num_rows,
+            rectangle=rectangle,
+            block_mask=block_mask,
         )
         forward = ForwardBatch(
             token_ids_T=layout.token_ids_T,

@@ -9,7 +9,6 @@ Shape legend: T rows, H hidden size, L layers, P width a layer.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from gemray_kernels.reference.layer_norms import Norm
@@ -30,11 +29,17 @@ class PerLayerEmbedding:
         self, model: ModelConfig, config: PerLayerEmbeddingConfig, comm: Communicator, sharding: WeightSharding
     ) -> None:
         self._config = config
-        self._num_layers = model.num_layers
+        self._per_layer_inputs = sharding.kernels.per_layer_inputs
         packed = model.num_layers * config.width
         shard = ShardIndices.of_rank(sharding.rank, sharding.size, org_vocab_size=config.vocab_size)
         self._table = VocabParallelEmbedding(
-            "embed_tokens_per_layer", shard, packed, comm, sharding, scale=config.width**0.5
+            "embed_tokens_per_layer",
+            shard,
+            packed,
+            comm,
+            sharding,
+            scale=config.width**0.5,
+            vocab_size=config.vocab_size,
         )
         self._projection = ReplicatedLinear("per_layer_model_projection", model.hidden_size, packed, sharding)
         self._projection_scale = model.hidden_size**-0.5
@@ -47,11 +52,8 @@ class PerLayerEmbedding:
             token_ids_T: ids beyond the table use its row 0.
             embeddings_TH: the scaled token embeddings.
         """
-        in_table_T = (token_ids_T >= 0) & (token_ids_T < self._config.vocab_size)
-        per_layer = (self._num_layers, self._config.width)
-        tokens_TLP = self._table(torch.where(in_table_T, token_ids_T, 0)).view(-1, *per_layer)
-        context_TLP = (self._projection(embeddings_TH) * self._projection_scale).view(-1, *per_layer)
-        return (self._norm(context_TLP) + tokens_TLP) * 2**-0.5
+        context_STO = self._projection.summands(embeddings_TH)
+        return self._per_layer_inputs(context_STO, self._table(token_ids_T), self._norm.norm, self._projection_scale)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Table, projection and its norm."""

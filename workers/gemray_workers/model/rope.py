@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from gemray_kernels.reference.rope import inverse_frequencies, rope_cos_sin
+from gemray_kernels.reference.rope import inverse_frequencies
+from gemray_kernels.table import Kernels
 from gemray_workers.model.config import LayerConfig, LayerKind
 
 CosSin = tuple[Tensor, Tensor]
@@ -20,7 +21,8 @@ CosSin = tuple[Tensor, Tensor]
 class RotaryEmbeddings:
     """Angles of positions, computed once a forward pass for each layer type."""
 
-    def __init__(self, layers: Iterable[LayerConfig], device: torch.device) -> None:
+    def __init__(self, layers: Iterable[LayerConfig], kernels: Kernels, device: torch.device) -> None:
+        self._rope_tables = kernels.rope_tables
         self._frequencies = {
             layer.kind: inverse_frequencies(
                 layer.head_dim,
@@ -34,4 +36,5 @@ class RotaryEmbeddings:
 
     def cos_sin(self, positions_T: Tensor, dtype: torch.dtype) -> Mapping[LayerKind, CosSin]:
         """Cosines and sines for layers of each type."""
-        return {kind: rope_cos_sin(positions_T, f, dtype) for kind, f in self._frequencies.items()}
+        tables = self._rope_tables(positions_T, tuple(self._frequencies.values()), dtype)
+        return dict(zip(self._frequencies, tables, strict=True))

@@ -71,7 +71,7 @@ class TargetModel:
             if config.per_layer_embedding is None
             else PerLayerEmbedding(config, config.per_layer_embedding, comm, sharding)
         )
-        self._rope = RotaryEmbeddings(config.layers, device)
+        self._rope = RotaryEmbeddings(config.layers, sharding.kernels, device)
         self._layers = [DecoderLayer(config, layer, comm, sharding, attention) for layer in config.layers]
         self._norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, sharding)
         self.head_table = head_table(self.embedding, self.shard, sharding, is_own=config.has_own_head)

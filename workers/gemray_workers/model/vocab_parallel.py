@@ -13,7 +13,7 @@ from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.checkpoint.vocabulary import HEAD
 from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
-from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.parallel.shard_indices import ShardIndices, columns_of
 
 
 class VocabParallelTable:
@@ -46,22 +46,30 @@ class VocabParallelEmbedding(VocabParallelTable):
     """A scaled lookup: ``table[id] · scale``."""
 
     def __init__(
-        self, name: str, shard: ShardIndices, width: int, comm: Communicator, sharding: WeightSharding, *, scale: float
+        self,
+        name: str,
+        shard: ShardIndices,
+        width: int,
+        comm: Communicator,
+        sharding: WeightSharding,
+        *,
+        scale: float,
+        vocab_size: int | None = None,
     ) -> None:
+        """Place an empty table; ids outside ``0 <= id < vocab_size``, if it is stated, are looked up as 0."""
         super().__init__(name, shard, width, sharding)
         self._comm = comm
+        self._embed = sharding.kernels.embed
+        self._columns = columns_of(shard, sharding.device)
+        self._vocab_size = vocab_size
         self.scale = _rounded(scale, sharding.dtype)
 
-    def __call__(self, token_ids_T: Tensor) -> Tensor:
-        """Scaled embeddings [T, H] on every rank; ids that no rank holds give zeros."""
-        return self.lookup(token_ids_T) * self.scale
-
-    def lookup(self, token_ids_T: Tensor) -> Tensor:
-        """Rows of the table [T, H] as they are, on every rank."""
-        rows_T, is_here_T = self._shard.local_rows(token_ids_T)
-        local_TH = self.table_VH[rows_T].masked_fill(~is_here_T.unsqueeze(-1), 0)
-        # One rank at most contributes to each row, so the sum is exact and scaling may follow it.
-        return self._comm.all_reduce(local_TH)
+    def __call__(self, token_ids_T: Tensor, scale: float | None = None) -> Tensor:
+        """Scaled embeddings [T, H] on every rank, by `scale` in the place of its own; ids that no rank holds give
+        zeros."""
+        scale = self.scale if scale is None else scale
+        # One rank at most contributes to each row, so the sum of what is rounded already is exact.
+        return self._comm.all_reduce(self._embed(token_ids_T, self.table_VH, self._columns, scale, self._vocab_size))
 
 
 def head_table(

@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gemray_kernels.slot_tables import Columns
+
 VOCAB_PADDING = 64
 
 
@@ -132,3 +134,15 @@ def _global_ids(shard: ShardIndices, device: torch.device) -> Tensor:
             shard.added_vocab_start_index, shard.added_vocab_end_index, device=device
         )
     return ids
+
+
+def columns_of(shard: ShardIndices, device: torch.device) -> Columns:
+    """Describe a rank's vocabulary as kernels want it."""
+    return Columns(
+        ids_V=shard.global_ids(device),
+        first_id=shard.org_vocab_start_index,
+        num_ids=shard.num_org_elements,
+        added_column=shard.num_org_elements_padded,
+        first_added_id=shard.added_vocab_start_index,
+        num_added=shard.num_added_elements,
+    )

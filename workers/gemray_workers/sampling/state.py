@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gemray_kernels.reference.token_choice import ChoiceKernels
-from gemray_kernels.slot_tables import PROMPT_SEEN, ChoiceRows, Columns, Field, SlotTables
-from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_kernels.slot_tables import PROMPT_SEEN, ChoiceRows, Field, SlotTables
+from gemray_workers.parallel.shard_indices import ShardIndices, columns_of
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.kernels import choice_kernels
 from gemray_workers.sampling.masks import NOTHING_FORBIDDEN, Forbidden, MaskPool, locate
@@ -172,18 +172,6 @@ class SamplingState:
 
     def _to_device(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._words_NF.device, non_blocking=True)
-
-
-def columns_of(shard: ShardIndices, device: torch.device) -> Columns:
-    """A rank's vocabulary as kernels want it."""
-    return Columns(
-        ids_V=shard.global_ids(device),
-        first_id=shard.org_vocab_start_index,
-        num_ids=shard.num_org_elements,
-        added_column=shard.num_org_elements_padded,
-        first_added_id=shard.added_vocab_start_index,
-        num_added=shard.num_added_elements,
-    )
 
 
 def _words(params: SamplingParams, prompt_len: int, early: int, late: int) -> NDArray[np.int64]:

@@ -51,10 +51,9 @@ class DFlashDrafter:
 
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:
         """Denoise a block a sequence: its newest token, then one mask for each draft."""
-        packed = rows.blocks(slots, self._groups)
+        packed = rows.blocks(slots, self._groups, self._model.config.mask_token_id)
         layout = packed.layout
-        tokens_T = layout.token_ids_T.masked_fill(layout.offset_T > 0, self._model.config.mask_token_id)
-        embedded_TH = self._embedding.lookup(tokens_T) * self._input_scale
+        embedded_TH = self._embedding(layout.token_ids_T, self._input_scale)
         hidden_TH = self._model.denoise(embedded_TH, packed.forward, self._caches)
 
         # A rectangle of drafts: behind a sequence's own it reads rows of others and writes what is never read.

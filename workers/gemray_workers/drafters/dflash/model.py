@@ -39,7 +39,7 @@ class DFlashModel:
         self._dtype = dtype
         self._fc = ReplicatedLinear("fc", len(config.target_layer_ids) * hidden_size, hidden_size, sharding)
         self._hidden_norm = ScaleNorm("hidden_norm", hidden_size, eps, sharding)
-        self._rope = RotaryEmbeddings(config.layers, device)
+        self._rope = RotaryEmbeddings(config.layers, sharding.kernels, device)
         self._layers = [DFlashLayer(config, layer.index, comm, sharding, attention) for layer in config.layers]
         self._norm = ScaleNorm("norm", hidden_size, eps, sharding)
 
@@ -65,7 +65,8 @@ class DFlashModel:
         next_norms = [*(layer.input_norm.norm for layer in self._layers[1:]), self._norm.norm]
         for config, layer, next_norm in zip(self.config.layers, self._layers, next_norms, strict=True):
             x_TH, normed_TH = layer(x_TH, normed_TH, rope[config.kind], batch, kv, next_norm)
-        return normed_TH * self.config.output_multiplier
+        multiplier = self.config.output_multiplier
+        return normed_TH if multiplier == 1 else normed_TH * multiplier
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor of a drafter checkpoint: it has neither embedding nor head."""

@@ -56,7 +56,7 @@ class AssistantModel:
         self._post_projection = ReplicatedLinear(
             "post_projection", decoder.hidden_size, config.backbone_hidden_size, sharding
         )
-        self._rope = RotaryEmbeddings(decoder.layers, device)
+        self._rope = RotaryEmbeddings(decoder.layers, sharding.kernels, device)
         self._layers = [
             DecoderLayer(decoder, layer, comm, sharding, attention, layers_name="model.layers")
             for layer in decoder.layers
