@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,23 +15,44 @@ from support.oracles.paged import PagedCache, Rows
 from support.oracles.sampling_reference import edited, filtered_law
 
 
+@dataclass
+class PlainText:
+    """What plain decoding puts behind a prompt."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Of each id under the model's own distribution, before edits and filters."""
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Of the prompt's tokens from the second on."""
+
+
 def plain_decode(directory: Path | str, submit: Submit, *, max_model_len: int = 256) -> list[int]:
     """The ids that a request must get, stop id included: float64, TP 1, nothing shared with the engine's step."""
+    return plain_text(directory, submit, max_model_len=max_model_len).ids
+
+
+@torch.inference_mode()
+def plain_text(directory: Path | str, submit: Submit, *, max_model_len: int = 256) -> PlainText:
+    """The same with log-probabilities."""
     model = solo_model(directory, torch.float64)
     params, prompt = submit.params, submit.prompt_ids
     cache = PagedCache(model.config, num_sequences=1, max_len=max_model_len, dtype=torch.float64)
-    output: list[int] = []
+    text = PlainText()
     pending, computed = list(prompt), 0
-    while len(output) < params.max_tokens and len(prompt) + len(output) < max_model_len:
+    while len(text.ids) < params.max_tokens and len(prompt) + len(text.ids) < max_model_len:
         batch = cache.batch([Rows(0, pending, computed)])
         hidden_TH = model.forward(batch, cache.caches).hidden_TH
-        logits_V = whole_logits(model, model.logits(hidden_TH[-1:]))[0]
-        output.append(_choose(logits_V, submit, output))
+        logits_TV = whole_logits(model, model.logits(hidden_TH))
+        logprobs_TV = logits_TV.log_softmax(-1)
+        if computed == 0:
+            text.prompt_logprobs = [logprobs_TV[i, token].item() for i, token in enumerate(prompt[1:])]
+        text.ids.append(_choose(logits_TV[-1], submit, text.ids))
+        text.logprobs.append(logprobs_TV[-1, text.ids[-1]].item())
         computed += len(pending)
-        pending = [output[-1]]
-        if output[-1] in params.stop_token_ids and len(output) > params.min_tokens:
+        pending = [text.ids[-1]]
+        if text.ids[-1] in params.stop_token_ids and len(text.ids) > params.min_tokens:
             break
-    return output
+    return text
 
 
 def _choose(logits_V: Tensor, submit: Submit, output: list[int]) -> int:

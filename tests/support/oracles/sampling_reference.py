@@ -65,16 +65,16 @@ def edited(
 ) -> list[float]:
     """One row's logits after its edits, in the documented order."""
     row = list(logits)
+    counts, seen = Counter(output), {*prompt, *output}
     for v in range(len(row)):
         forbidden = bool(params.allowed_token_ids) and v not in params.allowed_token_ids
         forbidden |= v in params.suppress_tokens
         forbidden |= len(output) < params.min_tokens and v in params.stop_token_ids
         if forbidden:
             row[v] = -math.inf
-        if v in prompt or v in output:
+        if v in seen:
             row[v] = row[v] / params.repetition_penalty if row[v] > 0 else row[v] * params.repetition_penalty
-        count = Counter(output)[v]
-        row[v] -= params.frequency_penalty * count + (params.presence_penalty if count else 0.0)
+        row[v] -= params.frequency_penalty * counts[v] + (params.presence_penalty if counts[v] else 0.0)
         row[v] += params.logit_bias.get(v, 0.0)
     return row
 

@@ -1,0 +1,105 @@
+"""What a case must give, by plain decoding, and where what it gave differs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemray_workers.messages import EngineStats, SequenceDelta, Submit
+from gemray_workers.sampling.token_logprob import TokenLogprob
+from support.oracles.plain_loop import PlainText, plain_text
+from support.random_cases.case import MAX_MODEL_LEN, Case, original
+from support.random_cases.serving import Job, Served
+
+TOLERANCE = 1e-9
+"""Of a log-probability: another batch sums in another order."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one request must get."""
+
+    text: PlainText
+    finish: str
+    free_ids: list[int]
+    """How the text would go on behind a stop id, as far as it is known."""
+
+
+def prepare(case: Case) -> tuple[Job, Mapping[str, Expected]]:
+    """The case's job, and what its requests must get."""
+    expected = {submit.request_id: _expected(case, submit) for submit in case.submits}
+    texts = {s.request_id: [*s.prompt_ids, *expected[s.request_id].free_ids] for s in case.submits}
+    return Job(case, case.directory, case.drafter_path, texts), expected
+
+
+def _expected(case: Case, submit: Submit) -> Expected:
+    """The original's text, cut at the budget and behind the first stop id."""
+    params = submit.params
+    free = free_text(case.directory, case.originals[submit.request_id])
+    budget = free.ids[: min(params.max_tokens, case.limits.max_model_len - len(submit.prompt_ids))]
+    stop = next(
+        (i for i, token in enumerate(budget, 1) if token in params.stop_token_ids and i > params.min_tokens), None
+    )
+    end = len(budget) if stop is None else stop
+    text = PlainText(free.ids[:end], free.logprobs[:end], free.prompt_logprobs)
+    return Expected(text, "length" if stop is None else "stop_token", free.ids)
+
+
+@functools.cache
+def free_text(directory: Path, number: int) -> PlainText:
+    """Plain decoding of an original."""
+    return plain_text(directory, original(number), max_model_len=MAX_MODEL_LEN)
+
+
+def differences(case: Case, expected: Mapping[str, Expected], served: Served) -> list[str]:
+    """One sentence for each difference from plain decoding, and for each count that does not add up."""
+    deltas = [delta for life in served.lives for delta in life.deltas]
+    found = [f"{name} got tokens after it was cancelled" for name in served.leaked]
+    for submit in case.submits:
+        own = [delta for delta in deltas if delta.request_id == submit.request_id]
+        found += _of_request(submit, expected[submit.request_id], own, submit.request_id in served.cancelled)
+    for life in served.lives:
+        found += _of_counters(life.deltas, life.stats)
+    return found
+
+
+def _of_request(submit: Submit, expected: Expected, deltas: Sequence[SequenceDelta], cancelled: bool) -> Iterator[str]:
+    name, text, last = submit.request_id, expected.text, deltas[-1]
+    ids = [token for delta in deltas for token in delta.token_ids]
+    if cancelled and last.finish == "cancelled":
+        if ids != text.ids[: len(ids)]:
+            yield f"{name} was cancelled with {ids}, plain decoding begins with {text.ids}"
+    elif (ids, last.finish) != (text.ids, expected.finish):
+        yield f"{name} got {ids} ({last.finish}, {last.fault}), plain decoding {text.ids} ({expected.finish})"
+    elif last.matched_stop_id != (ids[-1] if expected.finish == "stop_token" else None):
+        yield f"{name} ended by stop id {last.matched_stop_id} with {ids}"
+    if submit.params.logprobs is not None:
+        entries = [entry for delta in deltas for entry in delta.logprobs or []]
+        yield from _of_logprobs(f"{name}'s log-probabilities", entries, ids, text.logprobs[: len(ids)])
+    if submit.params.prompt_logprobs is not None and ids:
+        entries = [entry for delta in deltas for entry in delta.prompt_logprobs or []]
+        yield from _of_logprobs(f"{name}'s prompt", entries, submit.prompt_ids[1:], text.prompt_logprobs)
+
+
+def _of_logprobs(
+    what: str, entries: Sequence[TokenLogprob], ids: Sequence[int], logprobs: Sequence[float]
+) -> Iterator[str]:
+    if [entry.token_id for entry in entries] != list(ids):
+        yield f"{what} are of {[entry.token_id for entry in entries]}, not of {list(ids)}"
+    elif any(abs(e.logprob - value) > TOLERANCE for e, value in zip(entries, logprobs, strict=True)):
+        yield f"{what} are {[e.logprob for e in entries]}, not {list(logprobs)}"
+
+
+def _of_counters(deltas: Sequence[SequenceDelta], stats: EngineStats) -> Iterator[str]:
+    generated = sum(len(delta.token_ids) for delta in deltas)
+    if stats.generated_tokens != generated:
+        yield f"{stats.generated_tokens} tokens are counted, {generated} were given out"
+    ends = [delta.speculation for delta in deltas if delta.finish is not None and delta.speculation is not None]
+    for name in ("rounds", "drafted", "accepted"):
+        total = sum(getattr(counters, name) for counters in ends)
+        if getattr(stats.speculation, name) != total:
+            yield f"{getattr(stats.speculation, name)} {name} are counted, requests have {total}"
+    if any(stats.pages_in_use.values()) or stats.num_running or stats.num_waiting:
+        yield f"left behind: pages {stats.pages_in_use}, {stats.num_running} running, {stats.num_waiting} waiting"
