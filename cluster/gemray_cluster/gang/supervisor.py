@@ -14,6 +14,7 @@ from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.live_request import LiveRequest, Suspects
+from gemray_workers.errors import CheckpointError, GemrayError, InvalidField
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
 
 logger = logging.getLogger(__name__)
@@ -176,7 +177,11 @@ class Supervisor:
         return len(self._failed_at) <= self._max_rebuilds
 
     async def _rebuild(self) -> None:
-        """Launch another gang. One that a rank keeps from starting has failed in its turn; other errors are raised."""
+        """Launch another gang. One that does not come to serve has failed in its turn, and counts: what keeps it may
+        pass, like memory or a node that the one before has not given back. What is wrong with settings or files stays.
+
+        Raises InvalidField and CheckpointError.
+        """
         began = self._clock()
         logger.warning(
             "rebuilding the gang (%d of at most %d times within %g s); live requests that wait: %d",
@@ -184,8 +189,10 @@ class Supervisor:
         )  # fmt: skip
         try:
             await self._launch(no_listener)
-        except GangUnavailable as error:
-            logger.error("the new gang failed: %s", error)
+        except (InvalidField, CheckpointError):
+            raise
+        except GemrayError as error:
+            logger.error("the new gang failed: %s", in_words(error))
             return
         self.num_rebuilds += 1
         logger.warning(

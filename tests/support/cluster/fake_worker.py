@@ -12,7 +12,7 @@ import torch
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
 from gemray_workers.config import EngineConfig
-from gemray_workers.errors import CheckpointError
+from gemray_workers.errors import CapacityError, CheckpointError, CommunicationError
 from gemray_workers.messages import (
     Cancel,
     Choice,
@@ -49,6 +49,10 @@ class FakeWorker:
     def load(self) -> tuple[ModelInfo, RankInfo]:
         if self._config.model_path == "/missing":
             raise CheckpointError("/missing/config.json: no such file")
+        if self._config.model_path == "/no-room":
+            raise CapacityError("weights of 9 GiB do not fit the 3 GiB that are free")
+        if self._config.model_path == "/late" and self._rank == 1:
+            raise CommunicationError("rank 0 did not come to the barrier")
         if self._config.model_path == "/dies" and self._rank == 1:
             os._exit(3)
         time.sleep({"/slow": 60.0, "/pauses": 3.0}.get(self._config.model_path, 0.0))
