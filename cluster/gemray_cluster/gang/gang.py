@@ -32,6 +32,7 @@ from gemray_cluster.gang.launcher import (
     StartProgress,
 )
 from gemray_cluster.gang.streams import StreamTable
+from gemray_cluster.gang.unless import unless
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CommunicationError, GemrayError
 from gemray_workers.messages import (
@@ -72,6 +73,8 @@ class Gang:
         self._state = GangState.STARTING
         self._failure: str | None = None
         self._stage = "not launched"
+        self._lost: str | None = None
+        """What died under the ranks."""
         self._ranks: list[Rank] = []
         self._runs: list[asyncio.Task[None]] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -128,7 +131,7 @@ class Gang:
             laps.end("placement")
             try:
                 async with asyncio.timeout(self._config.start_deadline_s):
-                    await self._bring_up(progress, laps)
+                    await unless(self._launcher.lost(), self._bring_up(progress, laps))
             except TimeoutError:
                 raise GangUnavailable(
                     f"the gang was not ready within start_deadline_s = {self._config.start_deadline_s:g}: "
@@ -205,6 +208,7 @@ class Gang:
         if self._state is not GangState.STARTING:
             raise GangUnavailable(self._failure or "the gang ended while it started")
         self._watchers.append(asyncio.create_task(self._watch_heartbeat()))
+        self._watchers.append(asyncio.create_task(self._watch_launcher()))
         self._state = GangState.SERVING
         laps.end("first step")
         logger.info("the gang started in %s", laps)
@@ -288,6 +292,11 @@ class Gang:
         errors = errors_by_cause(self._runs)
         self._fail(account(errors) if errors else "a rank left its loop without being told to stop")
 
+    async def _watch_launcher(self) -> None:
+        """What the ranks run on has died: they will follow, but need not be waited for."""
+        self._lost = await self._launcher.lost()
+        self._fail(self._lost)
+
     async def _watch_heartbeat(self) -> None:
         deadline = self._config.heartbeat_deadline_s
         while True:
@@ -350,7 +359,7 @@ class Gang:
         try:
             if state is GangState.FAILED and self._runs:
                 await asyncio.wait(self._runs, timeout=DIAGNOSIS_S)
-                if errors := errors_by_cause(self._runs):
+                if self._lost is None and (errors := errors_by_cause(self._runs)):
                     self._failure = account(errors)
             self._state = state
             self._streams.fail_all(f"the gang is {state.value}")

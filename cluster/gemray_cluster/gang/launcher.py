@@ -95,6 +95,10 @@ class Launcher(Protocol):
         """(node id, node ip) of the coordinator, in the terms of `RankFacts`."""
         ...
 
+    async def lost(self) -> str:
+        """Return when what the processes run on has died, with the cause; the processes are of no use then."""
+        ...
+
     async def release(self) -> None:
         """Give the room back; the processes are dead by now. Idempotent."""
         ...

@@ -26,10 +26,11 @@ from gemray_cluster.gang.launcher import (
     StartProgress,
 )
 from gemray_cluster.gang.rank_host import GANG_WORKER, RankHost
+from gemray_cluster.gang.unless import unless
 from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, locate_actor, node_ip
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
-from gemray_cluster.ray_runtime.session import NOSET_DEVICES
+from gemray_cluster.ray_runtime.session import NOSET_DEVICES, RaySession
 from gemray_cluster.ray_runtime.worker_log import last_words
 from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
@@ -44,22 +45,26 @@ FORWARDED_PREFIXES = ("NCCL_", "GLOO_")
 class RayGang(Gang):
     """A `GangClient` whose ranks are Ray actors."""
 
-    def __init__(self, config: ClusterConfig, engine: EngineConfig, *, worker_class: str = GANG_WORKER) -> None:
-        """Start nothing yet; `launch` needs an open `RaySession`.
+    def __init__(
+        self, session: RaySession, config: ClusterConfig, engine: EngineConfig, *, worker_class: str = GANG_WORKER
+    ) -> None:
+        """Start nothing yet.
 
         Args:
+            session: an open one; repaired by `launch` when its Ray has died.
             config: placement and deadlines.
             engine: the engine's settings; one rank per tensor-parallel shard.
             worker_class: ``module:class`` with the interface of `GangWorker`.
         """
-        super().__init__(RayLauncher(config, engine, worker_class), config, engine)
+        super().__init__(RayLauncher(session, config, engine, worker_class), config, engine)
 
 
 class RayLauncher:
     """Reserves a placement group and starts an actor in each of its bundles."""
 
-    def __init__(self, config: ClusterConfig, engine: EngineConfig, worker_class: str) -> None:
+    def __init__(self, session: RaySession, config: ClusterConfig, engine: EngineConfig, worker_class: str) -> None:
         """Start nothing yet."""
+        self._session = session
         self._config = config
         self._engine = engine
         self._worker_class = worker_class
@@ -67,18 +72,22 @@ class RayLauncher:
         self._group: PlacementGroup | None = None
 
     async def launch(self, num_ranks: int, progress: ProgressListener) -> list[Rank]:
-        """Wait for room, then start the actors. Raises CapacityError."""
+        """Wait for room, then start the actors. Raises CapacityError, and ClusterUnreachable without a Ray."""
+        await self._session.repair()
         progress(StartProgress("placement", 0, num_ranks))
         bundle: dict[str, float] = {"CPU": self._config.cpus_per_rank}
         if self._engine.device == "cuda":
             bundle["GPU"] = 1
-        self._group = await reserve(
-            num_ranks,
-            bundle,
-            strategy=self._config.strategy,
-            deadline_s=self._config.placement_deadline_s,
-            name=self._name,
-            waiting=lambda shortage: progress(StartProgress("placement", 0, num_ranks, shortage)),
+        self._group = await unless(
+            self.lost(),
+            reserve(
+                num_ranks,
+                bundle,
+                strategy=self._config.strategy,
+                deadline_s=self._config.placement_deadline_s,
+                name=self._name,
+                waiting=lambda shortage: progress(StartProgress("placement", 0, num_ranks, shortage)),
+            ),
         )
         if self._engine.drafter_placement == "dedicated":
             await warn_if_apart(self._group, drafter_rank=num_ranks - 1)
@@ -89,10 +98,14 @@ class RayLauncher:
         """The driver's node."""
         return await in_own_thread(lambda: (ray.get_runtime_context().get_node_id(), node_ip()))
 
+    async def lost(self) -> str:
+        """Return when our own Ray has died."""
+        return await self._session.lost()
+
     async def release(self) -> None:
         """Remove the placement group. Idempotent."""
         group, self._group = self._group, None
-        if group is not None:
+        if group is not None and self._session.failure is None:
             await release(group)
 
     def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
@@ -106,15 +119,16 @@ class RayLauncher:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
             runtime_env={"env_vars": {NOSET_DEVICES: "1", **forwarded}},
         ).remote(self._engine, rank, self._worker_class, locate_actor)
-        return RayRank(actor)
+        return RayRank(actor, self._session)
 
 
 class RayRank(Rank):
     """One rank's actor, awaited without blocking the event loop."""
 
-    def __init__(self, actor: ActorHandle[Any]) -> None:
+    def __init__(self, actor: ActorHandle[Any], session: RaySession) -> None:
         """Hold the actor: it lives as long as this handle."""
         self.actor = actor
+        self._session = session
 
     @override
     async def facts(self) -> RankFacts:
@@ -138,7 +152,10 @@ class RayRank(Rank):
 
     @override
     async def kill(self) -> None:
-        await in_own_thread(ray.kill, self.actor)
+        if self._session.failure is None:
+            await in_own_thread(ray.kill, self.actor)
+        else:
+            await in_own_thread(self._session.kill_own_processes)
 
 
 async def _result(ref: ray.ObjectRef[T]) -> T:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
+import threading
 import time
 from typing import Any
 
@@ -12,6 +14,7 @@ import ray
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.own_processes import OwnProcesses, in_sessions_of_their_own
 from gemray_workers.errors import GemrayError
 
 logger = logging.getLogger(__name__)
@@ -22,6 +25,7 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 """Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
 _RETRY_S = 0.5
 _CLOSE_DEADLINE_S = 10.0
+_WATCH_S = 0.2
 
 
 class ClusterUnreachable(GemrayError):
@@ -29,11 +33,16 @@ class ClusterUnreachable(GemrayError):
 
 
 class RaySession:
-    """This process's connection to Ray. It outlives gangs, so that a failed one can be rebuilt."""
+    """This process's connection to Ray. It outlives gangs, so that a failed one can be rebuilt.
 
-    def __init__(self, *, owned: bool) -> None:
+    A Ray that was started here is watched: when it dies `lost` tells, and `repair` starts another.
+    """
+
+    def __init__(self, config: ClusterConfig, *, owned: bool) -> None:
         """Use `open`."""
+        self._config = config
         self._owned = owned
+        self._processes = OwnProcesses() if owned and config.address is None else None
 
     @classmethod
     async def open(cls, config: ClusterConfig) -> RaySession:
@@ -45,32 +54,78 @@ class RaySession:
         Raises ClusterUnreachable.
         """
         if ray.is_initialized():
-            return cls(owned=False)
+            return cls(config, owned=False)
         # Set before `import ray` (cli/ray_environment.py does): its processes read it at different times.
         os.environ.setdefault(AUTH_MODE, "token")
         # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
         os.environ.setdefault(NOSET_DEVICES, "1")
         if config.address is None:
-            logger.info("starting Ray on this machine")
-            began = time.monotonic()
-            await asyncio.to_thread(_start_here, config)
-            logger.info("Ray started in %.1f s", time.monotonic() - began)
+            await _start(config)
         else:
             logger.info("joining the Ray cluster at %s", config.address)
             await _reach(config.address, config.connect_deadline_s)
             await asyncio.to_thread(_join, config)
-        return cls(owned=True)
+        return cls(config, owned=True)
 
     async def close(self) -> None:
         """Disconnect, and end a Ray that was started here. Idempotent."""
         if not self._owned:
             return
         self._owned = False
+        await self._shut_down()
+
+    @property
+    def failure(self) -> str | None:
+        """Why our own Ray is of no use any more; None while it runs, and for a cluster's."""
+        return None if self._processes is None else self._processes.dead()
+
+    async def lost(self) -> str:
+        """Return when our own Ray has died, with the cause; never for a cluster's, which may come back by itself."""
+        while (failure := self.failure) is None:
+            await asyncio.sleep(_WATCH_S)
+        return failure
+
+    async def repair(self) -> None:
+        """Start Ray again if our own has died. Raises ClusterUnreachable."""
+        if self.failure is None:
+            return
+        logger.warning("%s: starting another", self.failure)
+        await self._shut_down()
+        await _start(self._config)
+        self._processes = OwnProcesses()
+
+    def kill_own_processes(self) -> None:
+        """End a Ray that was started here with all its workers: calls to one that has died are not answered."""
+        if self._processes is not None:
+            self._processes.kill()
+
+    async def _shut_down(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_DEADLINE_S):
                 await in_own_thread(ray.shutdown)
         except TimeoutError:
             logger.error("Ray did not let go of us within %g s: its processes have ended or hang", _CLOSE_DEADLINE_S)
+        self.kill_own_processes()
+
+
+async def _start(config: ClusterConfig) -> None:
+    """Start Ray here; raises ClusterUnreachable."""
+    logger.info("starting Ray on this machine")
+    began = time.monotonic()
+    # On the executor's thread: Ray's processes end with the thread that started them.
+    await asyncio.to_thread(_start_here, config)
+    _take_signals_back()
+    logger.info("Ray started in %.1f s", time.monotonic() - began)
+
+
+def _take_signals_back() -> None:
+    """Ray's library has put handlers of its own in place of ours, behind Python's back."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # nobody can have set one from here
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 async def _reach(address: str, deadline_s: float) -> None:
@@ -108,14 +163,15 @@ def _join(config: ClusterConfig) -> None:
 
 def _start_here(config: ClusterConfig) -> None:
     try:
-        _init(
-            address="local",
-            namespace=config.namespace,
-            num_cpus=config.local_num_cpus,
-            num_gpus=config.local_num_gpus,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-        )
+        with in_sessions_of_their_own():
+            _init(
+                address="local",
+                namespace=config.namespace,
+                num_cpus=config.local_num_cpus,
+                num_gpus=config.local_num_gpus,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+            )
     except Exception as error:
         raise ClusterUnreachable(f"cannot start Ray on this machine: {error}") from error
 

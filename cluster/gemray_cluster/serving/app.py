@@ -86,7 +86,7 @@ async def serving(
             bundle=rank_bundle(cluster_config, engine_config.device),
             checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
         )
-        await supervisor.start(lambda: RayGang(cluster_config, engine_config), progress)
+        await supervisor.start(lambda: RayGang(session, cluster_config, engine_config), progress)
         stack.push_async_callback(supervisor.stop)
         await server.report_health()
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first

@@ -5,61 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from psutil import Process
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-
-GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
-START_S = 120
+from support.cluster.serve_process import GEMRAY, START_S, line_with, ranks_of, served, starting
 
 pytestmark = pytest.mark.slow
-
-
-@asynccontextmanager
-async def starting(model: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A server process on two slots, in a session of its own, as from a terminal."""
-    flags = ["--model", str(model), *more, "--port", "0", "--kv-memory", "32MiB"]
-    flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
-    process = await asyncio.create_subprocess_exec(
-        *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-@asynccontextmanager
-async def served(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
-    """A server that is ready, and a channel to it."""
-    async with starting(model, "--tp", "2") as process:
-        line = await asyncio.wait_for(_line_with(process, "ready: serving"), START_S)
-        async with grpc.aio.insecure_channel(line.split()[-1]) as channel:
-            yield process, channel
-
-
-async def _line_with(process: asyncio.subprocess.Process, text: str) -> str:
-    """The first line of the server's account that has it."""
-    assert process.stderr is not None
-    lines = []
-    async for line in process.stderr:
-        lines.append(line.decode())
-        if text in lines[-1]:
-            return lines[-1]
-    raise AssertionError(f"the server ended without saying {text!r}:\n" + "".join(lines))
 
 
 async def test_serve_answers_and_drains(tmp_path: Path) -> None:
@@ -115,12 +73,12 @@ async def test_a_killed_rank_costs_a_pause(tmp_path: Path) -> None:
         undisturbed = [message async for message in stub.GenerateStream(request)]
         live = stub.GenerateStream(request)
         messages = [await live.read()]
-        _ranks_of(process)[-1].kill()
+        ranks_of(process)[-1].kill()
         while (message := await asyncio.wait_for(live.read(), 60)) is not grpc.aio.EOF:
             messages.append(message)
         assert _joined(messages) == _joined(undisturbed)
         assert messages[-1].final.usage.completion_tokens == 90
-        line = await asyncio.wait_for(_line_with(process, "rebuilding the gang"), 10)
+        line = await asyncio.wait_for(line_with(process, "rebuilding the gang"), 10)
         assert line.endswith("live requests that wait: 1\n"), "the rank died in the middle"
 
 
@@ -134,33 +92,14 @@ def _joined(messages: list[Any]) -> tuple[list[int], str, list[int]]:
     )
 
 
-def _ranks_of(process: asyncio.subprocess.Process) -> list[Process]:
-    return [p for p in Process(process.pid).children(recursive=True) if "RankHost" in " ".join(p.cmdline())]
-
-
 async def test_without_rebuilds_a_killed_rank_ends_the_server(tmp_path: Path) -> None:
     async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "1", "--max-rebuilds", "0") as process:
-        await asyncio.wait_for(_line_with(process, "ready: serving"), START_S)
-        (rank,) = _ranks_of(process)
+        await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
+        (rank,) = ranks_of(process)
         rank.kill()
-        line = await asyncio.wait_for(_line_with(process, "error: "), 30)
+        line = await asyncio.wait_for(line_with(process, "error: "), 30)
         assert line.startswith(f"error: the gang failed: rank 0: its process died (pid {rank.pid}")
         assert await asyncio.wait_for(process.wait(), 30) == 1
-
-
-async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) -> None:
-    """As systemd and `timeout` send it: to every process at once. Ray's own calls then wait for ever."""
-    async with served(write_servable_checkpoint(tmp_path / "model")) as (process, _):
-        os.killpg(process.pid, signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-
-
-async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
-    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "4") as process:
-        await asyncio.wait_for(_line_with(process, "for resources: wanted 4 x"), START_S)
-        os.killpg(process.pid, signal.SIGTERM)
-        await asyncio.wait_for(_line_with(process, "ended before the gang was ready"), 30)
-        assert await asyncio.wait_for(process.wait(), 30) == 130
 
 
 async def test_demo() -> None:

@@ -17,6 +17,7 @@ from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.gang.launcher import StartProgress
 from gemray_cluster.ray_runtime.launcher import RayGang
+from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CheckpointError
 from gemray_workers.messages import SequenceDelta, Submit
@@ -72,7 +73,7 @@ async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
     def make(model_path: str = "/fake", config: ClusterConfig = CONFIG) -> Gang:
         engine = engine_config(model_path)
         if launcher == "ray":
-            made.append(RayGang(config, engine, worker_class=FAKE_WORKER))
+            made.append(RayGang(RaySession(config, owned=False), config, engine, worker_class=FAKE_WORKER))
         else:
             made.append(Gang(ProcessLauncher(engine, FAKE_WORKER), config, engine))
         return made[-1]

@@ -15,6 +15,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.ray_runtime.launcher import RayGang
+from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.errors import CheckpointError, CommunicationError, InvalidField
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
@@ -42,7 +43,9 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 def make_gang(launcher: str, model: Path | str) -> Gang:
     engine = engine_config(model, tensor_parallel_size=2, collective_timeout_s=20.0)
-    return RayGang(CONFIG, engine) if launcher == "ray" else Gang(ProcessLauncher(engine), CONFIG, engine)
+    if launcher == "ray":
+        return RayGang(RaySession(CONFIG, owned=False), CONFIG, engine)
+    return Gang(ProcessLauncher(engine), CONFIG, engine)
 
 
 async def ids_of(gang: Gang, submit: Submit) -> list[int]:

@@ -21,6 +21,7 @@ from gemray_cluster.ray_runtime.placement import (
     release,
     reserve,
 )
+from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.errors import CapacityError
 from support.engine.engine_runner import engine_config
 
@@ -109,7 +110,7 @@ async def test_a_dedicated_drafter_on_another_node_is_told(
     monkeypatch.setattr("gemray_cluster.ray_runtime.placement._nodes_of_bundles", lambda group: nodes)
     monkeypatch.setattr(RayLauncher, "_start_actor", lambda *_: None)
     engine = engine_config("target", drafter_path="drafter", drafter_placement=placement)
-    launcher = RayLauncher(ClusterConfig(), engine, "no worker is started")
+    launcher = RayLauncher(RaySession(ClusterConfig(), owned=False), ClusterConfig(), engine, "no worker is started")
     await launcher.launch(3, lambda progress: None)
     await launcher.release()
     assert ("the dedicated drafter (rank 2) is on another node than rank 0" in caplog.text) == is_warned

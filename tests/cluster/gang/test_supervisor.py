@@ -162,14 +162,64 @@ async def test_a_gang_that_cannot_start_again_says_both_reasons(supervisor: Supe
     assert await supervisor.wait_ended() is GangState.FAILED
 
 
-async def test_a_rank_that_dies_while_it_is_rebuilt_counts_as_another_failure(supervisor: Supervisor) -> None:
-    await supervisor.start(Models("/fake", "/dies", "/fake"))
+@pytest.mark.parametrize("obstacle", ["/dies", "/no-room", "/late"])
+async def test_what_keeps_a_new_gang_from_serving_may_pass(supervisor: Supervisor, obstacle: str) -> None:
+    """A rank that dies, memory that is not free yet, a barrier that a rank does not reach: tried again, and counted."""
+    await supervisor.start(Models("/fake", obstacle, "/fake"))
     listener = Listener(supervisor, submit("x", max_tokens=200))
     await eventually(lambda: len(listener.ids) > 0)
     kill(supervisor, 0)
     await asyncio.wait_for(listener.task, 40)
     assert listener.ids == expected(200)
     assert supervisor.num_rebuilds == 1
+
+
+async def test_what_does_not_pass_ends_it_after_max_rebuilds() -> None:
+    supervisor = Supervisor(max_rebuilds=2)
+    await supervisor.start(Models("/fake", "/no-room"))
+    kill(supervisor, 0)
+    assert await asyncio.wait_for(supervisor.wait_ended(), 30) is GangState.FAILED
+    assert supervisor.failure == "weights of 9 GiB do not fit the 3 GiB that are free"
+    await supervisor.stop()
+
+
+class FragileLauncher(ProcessLauncher):
+    """Processes on a ground that can be taken away; rank 1 lives on a while, as a worker of a dead Ray does."""
+
+    ground: asyncio.Event
+
+    async def lost(self) -> str:
+        await self.ground.wait()
+        return "the raylet of our own Ray has ended"
+
+
+async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
+    grounds: list[asyncio.Event] = []
+
+    def make() -> Gang:
+        engine = EngineConfig(
+            model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
+            collective_timeout_s=20,
+        )  # fmt: skip
+        launcher = FragileLauncher(engine, FAKE_WORKER)
+        launcher.ground = asyncio.Event()
+        grounds.append(launcher.ground)
+        return Gang(launcher, CONFIG, engine)
+
+    supervisor = Supervisor(max_rebuilds=3)
+    await supervisor.start(make)
+    listener = Listener(supervisor, submit("x", max_tokens=300))
+    await eventually(lambda: len(listener.ids) > 3)
+    grounds[0].set()
+    await eventually(lambda: supervisor.failure is not None)
+    assert supervisor.failure == "the raylet of our own Ray has ended"
+    # A gang that starts is not waited for either.
+    await eventually(lambda: len(grounds) == 2)
+    grounds[1].set()
+    await asyncio.wait_for(listener.task, 40)
+    assert listener.ids == expected(300)
+    assert (len(grounds), supervisor.num_rebuilds) == (3, 1)
+    await supervisor.stop()
 
 
 async def test_stopping_breaks_a_rebuild_off(supervisor: Supervisor) -> None:

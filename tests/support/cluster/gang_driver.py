@@ -31,7 +31,7 @@ async def main(address: str) -> None:
 
     try:
         session = await RaySession.open(config)
-        gang = RayGang(config, engine, worker_class=FAKE_WORKER)
+        gang = RayGang(session, config, engine, worker_class=FAKE_WORKER)
         await gang.launch(progress)
     except GemrayError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))

@@ -32,6 +32,9 @@ class ProcessLauncher:
     async def here(self) -> tuple[str, str]:
         return NODE
 
+    async def lost(self) -> str:
+        return await asyncio.get_running_loop().create_future()
+
     async def release(self) -> None:
         pass
 

@@ -1,0 +1,124 @@
+"""Signals and deaths around `gemray serve` with a Ray of its own: streams outlive them, nothing outlives the server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from gemray.v1 import generation_pb2 as pb
+from gemray.v1 import generation_pb2_grpc
+from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.cluster.serve_process import START_S, line_with, ray_of, served, starting
+from support.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 100
+
+
+class Reader:
+    """A client that reads one stream to its end."""
+
+    def __init__(self, channel: grpc.aio.Channel, seed: int) -> None:
+        self.ids: list[int] = []
+        self.final: pb.Completion | None = None
+        self.began = asyncio.Event()
+        sampling = pb.SamplingParameters(seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True)
+        self.task = asyncio.create_task(
+            self._read(channel, pb.GenerateStreamRequest(text="import this", sampling=sampling))
+        )
+
+    async def _read(self, channel: grpc.aio.Channel, request: pb.GenerateStreamRequest) -> None:
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        async for message in stub.GenerateStream(request):
+            self.began.set()
+            if message.HasField("delta"):
+                self.ids += message.delta.token_ids
+            else:
+                self.final = message.final
+
+    async def read_on(self) -> list[int]:
+        """Everything that it got, to the end of the stream."""
+        await self.task
+        assert self.final is not None
+        assert self.final.usage.completion_tokens == len(self.ids) == NUM_TOKENS
+        return self.ids
+
+
+async def reading(channel: grpc.aio.Channel, count: int) -> list[Reader]:
+    """Streams that have begun."""
+    readers = [Reader(channel, seed) for seed in range(count)]
+    await asyncio.gather(*(reader.began.wait() for reader in readers))
+    return readers
+
+
+def processes_of(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path) -> None:
+    """As `timeout` and a terminal send it. Ray has a session of its own, so the drain still has its ranks."""
+    async with served(write_servable_checkpoint(tmp_path / "model")) as (process, channel):
+        everything = processes_of(process.pid)
+        (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
+        readers = await reading(channel, 20)
+        os.killpg(process.pid, signal.SIGTERM)
+        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), 60)
+        assert found[0] == expected
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+        await eventually(lambda: gone(everything), deadline_s=20)
+
+
+async def test_nothing_outlives_a_killed_server(tmp_path: Path) -> None:
+    """Sessions of their own must not make orphans of Ray's processes; its agents look for their parent once a while."""
+    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "1") as process:
+        await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
+        everything = processes_of(process.pid)
+        own = [p for p in everything if not p.name().endswith("Agent")]
+        assert 3 < len(own) < len(everything)
+        process.kill()
+        await eventually(lambda: gone(own), deadline_s=30)
+        await eventually(lambda: gone(everything), deadline_s=120)
+
+
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
+async def test_a_ray_that_dies_is_started_again(tmp_path: Path, victim: str) -> None:
+    async with served(write_servable_checkpoint(tmp_path / "model"), "--max-rebuilds", "1") as (process, channel):
+        (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
+        readers = await reading(channel, 5)
+        ray_of(process, victim).kill()
+        line = await asyncio.wait_for(line_with(process, "the gang failed"), 3)
+        assert f"the {victim} of our own Ray has ended" in line
+        assert "killed by SIGKILL" in line
+        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), 90)
+        assert found[0] == expected
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) -> None:
+    """As systemd sends it, to every process of the service at once."""
+    async with served(write_servable_checkpoint(tmp_path / "model")) as (process, _):
+        for each in processes_of(process.pid):
+            each.terminate()
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
+    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "4") as process:
+        await asyncio.wait_for(line_with(process, "for resources: wanted 4 x"), START_S)
+        for each in processes_of(process.pid):
+            each.terminate()
+        await asyncio.wait_for(line_with(process, "ended before the gang was ready"), 30)
+        assert await asyncio.wait_for(process.wait(), 30) == 130

@@ -1,0 +1,62 @@
+"""`gemray serve` as a process of its own, with Ray and two slots."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from psutil import Process
+
+GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
+START_S = 120
+
+
+@asynccontextmanager
+async def starting(model: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A server process on two slots, in a session of its own, as from a terminal."""
+    flags = ["--model", str(model), *more, "--port", "0", "--kv-memory", "32MiB"]
+    flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
+    process = await asyncio.create_subprocess_exec(
+        *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def served(model: Path, *more: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
+    """A server that is ready, and a channel to it."""
+    async with starting(model, "--tp", "2", *more) as process:
+        line = await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
+        async with grpc.aio.insecure_channel(line.split()[-1]) as channel:
+            yield process, channel
+
+
+async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
+    """The first line of the server's account that has it."""
+    assert process.stderr is not None
+    lines = []
+    async for line in process.stderr:
+        lines.append(line.decode())
+        if text in lines[-1]:
+            return lines[-1]
+    raise AssertionError(f"the server ended without saying {text!r}:\n" + "".join(lines))
+
+
+def ranks_of(process: asyncio.subprocess.Process) -> list[Process]:
+    """The ranks' processes, workers of the server's own Ray."""
+    return [p for p in Process(process.pid).children(recursive=True) if "RankHost" in " ".join(p.cmdline())]
+
+
+def ray_of(process: asyncio.subprocess.Process, name: str) -> Process:
+    """A process of the server's own Ray: ``raylet`` or ``gcs_server``."""
+    (found,) = [p for p in Process(process.pid).children() if Path(p.cmdline()[0]).name == name]
+    return found
