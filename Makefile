@@ -34,8 +34,10 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2 --dist loadfile
 
+# On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS.
+TRAFFIC_SECONDS ?= 600
 test-gpu: $(INSTALLED)
-	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest tests/gpu --traffic-seconds $(TRAFFIC_SECONDS)
 
 lint: $(INSTALLED) proto-check
 	$(BIN)/ruff check .

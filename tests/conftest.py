@@ -39,6 +39,14 @@ def run_on_gang(gang_pools: GangPools) -> RunOnGang:
     return gang_pools.run
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of tests/gpu, here because pytest asks before it has looked for other conftest files."""
+    parser.addoption(
+        "--traffic-seconds", type=float, default=600.0, metavar="SECONDS",
+        help="how long the GPU tests' mixed traffic lasts, all its configurations together",
+    )  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` need a CUDA device."""
     if torch.cuda.is_available():

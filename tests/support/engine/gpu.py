@@ -1,23 +1,32 @@
-"""Engines on GPUs for tests: each rank of a gloo gang joins a second gang over NCCL, on a card of its own."""
+"""Engines on GPUs for tests: each rank of a gloo gang joins a second gang over NCCL, on a card of its own.
+
+What runs here runs on CPU, too, where the config says so: then the gloo gang itself serves.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from gemray_workers.config import EngineConfig
+from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.engine.planner import Inbox
 from gemray_workers.messages import Submit
-from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.target_rank import EngineRank
 from support.checkpoints.tiny import Shape
-from support.engine.engine_runner import Run, engine_config, serve
+from support.engine.engine_runner import Run, collect, engine_config
+
+InboxT = TypeVar("InboxT", bound=Inbox)
 
 CONFIGS = Path(__file__).resolve().parents[3] / "benchmarks" / "configs"
 LAYERS = 12
@@ -77,25 +86,66 @@ def join_on_gpu(comm: Communicator, timeout_s: float = 60.0) -> TorchCommunicato
     return join_gang(comm.rank, comm.size, address, device="cuda", timeout_s=timeout_s)
 
 
-def run_on_gpus(comm: Communicator, config: EngineConfig, submits: list[Submit]) -> Run | None:
-    """On every rank of a gang of `config.gang_size`: load, serve, leave. Rank 0 returns the results."""
-    device = torch.device("cuda", comm.rank)
-    torch.cuda.set_device(device)
-    if comm.size == 1:
-        return serve(EngineRank(config, SoloCommunicator(), device), SoloCommunicator(), submits)
+def device_of(config: EngineConfig, rank: int) -> torch.device:
+    """A rank's device: a card of its own, or the CPU; made the current one."""
+    if config.device == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+@contextmanager
+def gang_of(comm: Communicator, config: EngineConfig) -> Iterator[Any]:
+    """The ranks of `comm` as a gang on the config's devices: over NCCL on cards, as they are on CPU."""
+    if comm.size == 1 or config.device == "cpu":
+        yield comm
+        return
     gang = join_on_gpu(comm)
     try:
-        return _serve(gang, config, device, submits)
+        yield gang
     finally:
         torch.cuda.synchronize()
         gang.close()
 
 
-def _serve(gang: TorchCommunicator, config: EngineConfig, device: torch.device, submits: list[Submit]) -> Run | None:
-    if config.drafter_placement == "colocated":
-        return serve(EngineRank(config, gang, device), gang, submits)
-    if gang.rank == config.tensor_parallel_size:
-        DrafterRank(config, gang, device).engine().run()
-        return None
-    target: Any = gang.subgroup(config.tensor_parallel_size, "target")
-    return serve(EngineRank(config, target, device, gang=gang), target, submits)
+def run_engine_on(
+    comm: Communicator,
+    config: EngineConfig,
+    make_inbox: Callable[[torch.device], InboxT],
+    *,
+    on_loaded: Callable[[torch.device], None] = lambda _: None,
+    on_done: Callable[[torch.device], None] = lambda _: None,
+) -> InboxT | None:
+    """On every rank of a gang of `config.gang_size`: load, serve an inbox to its end, leave. Rank 0 returns the inbox.
+
+    Args:
+        comm: of the processes.
+        config: of the engine; its device decides where the ranks compute.
+        make_inbox: of rank 0, once it has loaded.
+        on_loaded: on each rank, once it has loaded.
+        on_done: on each rank, when all is served.
+    """
+    device = device_of(config, comm.rank)
+    with gang_of(comm, config) as gang:
+        if config.drafter_placement == "dedicated" and gang.rank == config.tensor_parallel_size:
+            drafter = DrafterRank(config, gang, device)
+            on_loaded(device)
+            drafter.engine().run()
+            on_done(device)
+            return None
+        if config.drafter_placement == "dedicated":
+            target = gang.subgroup(config.tensor_parallel_size, "target")
+            rank = EngineRank(config, target, device, gang=gang)
+        else:
+            rank = EngineRank(config, gang, device)
+        inbox = make_inbox(device) if comm.rank == 0 else None
+        on_loaded(device)
+        rank.engine(inbox).run()
+        on_done(device)
+        return inbox
+
+
+def run_on_gpus(comm: Communicator, config: EngineConfig, submits: list[Submit]) -> Run | None:
+    """On every rank of a gang of `config.gang_size`: load, serve, leave. Rank 0 returns the results."""
+    inbox = run_engine_on(comm, config, lambda _: LocalInbox(submits))
+    return None if inbox is None else collect(inbox, submits)

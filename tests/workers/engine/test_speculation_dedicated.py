@@ -17,17 +17,17 @@ import torch
 from gemray_workers.config import EngineConfig
 from gemray_workers.embedded import embedded_path
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.errors import CapacityError, InvalidField
+from gemray_workers.errors import InvalidField
 from gemray_workers.messages import SpeculationCounters, Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
-from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.target_rank import EngineRank
 from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, collect, engine_config, run_engine
 from support.engine.held_out_requests import held_out_requests
+from support.engine.scarce_memory import least_memory
 from support.engine.scripted_drafters import Round, ScriptedDrafter, Texts, plain_texts
 from support.engine.watched_requests import every_acceptance
 from support.processes.gang import RunOnGang
@@ -96,19 +96,6 @@ def tiny_job(shape: Shape, tp: int, placement: str, *, is_memory_scarce: bool = 
 
 def tiny_requests() -> list[Submit]:
     return mixed_requests(seed=30, max_tokens=40)
-
-
-def least_memory(config: EngineConfig) -> int:
-    """Bytes of KV in which one sequence of full length just fits, so that sequences push each other out."""
-    low, high = 0, config.kv_memory_bytes
-    while high - low > 1024:
-        middle = (low + high) // 2
-        try:
-            fits = Blueprint.of(replace(config, kv_memory_bytes=middle)).pools.max_model_len == LONGEST
-        except CapacityError:
-            fits = False
-        low, high = (low, middle) if fits else (middle, high)
-    return high
 
 
 def trained_job(tp: int, placement: str) -> Job:
