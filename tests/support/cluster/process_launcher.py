@@ -113,7 +113,8 @@ class ProcessRank:
 
 def _serve(pipe: Connection, engine: EngineConfig, rank: int, worker_class: str) -> None:
     torch.set_num_threads(1)
-    host = RankHost(engine, rank, worker_class, lambda _config: ProcessLocation(*NODE, gpu=None))
+    gpu = rank if engine.device == "cuda" else None
+    host = RankHost(engine, rank, worker_class, lambda _config: ProcessLocation(*NODE, gpu=gpu))
     lock = threading.Lock()
 
     def answer(number: int, method: str, args: tuple[Any, ...]) -> None:

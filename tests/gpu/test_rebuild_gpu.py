@@ -1,0 +1,58 @@
+"""`kill -9` of either rank of a gang on two GPUs: the gang is built anew, and every stream goes on with its ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+
+import pytest
+
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.gang import Gang
+from gemray_workers.config import EngineConfig
+from gemray_workers.parallel.communicator import SoloCommunicator
+from support.cluster.process_launcher import ProcessLauncher
+from support.cluster.survival import kill_and_go_on, surviving_config, surviving_requests
+from support.engine.gpu import needs_gpus, run_on_gpus
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(0)]
+
+CLUSTER = ClusterConfig(placement_deadline_s=60, start_deadline_s=200, heartbeat_deadline_s=30, stop_deadline_s=10)
+MakeGang = Callable[[EngineConfig], Gang]
+
+
+@pytest.fixture(params=["processes", "ray"])
+async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
+    """Gangs over plain processes, or over a Ray of this machine with its GPUs."""
+    needs_gpus(2)
+    if request.param == "processes":
+        yield lambda engine: Gang(ProcessLauncher(engine), CLUSTER, engine)
+        return
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    from gemray_cluster.ray_runtime.launcher import RayGang
+    from gemray_cluster.ray_runtime.session import RaySession
+
+    session = await RaySession.open(CLUSTER)
+    yield partial(RayGang, CLUSTER)
+    await session.close()
+
+
+async def test_streams_go_on_after_kills_of_either_rank(
+    make_gang: MakeGang, record_property: Callable[[str, object], None]
+) -> None:
+    config, submits = surviving_config("cuda"), surviving_requests("cuda")
+    plain_config = replace(config, tensor_parallel_size=1, drafter_path=None, num_draft_tokens=None)
+    plain = run_on_gpus(SoloCommunicator(), plain_config, submits)
+    assert plain is not None
+    survived = await kill_and_go_on(lambda: make_gang(config), submits, victims=[1, 0], deadline_s=200)
+    total = sum(len(ids) for ids in plain.ids.values())
+    seconds = ", ".join(f"{s:.1f}" for s in survived.rebuild_seconds)
+    line = f"{survived.tokens_at_kill} of {total} tokens at the kills; serving again after {seconds} s"
+    record_property("rebuilds", line)
+    print(line)
+    assert survived.ids == plain.ids
+    assert survived.finishes == {"length"}
+    assert all(0 < tokens < total for tokens in survived.tokens_at_kill), "killed while streams ran"
