@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from support.processes.gang import RunOnGang
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
-NEAR_TIE = {"31B": 0.05, "E4B": 0.05, "26B-A4B": 0.5}
+NEAR_TIE = {"31B": 0.05, "E2B": 0.05, "E4B": 0.05, "26B-A4B": 0.5}
 """Most nats between two tokens where runs part; a token that is not among the 20 largest is further. Logits here spread
 by about 0.25 and are rounded at 1%; with routed experts the nearly tied choice may be one of experts, after which
 logits differ by more: the last test shows that."""
@@ -37,19 +37,25 @@ CASES = [(shape, method) for shape in ("31B", "26B-A4B") for method in ("none", 
     ("E4B", "none"),
     ("E4B", "mtp"),
 ]
+SHORT = tuple(range(1, 41, 5))
+"""Lengths of prompts that stay inside every window."""
+ACROSS = (480, 505, 1000, 1020, 1500)
+"""Lengths of prompts whose texts cross a window of 512 or 1,024 tokens, while it is read or while it is decoded."""
+LONGEST = {"max_model_len": 1600, "max_num_seqs": len(ACROSS), "prefill_chunk": 256}
 
 
-def submits() -> list[Submit]:
+def submits(lengths: Sequence[int] = SHORT) -> list[Submit]:
     """Greedy, and long enough to part somewhere."""
     generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(3, 262144, (1 + 5 * i,), generator=generator).tolist() for i in range(8)]
+    prompts = [torch.randint(3, 262144, (length,), generator=generator).tolist() for length in lengths]
     return [request(f"r{i}", prompt, 32, logprobs=20) for i, prompt in enumerate(prompts)]
 
 
 @cache
-def plain(shape: Shape, directory: Path) -> Run:
+def plain(shape: Shape, directory: Path, lengths: Sequence[int] = SHORT) -> Run:
     """One card, no drafter: what every other run of the shape is compared with."""
-    run = run_on_gpus(SoloCommunicator(), published_config(shape, "none", directory), submits())
+    changes = LONGEST if lengths is ACROSS else {}
+    run = run_on_gpus(SoloCommunicator(), published_config(shape, "none", directory, **changes), submits(lengths))
     torch.cuda.empty_cache()
     assert run is not None
     return run
@@ -76,6 +82,42 @@ def test_ids_part_at_near_ties_alone(
     other = run_on_gang(tp, run_on_gpus, config, submits())[0]
     torch.cuda.empty_cache()
     line = told(f"{shape}, TP {tp}, {method}", first, other)
+    record_property("near_ties", line)
+    print(line)
+    assert all(parting.gap < NEAR_TIE[shape] for parting in partings(first, other)), line
+
+
+@pytest.mark.parametrize("shape", ["31B", "26B-A4B"])
+def test_ids_part_at_near_ties_alone_with_the_drafter_on_the_second_card(
+    run_on_gang: RunOnGang, directory: Path, shape: Shape, record_property: Callable[[str, object], None]
+) -> None:
+    needs_gpus(2)
+    first = plain(shape, directory)
+    config = published_config(shape, "dflash", directory, drafter_placement="dedicated")
+    other = run_on_gang(2, run_on_gpus, config, submits())[0]
+    line = told(f"{shape}, drafter on the second card", first, other)
+    record_property("near_ties", line)
+    print(line)
+    assert other.speculation.drafted
+    assert all(parting.gap < NEAR_TIE[shape] for parting in partings(first, other)), line
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(("shape", "method"), [("31B", "none"), ("31B", "mtp"), ("31B", "dflash"), ("E2B", "mtp")])
+def test_ids_part_at_near_ties_alone_across_a_window(
+    run_on_gang: RunOnGang,
+    directory: Path,
+    shape: Shape,
+    method: str,
+    tp: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    needs_gpus(tp)
+    first = plain(shape, directory, ACROSS)
+    config = published_config(shape, method, directory, tensor_parallel_size=tp, **LONGEST)
+    other = run_on_gang(tp, run_on_gpus, config, submits(ACROSS))[0]
+    torch.cuda.empty_cache()
+    line = told(f"{shape}, TP {tp}, {method}, across its window", first, other)
     record_property("near_ties", line)
     print(line)
     assert all(parting.gap < NEAR_TIE[shape] for parting in partings(first, other)), line
