@@ -8,6 +8,7 @@ from collections.abc import Callable
 from gemray_cluster.check.cluster import check_cluster
 from gemray_cluster.check.fit import check_fit, check_front_end
 from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
+from gemray_cluster.check.open_files import check_open_files, hard_limit
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.check.result import CheckResult, Status, fail
@@ -36,6 +37,10 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         for result in found:
             listener(result)
 
+    files = check_open_files(hard_limit(), max_live_requests=server.max_live_requests)
+    note(files)
+    if files.status is Status.FAIL:
+        return results  # Ray would end in something that does not say so
     note(check_port("grpc port", server.host, server.port))
     if settings.metrics_port is not None:
         note(check_port("metrics port", server.host, settings.metrics_port))

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from gemray_cluster.cli.account import flush_or_forget, tell
 from gemray_cluster.cli.bench import bench
 from gemray_cluster.cli.chat import chat
 from gemray_cluster.cli.check import check
@@ -58,17 +59,19 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where it can be told, rather than at the interpreter's end
     except GemrayError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         sys.exit(exit_code_of(error))
     except UnicodeEncodeError as error:
-        print(f"error: the text is not valid UTF-8 ({error.reason})", file=sys.stderr)
+        tell(f"error: the text is not valid UTF-8 ({error.reason})")
         sys.exit(exit_code_of(InvalidField("text", "bytes", "UTF-8")))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         if error.errno != errno.EPIPE:
-            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+            tell(f"error: the output cannot be written: {error.strerror}")
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        flush_or_forget()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gemray_cluster.cli.account import tell
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 
 _STAGES = {
@@ -45,8 +45,6 @@ def _print_stages() -> ProgressListener:
         key = (progress.stage, progress.detail)
         if key not in said:
             said.add(key)
-            print(
-                f"{_STAGES.get(progress.stage, progress.stage)} {progress.detail}".rstrip(), file=sys.stderr, flush=True
-            )
+            tell(f"{_STAGES.get(progress.stage, progress.stage)} {progress.detail}".rstrip())
 
     return show

@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 
+from gemray_cluster.cli.account import tell
 from gemray_cluster.cli.progress import start_progress
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.launcher import StartProgress
@@ -58,11 +59,11 @@ async def _run(settings: ServeSettings) -> None:
                 )
             ready.set()
             weights = " with random weights" if settings.random_weights else ""
-            _say(f"ready: serving {settings.model}{weights} on {running.server.address}")
+            tell(f"ready: serving {settings.model}{weights} on {running.server.address}")
             await _until_told_or_failed(running, told_to_end)
-            _say(f"draining {running.server.limiter.active} requests")
+            tell(f"draining {running.server.limiter.active} requests")
     except asyncio.CancelledError:
-        _say("ended without waiting" if ready.is_set() else "ended before the gang was ready")
+        tell("ended without waiting" if ready.is_set() else "ended before the gang was ready")
         raise KeyboardInterrupt from None
 
 
@@ -80,8 +81,4 @@ async def _until_told_or_failed(running: Serving, told_to_end: asyncio.Event) ->
 
 
 def _say_listening(server: GenerationServer) -> None:
-    _say(f"listening on {server.address}; starting the gang")
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    tell(f"listening on {server.address}; starting the gang")

@@ -13,6 +13,10 @@ class QueueFull(GemrayError):
     """The server holds as many requests as it may."""
 
 
+class RequestsCut(GemrayError):
+    """The server ended before its requests did."""
+
+
 class EngineFault(GemrayError):
     """The engine could not finish a request; the server lives on."""
 

@@ -84,15 +84,15 @@ class GenerationServer:
         """Make health checks tell the present state at once; by itself it follows within a fraction of a second."""
         await self._health.update()
 
-    async def drain(self) -> bool:
-        """Take no more requests and wait for the live ones; False when some outlast the deadline."""
+    async def drain(self) -> int:
+        """Take no more requests and wait for the live ones; how many outlast the deadline, and are to be cut."""
         self.limiter.close()
         await self._health.update()
         try:
             await asyncio.wait_for(self.limiter.wait_until_idle(), self._config.drain_deadline_s)
         except TimeoutError:
-            return False
-        return True
+            return self.limiter.active
+        return 0
 
     async def close(self) -> None:
         """End every call that is left and stop listening. Idempotent."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
+from gemray_cluster.check.open_files import raise_open_files
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
@@ -25,6 +26,7 @@ from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.server.channel_options import is_every_interface, is_this_machine
 from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.errors import RequestsCut
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.settings.settings import ServeSettings
@@ -54,9 +56,10 @@ async def serving(
 
     `listening` is told when the port is open, where health says NOT_SERVING until the gang is ready.
     Raises GemrayError: InvalidField, CheckpointError, CapacityError, AddressUnavailable, ClusterUnreachable, and
-    GangUnavailable.
+    GangUnavailable; at the end RequestsCut when requests have not finished within the drain's deadline.
     """
     server_config, cluster_config = settings.server_config(), settings.cluster_config()
+    raise_open_files(server_config.max_live_requests)
     reader = await asyncio.to_thread(RequestReader.from_directory, settings.model)
     asked = asked_device(settings.device)
     if asked is not None:  # else it takes the cluster to tell
@@ -91,7 +94,11 @@ async def serving(
         await server.report_health()
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first
         yield Serving(server, supervisor)
-        await server.drain()
+        if num_cut := await server.drain():
+            raise RequestsCut(
+                f"{num_cut} requests were cut: they had not finished within drain_deadline_s = "
+                f"{server_config.drain_deadline_s:g}"
+            )
 
 
 def _warn_if_open(config: ServerConfig) -> None:

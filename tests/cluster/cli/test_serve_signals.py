@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.serve_process import START_S, line_with, ray_of, served, starting
+from support.cluster.serve_process import GEMRAY, START_S, line_with, ray_of, served, starting
 from support.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -122,3 +124,50 @@ async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(
             each.terminate()
         await asyncio.wait_for(line_with(process, "ended before the gang was ready"), 30)
         assert await asyncio.wait_for(process.wait(), 30) == 130
+
+
+async def test_a_drain_that_takes_too_long_says_whom_it_cut(tmp_path: Path) -> None:
+    model = write_servable_checkpoint(tmp_path / "model")
+    async with served(model, "--drain-deadline-s", "0") as (process, channel):
+        readers = await reading(channel, 2)
+        process.terminate()
+        line = await asyncio.wait_for(line_with(process, "error: "), 30)
+        assert line == "error: 2 requests were cut: they had not finished within drain_deadline_s = 0\n"
+        assert await asyncio.wait_for(process.wait(), 30) == 1
+        cut = await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
+        assert all(isinstance(error, grpc.aio.AioRpcError) for error in cut)
+
+
+async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
+    """What the server says is lost; it starts, serves, drains and ends as ever."""
+    model = write_servable_checkpoint(tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    flags = ["--model", str(model), "--port", str(port), "--kv-memory", "32MiB", "--device", "cpu"]
+    with Path("/dev/full").open("w") as full:
+        process = await asyncio.create_subprocess_exec(
+            *GEMRAY, "serve", *flags, "--local-num-cpus", "1", "--local-num-gpus", "0", stderr=full
+        )
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            async with asyncio.timeout(START_S):
+                while not await is_serving(health):
+                    assert process.returncode is None, process.returncode
+                    await asyncio.sleep(0.2)
+            readers = await reading(channel, 3)
+            process.terminate()
+            await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), 60)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def is_serving(health: Any) -> bool:
+    try:
+        answer = await health.Check(health_pb2.HealthCheckRequest())
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -12,7 +12,8 @@ import pytest
 
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
-from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.gang import Gang, no_listener
+from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.live_request import FRUITLESS_FAILURES, LiveRequest, Suspects
 from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
@@ -20,6 +21,7 @@ from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from support import waiting
+from support.cluster.fake_gang import FakeGang
 from support.cluster.fake_worker import DEADLY_PROMPT, FAKE_WORKER, expected_token
 from support.cluster.process_launcher import ProcessLauncher
 
@@ -219,6 +221,46 @@ async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
     await asyncio.wait_for(listener.task, 40)
     assert listener.ids == expected(300)
     assert (len(grounds), supervisor.num_rebuilds) == (3, 1)
+    await supervisor.stop()
+
+
+class DyingGang(FakeGang):
+    """Serves at once, fails when told, and takes its time to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = asyncio.Event()
+
+    async def launch(self, progress: ProgressListener = no_listener) -> None:
+        pass
+
+    async def wait_ended(self) -> GangState:
+        await self.ended.wait()
+        return self.state
+
+    def fail(self, reason: str) -> None:
+        self.state, self.failure = GangState.FAILED, reason
+
+
+async def test_clients_are_told_the_newest_failure_while_its_gang_still_ends() -> None:
+    """Ending takes a second; until then it was the failure before that they heard of."""
+    gangs: list[DyingGang] = []
+
+    def make() -> DyingGang:
+        gangs.append(DyingGang())
+        return gangs[-1]
+
+    supervisor = Supervisor(max_rebuilds=3)
+    await supervisor.start(make)
+    gangs[0].fail("the first reason")
+    gangs[0].ended.set()
+    await eventually(lambda: supervisor.num_rebuilds == 1)
+    assert supervisor.failure is None
+    gangs[1].fail("the second reason")
+    assert supervisor.failure == "the second reason"
+    with pytest.raises(GangUnavailable, match=r"^the gang is starting: the second reason$"):
+        await Listener(supervisor, submit("new", max_tokens=1)).task
+    gangs[1].ended.set()
     await supervisor.stop()
 
 
