@@ -49,7 +49,7 @@ class Case:
     shape: Shape
     tp: int
     drafter: DrafterName
-    max_draft_tokens: int
+    num_draft_tokens: int
     lag: int
     limits: Limits
     submits: tuple[Submit, ...]
@@ -81,7 +81,7 @@ class Case:
             case "mtp" | "mtp-centroids":
                 return tiny_assistant(self.directory, centroids=self.drafter == "mtp-centroids")
             case "dflash" | "dedicated":
-                block_size = next(size for size in _BLOCK_SIZES if size > self.max_draft_tokens)
+                block_size = next(size for size in _BLOCK_SIZES if size > self.num_draft_tokens)
                 return tiny_dflash(self.directory, block_size=block_size)
 
 
@@ -98,7 +98,7 @@ def draw_case(seed: int, *, tp: int, drafter: DrafterName) -> Case:
         shape=rng.choice(SHAPES),
         tp=tp,
         drafter=drafter,
-        max_draft_tokens=k,
+        num_draft_tokens=k,
         lag=rng.randrange(2),
         limits=_limits(rng, submits, crowded),
         submits=submits,
@@ -130,7 +130,7 @@ def original(number: int) -> Submit:
     have no stop ids, so that plain decoding says once how each goes on whatever a case stops at.
     """
     rng = random.Random(number)
-    submit = random_requests(number, 9, most_drafts=1)[number % 9]
+    submit = random_requests(number, 9, num_draft_tokens=1)[number % 9]
     prompt = submit.prompt_ids if rng.random() < 0.5 else submit.prompt_ids[:12]
     changes: dict[str, Any] = {"max_tokens": MAX_TOKENS, "num_draft_tokens": None}
     if rng.random() < 0.1:
@@ -141,13 +141,13 @@ def original(number: int) -> Submit:
     return msgspec.structs.replace(submit, prompt_ids=prompt, params=params)
 
 
-def _cut(rng: random.Random, submit: Submit, name: str, most_drafts: int, crowded: bool) -> Submit:
+def _cut(rng: random.Random, submit: Submit, name: str, num_drafts: int, crowded: bool) -> Submit:
     """Most stop or are cut at their budget within a few steps; some want log-probabilities."""
     changes: dict[str, Any] = {
         "max_tokens": rng.randint(MAX_TOKENS // 2, MAX_TOKENS)
         if crowded
         else rng.choice((1, 2, 5, rng.randint(1, MAX_TOKENS))),
-        "num_draft_tokens": rng.choice((None, None, 0, rng.randint(0, most_drafts))),
+        "num_draft_tokens": rng.choice((None, None, 0, rng.randint(0, num_drafts))),
     }
     if not submit.params.min_tokens and rng.random() < (0.2 if crowded else 0.5):
         changes["stop_token_ids"] = _stop_ids(rng)

@@ -145,14 +145,19 @@ def _serve(comm: Any, job: Job) -> Served | None:
 
 
 def _replayed(submit: Submit, inbox: LocalInbox) -> Submit:
-    emitted = [*submit.emitted_ids, *inbox.token_ids(submit.request_id)]
-    return msgspec.structs.replace(submit, emitted_ids=emitted)
+    """The request as the coordinator sends it again, with what had been given out."""
+    given = [delta for delta in inbox.deltas if delta.request_id == submit.request_id]
+    return msgspec.structs.replace(
+        submit,
+        emitted_ids=[*submit.emitted_ids, *inbox.token_ids(submit.request_id)],
+        num_prompt_logprobs=submit.num_prompt_logprobs + sum(len(delta.prompt_logprobs or ()) for delta in given),
+    )
 
 
 def _colocated(comm: Communicator, job: Job) -> Any:
     """Serves one life on this rank; returns the drafts accepted."""
     rig, limits, case = _rig(comm, job), job.case.limits, job.case
-    rows = (1 + case.lag) * max(limits.prefill_chunk, 1 + case.max_draft_tokens)
+    rows = (1 + case.lag) * max(limits.prefill_chunk, 1 + case.num_draft_tokens)
     num_pages: Mapping[str, int] = {}
     if limits.spare_pages is not None:
         num_pages = {
@@ -166,7 +171,7 @@ def _colocated(comm: Communicator, job: Job) -> Any:
             inbox,
             drafter=drafter,
             prefill_chunk=limits.prefill_chunk,
-            max_step_tokens=limits.num_slots * (1 + case.max_draft_tokens) + limits.spare_rows,
+            max_step_tokens=limits.num_slots * (1 + case.num_draft_tokens) + limits.spare_rows,
             max_model_len=limits.max_model_len,
             num_pages=num_pages,
             num_slots=limits.num_slots,
@@ -180,16 +185,16 @@ def _colocated(comm: Communicator, job: Job) -> Any:
 
 
 def _rig(comm: Communicator, job: Job) -> Rig:
-    k = job.case.max_draft_tokens or None
+    k = job.case.num_draft_tokens or None
     if comm.size == 1:
-        return solo_rig(job.directory, drafter_path=job.drafter_path, max_draft_tokens=k)
+        return solo_rig(job.directory, drafter_path=job.drafter_path, num_draft_tokens=k)
     return _gang_rig(comm, job.directory, job.drafter_path, k)
 
 
 @functools.lru_cache(maxsize=64)
 def _gang_rig(comm: Communicator, directory: Path, drafter_path: Path | None, k: int | None) -> Rig:
     model = _gang_model(comm, directory)
-    return Rig(model, directory, drafter_path=drafter_path, max_draft_tokens=k, comm=comm, num_pages=PAGES)
+    return Rig(model, directory, drafter_path=drafter_path, num_draft_tokens=k, comm=comm, num_pages=PAGES)
 
 
 @functools.lru_cache(maxsize=8)
@@ -230,11 +235,11 @@ def _config(job: Job) -> EngineConfig:
         tensor_parallel_size=case.tp,
         drafter_path=str(job.drafter_path),
         drafter_placement="dedicated",
-        max_draft_tokens=case.max_draft_tokens,
+        num_draft_tokens=case.num_draft_tokens,
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.num_slots,
         prefill_chunk=limits.prefill_chunk,
-        max_step_tokens=limits.num_slots * (1 + case.max_draft_tokens) + limits.spare_rows,
+        max_step_tokens=limits.num_slots * (1 + case.num_draft_tokens) + limits.spare_rows,
         kv_memory_bytes=8 << 20,
         lag=case.lag,
     )
