@@ -105,6 +105,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Spent in the target's forward passes and the choice of tokens since the start."""
     gap_seconds: float = 0.0
     """Between one cycle's end on the device and the next one's beginning, since the start; idle waits not counted."""
+    compiled_programs: int = 0
+    """Triton programs that rank 0 has compiled since it was ready: 0 in steady serving."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):

@@ -128,7 +128,7 @@ def _load(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> T
         "requests": f"{requests.active} of {requests.limit} active; {requests.completed} completed, "
         f"{requests.cancelled} cancelled, {requests.failed} failed, {requests.rejected} refused",
         "engine": f"{engine.steps} steps, {engine.num_running} running, {engine.num_waiting} waiting, "
-        f"{engine.num_preemptions} preemptions",
+        f"{engine.num_preemptions} preemptions, {engine.compiled_programs} programs compiled",
         "tokens": f"{engine.prompt_tokens} prompt, {engine.generated_tokens} generated",
         "last step": f"{engine.last_step_seconds * 1e3:.1f} ms",
     }

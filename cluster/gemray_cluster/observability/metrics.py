@@ -140,6 +140,7 @@ def _engine_series(stats: EngineStats) -> Iterator[Metric]:
         "gemray_engine_generated_tokens": ("Tokens generated.", stats.generated_tokens),
         "gemray_engine_draft_seconds": ("Time spent drafting.", stats.draft_seconds),
         "gemray_engine_verify_seconds": ("Time in the target's passes and the choice of tokens.", stats.verify_seconds),
+        "gemray_engine_compiled_programs": ("Triton programs compiled since ready.", stats.compiled_programs),
         "gemray_speculation_rounds": ("Rounds of draft and verify.", stats.speculation.rounds),
         "gemray_speculation_drafted_tokens": ("Tokens drafted.", stats.speculation.drafted),
         "gemray_speculation_accepted_tokens": ("Drafted tokens accepted.", stats.speculation.accepted),

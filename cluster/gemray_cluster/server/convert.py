@@ -196,4 +196,5 @@ def engine_stats(stats: EngineStats, model: ModelInfo) -> pb.EngineStats:
         speculation=speculation(stats.speculation, model) if stats.speculation.rounds else None,
         draft_seconds=stats.draft_seconds,
         verify_seconds=stats.verify_seconds,
+        compiled_programs=stats.compiled_programs,
     )

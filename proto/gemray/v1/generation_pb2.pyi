@@ -475,7 +475,7 @@ class Requests(_message.Message):
     def __init__(self, active: _Optional[int] = ..., limit: _Optional[int] = ..., completed: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ["steps", "num_running", "num_waiting", "num_preemptions", "pools", "prompt_tokens", "generated_tokens", "last_step_seconds", "speculation", "draft_seconds", "verify_seconds"]
+    __slots__ = ["steps", "num_running", "num_waiting", "num_preemptions", "pools", "prompt_tokens", "generated_tokens", "last_step_seconds", "speculation", "draft_seconds", "verify_seconds", "compiled_programs"]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +487,7 @@ class EngineStats(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_PROGRAMS_FIELD_NUMBER: _ClassVar[int]
     steps: int
     num_running: int
     num_waiting: int
@@ -498,7 +499,8 @@ class EngineStats(_message.Message):
     speculation: Speculation
     draft_seconds: float
     verify_seconds: float
-    def __init__(self, steps: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., last_step_seconds: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ...) -> None: ...
+    compiled_programs: int
+    def __init__(self, steps: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., last_step_seconds: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., compiled_programs: _Optional[int] = ...) -> None: ...
 
 class PoolUsage(_message.Message):
     __slots__ = ["group", "pages_in_use", "pages_total"]

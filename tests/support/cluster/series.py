@@ -23,6 +23,7 @@ STATS = EngineStats(
     last_step_seconds=0.0125,
     draft_seconds=0.5,
     verify_seconds=2.5,
+    compiled_programs=4,
     speculation=SpeculationCounters(rounds=20, drafted=80, accepted=50, accepted_per_position=[19, 15, 10, 6]),
 )
 

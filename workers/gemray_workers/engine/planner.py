@@ -14,6 +14,7 @@ import msgspec
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.engine.deltas_split import split_for_channel
 from gemray_workers.errors import InvalidField
+from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.messages import (
     Cancel,
@@ -78,6 +79,7 @@ class LeadPlanner:
         heartbeat_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """With no requests; programs compiled from now on count as compiled while serving."""
         self._scheduler = scheduler
         self._comm = comm
         self._inbox = inbox
@@ -88,6 +90,7 @@ class LeadPlanner:
         self._encoder = msgspec.msgpack.Encoder()
         self._refused: list[SequenceDelta] = []
         self._stopping = False
+        self._num_programs_at_start = compiled_programs().count
         self._step_began = clock()
         self._was_idle = True
 
@@ -158,6 +161,7 @@ class LeadPlanner:
             draft_seconds=self._draft_seconds,
             verify_seconds=self._verify_seconds,
             gap_seconds=self._gap_seconds,
+            compiled_programs=compiled_programs().count - self._num_programs_at_start,
         )
 
 

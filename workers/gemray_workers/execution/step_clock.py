@@ -1,4 +1,4 @@
-"""How long the parts of a cycle took, without making the host wait for the device.
+"""How long the parts of a cycle took, without making the host wait for the device, and whether that tells anything.
 
 On CUDA the marks are events on the stream, read once the cycle's ids have been read: by then they have passed.
 """
@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from gemray_workers.execution.compiled_programs import compiled_programs
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -22,6 +24,8 @@ class StepTimes:
     gap: float = 0.0
     """From the end of the cycle before to the beginning of this one: the device had nothing to do but copies. 0 where
     no cycle came just before."""
+    compiled: bool = False
+    """Whether a Triton program was compiled while the cycle was enqueued: then its time is not that of such cycles."""
 
 
 class StepMarks(Protocol):
@@ -56,6 +60,7 @@ class HostMarks:
     """Wall time of the host: right where the host computes."""
 
     def __init__(self, before: HostMarks | None) -> None:
+        self._compiling = _Compiling()
         self._start = self._drafted = self._verified = time.perf_counter()
         self._gap = 0.0 if before is None else self._start - before._verified
 
@@ -66,16 +71,19 @@ class HostMarks:
     def verified(self) -> None:
         """End of the cycle."""
         self._verified = time.perf_counter()
+        self._compiling.end()
 
     def times(self) -> StepTimes:
         """The marks' distances."""
-        return StepTimes(self._drafted - self._start, self._verified - self._drafted, self._gap)
+        draft, verify = self._drafted - self._start, self._verified - self._drafted
+        return StepTimes(draft, verify, self._gap, self._compiling.happened)
 
 
 class CudaMarks:
     """Events on the current stream."""
 
     def __init__(self, before: CudaMarks | None) -> None:
+        self._compiling = _Compiling()
         self._start, self._drafted, self._verified = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(3)
@@ -90,13 +98,29 @@ class CudaMarks:
     def verified(self) -> None:
         """End of the cycle."""
         self._verified.record()
+        self._compiling.end()
 
     def times(self) -> StepTimes:
         """The events' distances."""
         self._verified.synchronize()
         gap = 0.0 if self._ended_before is None else self._ended_before.elapsed_time(self._start)
-        milliseconds = self._start.elapsed_time(self._drafted), self._drafted.elapsed_time(self._verified), gap
-        return StepTimes(*(duration / 1000 for duration in milliseconds))
+        draft, verify = self._start.elapsed_time(self._drafted), self._drafted.elapsed_time(self._verified)
+        return StepTimes(draft / 1000, verify / 1000, gap / 1000, self._compiling.happened)
+
+
+class _Compiling:
+    """Whether programs were compiled between its making and its end: on the host, while kernels are enqueued."""
+
+    def __init__(self) -> None:
+        self._programs = compiled_programs()
+        self._before = self._after = self._programs.count
+
+    def end(self) -> None:
+        self._after = self._programs.count
+
+    @property
+    def happened(self) -> bool:
+        return self._after > self._before
 
 
 class HostClock:

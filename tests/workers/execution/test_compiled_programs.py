@@ -1,0 +1,89 @@
+"""Programs that Triton compiles are counted: in a server's statistics, and against the times of steps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gemray_workers.drafters.controller import DraftLengthController
+from gemray_workers.engine.cycle import Cycle, CycleOutput
+from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.execution import compiled_programs as module
+from gemray_workers.execution.compiled_programs import compiled_programs
+from gemray_workers.execution.step_clock import HostClock, StepTimes
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.target_rank import EngineRank
+from support.checkpoints.tiny import tiny_checkpoint
+from support.engine.engine_runner import engine_config, request
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Triton's knobs with a hook of somebody else's, and a process that has not begun to count."""
+    triton: Any = ModuleType("triton")
+    triton.knobs = SimpleNamespace(runtime=SimpleNamespace(jit_post_compile_hook=None))
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    module.compiled_programs.cache_clear()
+    yield triton.knobs.runtime
+    module.compiled_programs.cache_clear()
+
+
+def test_every_program_counts_and_an_earlier_hook_is_still_called(runtime: SimpleNamespace) -> None:
+    seen: list[str] = []
+    runtime.jit_post_compile_hook = lambda **program: seen.append(program["key"])
+    programs = compiled_programs()
+    assert programs.count == 0
+    for key in "ab":
+        runtime.jit_post_compile_hook(key=key, repr="", fn=None, compile={}, is_manual_warmup=False)
+    runtime.jit_post_compile_hook(key="c", already_compiled=True)
+    assert programs.count == compiled_programs().count == 2
+    assert seen == ["a", "b", "c"]
+
+
+def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    module.compiled_programs.cache_clear()
+    assert compiled_programs().count == 0
+    module.compiled_programs.cache_clear()
+
+
+def test_a_cycle_knows_whether_it_compiled() -> None:
+    clock = HostClock()
+    first = clock.start()
+    compiled_programs().observe()
+    first.verified()
+    second = clock.start()
+    second.verified()
+    compiled_programs().observe()  # between two cycles, as for an admission: neither's time is touched
+    assert (first.times().compiled, second.times().compiled) == (True, False)
+
+
+def test_a_server_tells_programs_compiled_since_it_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is compiled before, and one in the third step; that step's time alone is void."""
+    compiled_programs().observe()
+    decide, learn = Cycle.decide, DraftLengthController.end_step
+    decided, void = [], []
+
+    def compiling(*args: Any) -> CycleOutput:
+        decided.append(args)
+        if len(decided) == 3:
+            compiled_programs().observe()
+        return decide(*args)
+
+    def end_step(self: DraftLengthController, plan: Any, outcomes: Any, times: StepTimes) -> None:
+        void.append(times.compiled)
+        learn(self, plan, outcomes, times)
+
+    monkeypatch.setattr(Cycle, "decide", compiling)
+    monkeypatch.setattr(DraftLengthController, "end_step", end_step)
+    inbox = LocalInbox([request("a", [5, 6, 7], 6)])
+    EngineRank(engine_config(tiny_checkpoint("31B")), SoloCommunicator(), torch.device("cpu")).engine(inbox).run()
+    counts = [step.stats.compiled_programs for step in inbox.steps]
+    assert counts[0] == 0
+    assert counts[-1] == 1
+    assert [i for i, compiled in enumerate(void) if compiled] == [2]

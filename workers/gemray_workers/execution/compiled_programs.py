@@ -1,0 +1,52 @@
+"""How many Triton programs this process has compiled: none may be added once a server is ready.
+
+A program that is compiled while requests run holds all of them up for a second or two, and makes the time of that step
+useless as a measurement. Ranks run the same plans in the same shapes, so one rank's count stands for the gang.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class CompiledPrograms:
+    """A count that only grows; `observe` is told of each program."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Programs compiled, or read from Triton's cache on disk, since the process began to count."""
+        return self._count
+
+    def observe(self) -> None:
+        """One more."""
+        self._count += 1
+
+
+@functools.cache
+def compiled_programs() -> CompiledPrograms:
+    """The process's count, which begins at the first call. It stays 0 where there is no Triton, and in its interpreter,
+    which compiles nothing.
+    """
+    programs = CompiledPrograms()
+    try:
+        from triton import knobs
+    except ImportError:
+        return programs
+    knobs.runtime.jit_post_compile_hook = _then(programs, knobs.runtime.jit_post_compile_hook)
+    return programs
+
+
+def _then(programs: CompiledPrograms, earlier: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Triton has one place for such a hook: whoever was there is still called."""
+
+    def compiled(**program: Any) -> Any:
+        if not program.get("already_compiled"):
+            programs.observe()
+        return None if earlier is None else earlier(**program)
+
+    return compiled
