@@ -78,15 +78,18 @@ class DraftLengthController:
         if chosen:
             others = (rows for rows in plan.scheduled if not _is_chosen(rows, decision))
             self._num_other_rows = sum(rows.num_known + rows.num_drafts for rows in others)
-            self._learn_time(decision, chosen, times.draft + times.verify)
+            self._learn_time(decision, chosen, times)
             self._notice_giving_up(decision)
 
-    def _learn_time(self, decision: _Decision, chosen: SequenceOf[ScheduledRows], seconds: float) -> None:
-        """The time goes to what the step had: limits may have cut drafts, and others' rows are known only now."""
+    def _learn_time(self, decision: _Decision, chosen: SequenceOf[ScheduledRows], times: StepTimes) -> None:
+        """The time goes to what the step had: limits may have cut drafts, and others' rows are known only now. A step
+        that compiled a program tells no time.
+        """
         had = decision.load.beside(self._num_other_rows)
         length = round(sum(rows.num_drafts for rows in chosen) / len(chosen))
-        decided = self._estimates.with_decision(decision.load, decision.length)
-        self._estimates = decided.with_step(had, length, seconds)
+        self._estimates = self._estimates.with_decision(decision.load, decision.length)
+        if not times.compiled:
+            self._estimates = self._estimates.with_step(had, length, times.draft + times.verify)
 
     def _notice_giving_up(self, decision: _Decision) -> None:
         """More steps without drafts than it takes to measure plain decoding are a verdict."""

@@ -20,6 +20,10 @@ MEMORY = 0.05
 """Weight of a new measurement against all older ones."""
 TRIES = 3
 """Steps at a length before its time is believed."""
+HELD_UP = 4
+"""Times a length's usual seconds from which a step tells nothing of it."""
+MOST_HELD_UP = 8
+"""Such steps in a row; one more, and the length is that slow."""
 PATIENCE = 4
 """Times that a length is asked for without a step of that length before it is no longer waited for."""
 RETRY_EVERY = 256
@@ -68,17 +72,31 @@ class Load:
 class StepTime:
     """Measured seconds of steps with one draft length under one load.
 
-    What is averaged is the median of each three steps in a row: one that compiled, paged in or was held up by the
-    machine does not count, however long it took, and what has changed for good counts from its second step on.
+    What is averaged is the median of each three steps in a row, older ones remembered less and less. Steps that were
+    held up (the machine was busy, memory was paged in) take many times as long: a few of them in a row do not count,
+    and where nothing else had been measured, the first step that was not held up makes them forgotten.
     """
 
     seconds: float = 0.0
     count: int = 0
     newest: tuple[float, ...] = ()
-    """The last three steps."""
+    """The last three steps that count."""
+    num_held_up: int = 0
+    """Steps since the last that counts."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were enough steps to believe it."""
+        return self.count >= TRIES
 
     def updated(self, seconds: float) -> StepTime:
-        """With one more step, the first few averaged, later ones remembered less and less."""
+        """With one more step."""
+        if HELD_UP * seconds < self.seconds:
+            return StepTime(seconds, 1, (seconds,))
+        if self.is_known and seconds > HELD_UP * self.seconds:
+            if self.num_held_up == MOST_HELD_UP:
+                return StepTime(seconds, 1, (seconds,))
+            return replace(self, num_held_up=self.num_held_up + 1)
         newest = (*self.newest, seconds)[-TRIES:]
         if self.count < TRIES:
             return StepTime(median(newest), self.count + 1, newest)
@@ -161,15 +179,14 @@ def _anchors(num_draft_tokens: int) -> tuple[int, ...]:
 
 def _is_worth_trying(estimates: Estimates, load: Load, length: int) -> bool:
     time = estimates.times.get((load, length))
-    is_known = time is not None and time.count >= TRIES
-    return not is_known and estimates.in_vain.get((load, length), 0) < PATIENCE
+    return (time is None or not time.is_known) and estimates.in_vain.get((load, length), 0) < PATIENCE
 
 
 def _measured(estimates: Estimates, load: Load, num_draft_tokens: int) -> list[tuple[int, float]]:
     """Lengths, 0 and at least one more, and their seconds: of this load, else of the nearest that has both."""
     by_load: dict[Load, list[tuple[int, float]]] = {}
     for (measured_load, length), time in estimates.times.items():
-        if length <= num_draft_tokens and time.count >= TRIES:
+        if length <= num_draft_tokens and time.is_known:
             by_load.setdefault(measured_load, []).append((length, time.seconds))
     complete = {
         key: sorted(times)
