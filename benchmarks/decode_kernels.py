@@ -1,4 +1,4 @@
-"""Times what decode and verify steps are made of, beside cuBLAS, what was there before and the time of the bytes alone.
+"""Times what decode and verify steps are made of, beside cuBLAS and the time of the bytes alone.
 
     PYTHONPATH=kernels:workers:proto:cluster:tests python benchmarks/decode_kernels.py [--parts linears,experts,...]
 
@@ -8,9 +8,9 @@ measured is written to $OUT/decode_kernels.json.
 
 linears     tiles of `gemray_kernels.triton.linear` for every weight shape of the published models, beside cuBLAS
 experts     tiles of the two products of 26B-A4B's experts at few rows
-attention   chunks, tiles and the last program's combining
+attention   chunks and tiles
 small       norms and attention's inputs
-layers      whole models cut to a few layers: before, fused, with streamed products, with early starts
+layers      whole models cut to a few layers: with the library's products, with streamed ones, with early starts
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_kernels.table import REFERENCE, Kernels, triton_kernels
 from gemray_kernels.triton import attention_inputs as inputs_module
-from gemray_kernels.triton import few_rows_experts, gate, layer_norms, routing
+from gemray_kernels.triton import embedding, few_rows_experts, gate, layer_norms, rope, routing
 from gemray_kernels.triton import linear as linear_module
 from gemray_kernels.triton import paged_attention as attention_module
 from gemray_kernels.triton.expert_tile import Tile as ExpertTile
@@ -50,7 +50,17 @@ CACHE_BYTES = 50 << 20
 CEILING = 3.06e12
 """Bytes a second of a sum over 2 GiB."""
 REPLAYS = 9
-EARLY_MODULES = [inputs_module, few_rows_experts, gate, layer_norms, linear_module, routing, attention_module]
+EARLY_MODULES = [
+    inputs_module,
+    embedding,
+    few_rows_experts,
+    gate,
+    layer_norms,
+    linear_module,
+    rope,
+    routing,
+    attention_module,
+]
 
 Call = Callable[[], object]
 
@@ -453,7 +463,6 @@ def attention(report: Report) -> None:
         "E4B sliding": (8, 2, 256, 512),
         "DFlash": (64, 8, 128, 2048),
     }
-    last = attention_module.PagedAttention(DEVICE)
     for name, (heads, kv_heads, dim, window) in groups.items():
         for batch, rows, context in [(1, 1, 640), (8, 1, 640), (1, 5, 640), (8, 5, 640), (8, 16, 640), (8, 1, 4000)]:
             if (name == "DFlash") != (rows == 16):
@@ -468,32 +477,32 @@ def attention(report: Report) -> None:
                 with early(on):
                     found[label] = median_us([lambda a=a: kernel(*a, **keyword, **more) for a in sets])
 
-            timed("before", attention_module.paged_attention)
+            timed("rows unknown", attention_module.paged_attention)
             timed("rows known", attention_module.paged_attention, most_rows=rows)
+            timed("early", attention_module.paged_attention, on=True, most_rows=rows)
             for chunk in (64, 128):
                 with mock.patch.object(attention_module, "MIN_CHUNK", chunk):
-                    timed(f"last {chunk}", last, most_rows=rows)
-            timed("last 128 early", last, on=True, most_rows=rows)
+                    timed(f"chunks of {chunk}", attention_module.paged_attention, most_rows=rows)
             for pairs, keys, warps, stages in [(16, 32, 4, 2), (16, 64, 8, 2), (16, 128, 8, 1)]:
                 tile = attention_module.Tile(max(pairs, heads // kv_heads), keys, warps, stages)
-                more = {"most_rows": rows, "tile": tile, "arrivals": last._arrivals}
+                more = {"most_rows": rows, "tile": tile}
                 try:
                     timed(f"{pairs} {keys} {warps} {stages}", attention_module.paged_attention, **more)
                 except Exception as fault:
                     report.rows.append({"part": "fault", "tile": str(tile), "fault": str(fault)[:200]})
             arguments = sets[0]
             torch.use_deterministic_algorithms(True, warn_only=True)
-            got = last(*arguments, **keyword, most_rows=rows)
+            got = attention_module.paged_attention(*arguments, **keyword, most_rows=rows)
             torch.use_deterministic_algorithms(False)
             wide = [a.double() if a.is_floating_point() else a for a in arguments]
             expected = paged_attention(*wide, **keyword)
-            if not (wrong := error(got, expected)) < 1e-2 or int(last._arrivals.sum()):
+            if not (wrong := error(got, expected)) < 1e-2:
                 report.fault(f"attention {name} {batch} x {rows} over {context}: error {wrong}")
             text = ", ".join(f"{k}: {v:.1f}" for k, v in sorted(found.items(), key=lambda item: item[1])[:7])
             report.row(
                 "attention",
-                f"attention {name}, {batch} x {rows}, {context} keys: floor {floor:.1f}, before {found['before']:.1f}, "
-                f"rows known {found['rows known']:.1f}, last {found['last 128']:.1f}; {text}",
+                f"attention {name}, {batch} x {rows}, {context} keys: floor {floor:.1f}, "
+                f"rows known {found['rows known']:.1f}; {text}",
                 name=name,
                 batch=batch,
                 rows=rows,
@@ -526,7 +535,7 @@ def attention_sets(
 
 
 def small(report: Report) -> None:
-    """31B: what lies between the products, and beside each what was there before."""
+    """31B: what lies between the products."""
     for rows in (1, 7, 16, 40):
         runs = fused_runs("cuda", rows, rows=rows, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)
         for dtype, limit in ((torch.bfloat16, 1e-2), (torch.float32, 3e-6)):
@@ -535,7 +544,7 @@ def small(report: Report) -> None:
                     for name, wrong in fused_errors(triton_kernels(), runs, dtype).items():
                         if not wrong < limit:
                             report.fault(f"{name} of {rows} rows, {dtype}, early {on}: error {wrong}")
-    kernels, before = triton_kernels(), before_kernels()
+    kernels = triton_kernels()
     heads, kv_heads, dim, hidden = 32, 16, 256, 5376
     norm, head_norm = Norm(random(hidden), 1e-6), Norm(random(dim), 1e-6)
     for rows in (1, 8, 40):
@@ -550,13 +559,13 @@ def small(report: Report) -> None:
             qkv = [random(summands, rows, (heads + 2 * kv_heads) * dim, dtype=dtype) for _ in range(6)]
             x = random(rows, hidden)
             found: dict[str, float] = {}
-            for label, table, on in (("before", before, False), ("fused", kernels, False), ("early", kernels, True)):
+            for label, on in (("fused", False), ("early", True)):
                 with early(on):
                     found[f"norms {label}"] = median_us(
-                        [lambda p=p: table.add_then_norms(x, p, norm, None, [norm]) for p in parts]
+                        [lambda p=p: kernels.add_then_norms(x, p, norm, None, [norm]) for p in parts]
                     )
                     found[f"inputs {label}"] = median_us(
-                        [lambda p=p: table.attention_inputs(p, cos, sin, heads, head_norm, write) for p in qkv]
+                        [lambda p=p: kernels.attention_inputs(p, cos, sin, heads, head_norm, write) for p in qkv]
                     )
             got = kernels.add_then_norms(x, parts[0], norm, None, [norm])
             wide = Norm(norm.weight_D.double(), 1e-6)
@@ -572,89 +581,11 @@ def small(report: Report) -> None:
 # Whole layers -----------------------------------------------------------------------------------------------------
 
 
-def before_kernels() -> Kernels:
-    """What served before the fusions: Triton's small kernels, each on its own, and the library's products."""
-    old = triton_kernels()
-
-    def add_then_norms(
-        residual: Tensor, summands: Tensor, post: Norm | None, scale: Tensor | None, norms: Sequence[Norm]
-    ) -> tuple[Tensor, ...]:
-        y = total(summands, residual.dtype)
-        if post is None:
-            x = residual + y
-        else:
-            x = old.add_rms_norm(residual, y, post.weight_D, post.eps, scale)
-        return (x, *(one_norm(x, norm) for norm in norms))
-
-    def one_norm(x: Tensor, norm: Norm) -> Tensor:
-        if norm.round_before_weight:
-            y = old.rms_norm_then_scale(x, norm.weight_D, norm.eps)
-            return y if norm.factor is None else y * norm.factor
-        return old.rms_norm(x, norm.weight_D, norm.eps)
-
-    def total(summands: Tensor, dtype: torch.dtype) -> Tensor:
-        return summands[0] if len(summands) == 1 else summands.sum(0).to(dtype)
-
-    def add_experts_then_norms(
-        residual: Tensor, dense: Tensor, dense_norm: Norm, routed: Tensor, weights: Tensor, routed_norm: Norm,
-        post: Norm, scale: Tensor | None, norms: Sequence[Norm],
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        routed = routed[:, 0]  # summed already: see expert_outputs
-        y = old.add_rms_norm(
-            old.rms_norm(dense[0], dense_norm.weight_D, dense_norm.eps),
-            routed, routed_norm.weight_D, routed_norm.eps, None,
-        )  # fmt: skip
-        return add_then_norms(residual, y.unsqueeze(0), post, scale, norms)
-
-    def attention_inputs(
-        summands: Tensor, cos: Tensor, sin: Tensor, num_heads: int, q_norm: Norm | None, write: KVWrite | None
-    ) -> Tensor:
-        dim = cos.shape[-1]
-        heads = total(summands, cos.dtype).view(summands.shape[1], -1, dim)
-        q = heads[:, :num_heads]
-        if q_norm is not None:
-            q = old.norm_rope(q, q_norm.weight_D, cos, sin, q_norm.eps)
-        if write is not None:
-            count = write.k_pages.shape[2]
-            k, v = heads[:, num_heads : num_heads + count], heads[:, -count:]
-            old.write_normed_kv(
-                k, v, write.k_norm.weight_D, cos, sin, write.k_norm.eps, write.k_pages, write.v_pages,
-                write.kv_index_T,
-            )  # fmt: skip
-        return q
-
-    chosen: list[Tensor] = []
-
-    def route(summands: Tensor, scale: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        weights, numbers = old.choose_experts(summands[0], scale, top_k)
-        chosen[:] = [weights]
-        return weights, numbers
-
-    def expert_outputs(x: Tensor, numbers: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        return list_path(x, chosen[0], numbers, gate_up, down).unsqueeze(1)
-
-    return replace(
-        old,
-        linear=REFERENCE.linear,
-        summands=REFERENCE.summands,
-        wide_summands=REFERENCE.wide_summands,
-        gelu_linear=lambda x, w: old.gelu_tanh_and_mul(torch.nn.functional.linear(x, w)),
-        silu_linear=lambda x, w: old.silu_and_mul(torch.nn.functional.linear(x, w)),
-        gelu_of_total_and_mul=REFERENCE.gelu_of_total_and_mul,
-        add_then_norms=add_then_norms,
-        add_experts_then_norms=add_experts_then_norms,
-        attention_inputs=attention_inputs,
-        route=route,
-        expert_outputs=expert_outputs,
-    )
-
-
 class Switch:
     """A table of kernels that can be exchanged under a model that has been built."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.attention: Callable[..., Tensor] = attention_module.paged_attention
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *arguments: getattr(self.kernels, name)(*arguments)
@@ -674,31 +605,27 @@ def layers(report: Report) -> None:
         wide_summands=REFERENCE.wide_summands,
         gelu_linear=lambda x, w: triton_kernels().gelu_tanh_and_mul(torch.nn.functional.linear(x, w)),
     )
-    last = attention_module.PagedAttention(DEVICE)
     variants = {
-        "before": (before_kernels(), False, False),
-        "fused, library products": (library, False, True),
-        "fused, library products, early": (library, True, True),
-        "fused, streamed products": (triton_kernels(), False, True),
-        "fused, streamed products, early": (triton_kernels(), True, True),
+        "library products": (library, False),
+        "library products, early": (library, True),
+        "streamed products": (triton_kernels(), False),
+        "streamed products, early": (triton_kernels(), True),
     }
     for name, num_layers in (("31B-it", 12), ("26B-A4B-it", 12), ("E4B-it", 42)):
         root = Path(__file__).parent / "configs" / name
         config = ModelConfig.from_directory(root)
         config = replace(config, layers=config.layers[:num_layers])
-        switch = Switch(before_kernels())
-        rows_known: dict[str, int] = {}
-
-        def attend(
-            *arguments: Any, switch: Switch = switch, rows_known: dict[str, int] = rows_known, **more: Any
-        ) -> Tensor:
-            known = {"most_rows": rows_known["rows"]} if "rows" in rows_known else {}
-            return switch.attention(*arguments, **{**more, **known})
-
+        switch = Switch(library)
         with mock.patch(
             "gemray_workers.model.weight_sharding.kernels_for", lambda device, dtype, switch=switch: switch
         ):
-            model = TargetModel(config, SoloCommunicator(), dtype=torch.bfloat16, device=DEVICE, attention=attend)
+            model = TargetModel(
+                config,
+                SoloCommunicator(),
+                dtype=torch.bfloat16,
+                device=DEVICE,
+                attention=attention_module.paged_attention,
+            )
         random_weights("", model.weight_targets(), prefix="", is_ignored=lambda name: False)
         for batch, rows in ((1, 1), (8, 1), (1, 5), (8, 5)):
             cache = PagedCache(
@@ -713,12 +640,8 @@ def layers(report: Report) -> None:
             ]
             found: dict[str, float] = {}
             outputs: dict[str, Tensor] = {}
-            for label, (table, on, fused) in variants.items():
+            for label, (table, on) in variants.items():
                 switch.kernels = table
-                switch.attention = last if fused else attention_module.paged_attention
-                rows_known.clear()
-                if fused:
-                    rows_known["rows"] = rows
                 try:
                     with early(on):
                         outputs[label] = model.forward(sets[0], cache.caches).hidden_TH.double()
@@ -727,7 +650,7 @@ def layers(report: Report) -> None:
                     report.fault(f"layers {name} {batch} x {rows} {label}: {traceback.format_exc()[-1500:]}")
                     torch.cuda.synchronize()
                     continue
-                wrong = error(outputs[label], outputs.get("before", outputs[label]))
+                wrong = error(outputs[label], outputs.get("library products", outputs[label]))
                 if not wrong < 0.1:
                     report.fault(f"layers {name} {batch} x {rows} {label}: differs by {wrong}")
             text = ", ".join(f"{k} {v:.0f}" for k, v in found.items())

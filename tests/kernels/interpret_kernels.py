@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from gemray_kernels.table import triton_kernels
@@ -29,6 +31,8 @@ CASES = {
     "three heads a KV head": AttentionCase([(50, 60)], 6, 2, 16),
     "head dim of no power of two": AttentionCase([(3, 150)], 4, 2, 24),
 }
+PADDED = AttentionCase([(5, 70), (1, 9), (45, 0)], 4, 2, 16)
+"""Rows of the null slot, which see nothing and get zeros although nobody announced so many of one sequence."""
 
 
 def main() -> None:
@@ -36,6 +40,8 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for seed, (name, case) in enumerate(CASES.items()):
             print(dtype, "attention: " + name, case.error(paged_attention, dtype, "cpu", seed), sep="\t")
+        few_rows = partial(paged_attention, most_rows=5)
+        print(dtype, "attention: few rows and padding", PADDED.error(few_rows, dtype, "cpu", 9), sep="\t")
         runs = kernel_runs("cpu", 7, rows=6, width=96, heads=4, kv_heads=2, head_dim=32, experts=12, top_k=3)
         for name, error in kernel_errors(triton_kernels(), runs, dtype).items():
             print(dtype, name, error, sep="\t")

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from gemray_kernels.precision import compute_dtype
 
+FEW_ROWS = 32
+"""What decode and verify steps have of one sequence, at most."""
+
 
 def paged_attention(
     q_TND: Tensor,
@@ -23,6 +26,7 @@ def paged_attention(
     window: int | None,
     causal: bool,
     scale: float,
+    most_rows: int | None = None,
 ) -> Tensor:
     """Softmax attention [T, N, D] in `q`'s dtype; scores and softmax in the compute dtype.
 
@@ -41,6 +45,8 @@ def paged_attention(
         window: keys a query sees, itself included; None for no limit.
         causal: hide keys behind the query.
         scale: multiplies the scores (1.0 in Gemma 4).
+        most_rows: rows of a sequence that sees keys, at most, as far as the host knows: `FEW_ROWS` or fewer spare a
+            kernel.
     """
     out_TND = torch.zeros_like(q_TND)
     starts, kv_lens = query_start_Z.tolist(), kv_len_S.tolist()
@@ -49,6 +55,8 @@ def paged_attention(
         num_rows = rows.stop - rows.start
         if num_rows == 0 or kv_len == 0:
             continue
+        if most_rows is not None and num_rows > most_rows:
+            raise ValueError(f"sequence {s} has {num_rows} rows; at most {most_rows} were announced")
         first_key = 0 if window is None else max(0, kv_len - num_rows - window + 1)
         keys = _Keys(block_table_SP[s], first_key, kv_len)
         out_TND[rows] = _attend(

@@ -73,6 +73,7 @@ def shapes() -> st.SearchStrategy[CycleShape]:
             num_choosing=num_sequences,
             max_drafts=drafts,
             num_rows=num_sequences + drafting * drafts + prompt_rows,
+            most_rows=1 + max(drafts, prompt_rows),
             num_block_rows=drafting * (1 + drafts),
         )
 
@@ -86,7 +87,10 @@ def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> N
     holding = [
         b
         for b in all_of_them
-        if b.num_sequences >= shape.num_sequences and b.max_drafts >= shape.max_drafts and b.num_rows >= shape.num_rows
+        if b.num_sequences >= shape.num_sequences
+        and b.max_drafts >= shape.max_drafts
+        and b.num_rows >= shape.num_rows
+        and b.most_rows >= shape.most_rows
     ]
     assert (found is None) == (not holding)
     if found is not None:

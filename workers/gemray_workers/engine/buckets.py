@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import CANDIDATE_COUNTS, Features
 
@@ -39,6 +40,8 @@ def bucket(num_sequences: int, max_drafts: int, prompt_rows: int) -> CycleShape:
         num_choosing=num_sequences,
         max_drafts=max_drafts,
         num_rows=rows + prompt_rows,
+        # Without prompts only what attention serves with one kernel less, yet any that fits.
+        most_rows=rows + prompt_rows if prompt_rows else max(1 + max_drafts, min(rows, FEW_ROWS)),
         num_block_rows=rows if max_drafts else 0,
     )
 
@@ -51,6 +54,7 @@ def smallest(shape: CycleShape, among: Iterable[CycleShape]) -> CycleShape | Non
         if b.num_sequences >= shape.num_sequences
         and b.max_drafts >= shape.max_drafts
         and b.num_rows >= shape.num_rows
+        and b.most_rows >= shape.most_rows
         and b.num_block_rows >= shape.num_block_rows
     ]
     return min(fitting, key=lambda b: (b.num_rows, b.num_sequences, b.max_drafts), default=None)

@@ -38,6 +38,8 @@ class CycleShape:
     max_drafts: int
     num_rows: int
     """Room for rows."""
+    most_rows: int
+    """Rows of one sequence, at most."""
     num_block_rows: int
     """Room for the newest token and the drafts of the sequences that draft."""
 
@@ -65,6 +67,7 @@ class CyclePlan:
                 num_choosing=sum(r.samples for r in ordered),
                 max_drafts=max(drafts, default=0),
                 num_rows=sum(r.num_known + r.num_drafts for r in ordered),
+                most_rows=max((r.num_known + r.num_drafts for r in ordered), default=0),
                 num_block_rows=len(drafts) + sum(drafts),
             ),
             sampling.features_of(r.slot for r in scheduled if r.samples),
@@ -130,14 +133,14 @@ class CycleRows:
         the slot table already."""
         shape = self.shape
         rectangle = shape.num_choosing, shape.max_drafts + 1
-        return PackedRows.of(self, slots, slots.groups, shape.num_rows, rectangle, None)
+        return PackedRows.of(self, slots, slots.groups, shape.num_rows, rectangle, shape.most_rows, None)
 
     def blocks(self, slots: SlotTable, groups: Sequence[str], mask_id: int) -> PackedRows:
         """The newest token of each sequence that drafts and a mask for each of its drafts, in the KV groups named, and
         the rectangle [D, K] of the latter."""
         shape = self.shape
         rectangle = shape.num_drafting, shape.max_drafts
-        return PackedRows.of(self, slots, groups, shape.num_block_rows, rectangle, mask_id)
+        return PackedRows.of(self, slots, groups, shape.num_block_rows, rectangle, 1 + shape.max_drafts, mask_id)
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ class PackedRows:
         groups: Sequence[str],
         num_rows: int,
         rectangle: tuple[int, int],
+        most_rows: int,
         block_mask: int | None,
     ) -> PackedRows:
         """Lay out rows as `gemray_kernels.reference.cycle_rows.pack_rows` says."""
@@ -177,6 +181,7 @@ class PackedRows:
                     groups, layout.block_tables, layout.kv_index_GT.unbind(), strict=True
                 )
             },
+            most_rows=most_rows,
         )
         return cls(forward, layout)
 

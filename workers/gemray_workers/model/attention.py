@@ -40,6 +40,7 @@ class AttentionKernel(Protocol):
         window: int | None,
         causal: bool,
         scale: float,
+        most_rows: int | None = None,
     ) -> Tensor:
         """Attend over paged keys and values."""
         ...
@@ -112,6 +113,7 @@ class Attention:
             window=self._layer.window,
             causal=True,
             scale=ATTENTION_SCALE,
+            most_rows=batch.most_rows,
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 

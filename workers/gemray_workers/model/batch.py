@@ -43,6 +43,8 @@ class ForwardBatch:
     """int32: keys of each sequence once this batch's rows are written."""
     groups: Mapping[str, GroupMetadata]
     """By KV group name."""
+    most_rows: int | None = None
+    """Rows of a sequence that sees keys, at most, as far as the host knows."""
 
 
 @dataclass(frozen=True)

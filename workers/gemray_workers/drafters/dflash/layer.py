@@ -117,6 +117,7 @@ class DFlashLayer:
             window=self._layer.window,
             causal=self._causal,
             scale=self._layer.head_dim**-0.5,
+            most_rows=batch.most_rows,
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 

@@ -103,4 +103,5 @@ def _forward_batch(queries: QueryLayout, groups: Sequence[str]) -> ForwardBatch:
             group: GroupMetadata(table_DP, queries.nothing_written_D)
             for group, table_DP in zip(groups, queries.block_tables, strict=True)
         },
+        most_rows=1,
     )
