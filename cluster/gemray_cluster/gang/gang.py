@@ -8,40 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import suppress
-from typing import TypeVar
 
 import msgspec
 
+from gemray_cluster.gang.bring_up import DIAGNOSIS_S, BringUp
 from gemray_cluster.gang.channel import GangChannel
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
-from gemray_cluster.gang.diagnosis import account, errors_by_cause, in_words, require_same_versions, same_model
+from gemray_cluster.gang.diagnosis import account, errors_by_cause, in_words
 from gemray_cluster.gang.laps import Laps
 from gemray_cluster.gang.launcher import (
     Launcher,
     ProgressListener,
     Rank,
-    RankDied,
-    RankFacts,
-    RankSetup,
     StartProgress,
 )
 from gemray_cluster.gang.streams import StreamTable
 from gemray_cluster.gang.unless import unless
 from gemray_workers.config import EngineConfig
-from gemray_workers.errors import CommunicationError, GemrayError
+from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import (
     Cancel,
     EngineStats,
     GangFailed,
     GangInfo,
-    ModelInfo,
-    RankInfo,
     SequenceDelta,
     StepOutput,
     Stop,
@@ -49,13 +42,6 @@ from gemray_workers.messages import (
 )
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-LOOPBACK = "127.0.0.1"
-MAX_THREADS_BESIDE_GPU = 8
-DIAGNOSIS_S = 1.0
-"""After a first sign of failure: how long to wait for the ranks' own errors, which tell cause from consequence."""
 
 
 def no_listener(progress: StartProgress) -> None:
@@ -163,41 +149,12 @@ class Gang:
     # --- start -------------------------------------------------------------------------------------------------
 
     async def _bring_up(self, progress: ProgressListener, laps: Laps) -> None:
-        total = len(self._ranks)
+        ranks = BringUp(self._ranks, self._config, self._engine, progress, laps)
         self._stage = "starting processes"
-        facts = await self._all("start", [rank.facts() for rank in self._ranks])
-        require_same_versions(facts)
-        laps.end("processes")
-        progress(StartProgress("processes", total, total))
-
-        here, here_ip = await self._launcher.here()
-        one_node = len({fact.node_id for fact in facts}) == 1
-        self._channel = GangChannel(LOOPBACK if facts[0].node_id == here else here_ip)
-        rendezvous = await self._ranks[0].open_rendezvous(LOOPBACK if one_node else facts[0].node_ip)
-
+        await ranks.meet()
+        self._channel = ranks.open_channel(await self._launcher.here())
         self._stage = "loading weights"
-        loaded = 0
-
-        async def load(rank: Rank, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
-            nonlocal loaded
-            parts = await rank.load(setup)
-            loaded += 1
-            progress(StartProgress("load", loaded, total, f"(ready on {parts[1].host}, {parts[1].device})"))
-            return parts
-
-        progress(StartProgress("load", 0, total))
-        setups = [
-            RankSetup(
-                rendezvous=rendezvous,
-                interface_ip=LOOPBACK if one_node else fact.node_ip,
-                threads=self._threads(fact, facts),
-            )
-            for fact in facts
-        ]
-        parts = await self._all("load", [load(*pair) for pair in zip(self._ranks, setups, strict=True)])
-        self._info = GangInfo(model=same_model([model for model, _ in parts]), ranks=[rank for _, rank in parts])
-
-        laps.end("load and warm-up")
+        self._info = await ranks.load()
         self._stage = "waiting for the first step"
         self._runs = [
             asyncio.create_task(_void(rank.run(self._channel.address if index == 0 else None)))
@@ -212,33 +169,7 @@ class Gang:
         self._state = GangState.SERVING
         laps.end("first step")
         logger.info("the gang started in %s", laps)
-        progress(StartProgress("ready", total, total))
-
-    def _threads(self, fact: RankFacts, facts: Sequence[RankFacts]) -> int:
-        if self._config.threads_per_rank is not None:
-            return self._config.threads_per_rank
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        if asked.isdecimal() and int(asked) > 0:
-            return int(asked)
-        ranks_there = Counter(f.node_id for f in facts)[fact.node_id]
-        share = max(1, fact.cores // ranks_there)
-        return min(share, MAX_THREADS_BESIDE_GPU) if self._engine.device == "cuda" else share
-
-    async def _all(self, doing: str, calls: Iterable[Awaitable[T]]) -> list[T]:
-        """Every rank's answer; at the first error, the error that caused the others."""
-        tasks = [asyncio.ensure_future(call) for call in calls]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            if all(task.exception() is None for task in done):
-                return [task.result() for task in tasks]
-            await asyncio.wait(tasks, timeout=DIAGNOSIS_S)
-            rank, cause = errors_by_cause(tasks)[0]
-            if isinstance(cause, GemrayError) and not isinstance(cause, RankDied):
-                raise cause
-            raise GangUnavailable(f"rank {rank} failed to {doing}: {in_words(cause)}") from cause
-        finally:
-            for task in tasks:
-                task.cancel()
+        progress(StartProgress("ready", len(self._ranks), len(self._ranks)))
 
     # --- serve -------------------------------------------------------------------------------------------------
 
