@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemray_cluster.bench.processes import RankProcesses
+from gemray_cluster.bench.report import Row
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.embedded import embedded_path
 from support.engine.gpu import needs_gpus
@@ -33,7 +34,7 @@ def test_profiled_batches(tp: int, placement: str, tmp_path: Path) -> None:
     )
     needs_gpus(setup.gang_size)
     with RankProcesses(tmp_path) as ranks:
-        rows = list(ranks.run(setup))
+        rows = [row for row in ranks.run(setup) if isinstance(row, Row)]
     assert [row.batch for row in rows] == [1, 2]
     for row in rows:
         assert row.busy_ms is not None

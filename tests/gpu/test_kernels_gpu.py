@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -58,7 +60,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
     case = AttentionCase([(5, 3000), (5, 90), (5, 1024), (5, 17), (5, 2500)], 32, 4, 512)
     q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S = case.batch(torch.bfloat16, "cuda", seed=5)
-    arguments = {"window": None, "causal": True, "scale": 1.0}
+    arguments: dict[str, Any] = {"window": None, "causal": True, "scale": 1.0}
     together = paged_attention(q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S, **arguments)
     for s in range(5):
         rows = slice(5 * s, 5 * s + 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from support.oracles.sampling_reference import choose_rows, local_columns, sampl
 
 pytestmark = pytest.mark.gpu
 
-KINDS = [
+KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8},
     {"top_k": 64, "top_p": 0.95},
@@ -30,7 +32,7 @@ KINDS = [
 ]
 
 
-def noise_functions():
+def noise_functions() -> Any:
     functions = [pytest.param(keyed_noise.keyed_gumbel, id="torch")]
     try:
         from gemray_kernels.triton import keyed_noise as triton_keyed_noise
@@ -42,7 +44,7 @@ def noise_functions():
 @pytest.mark.parametrize("noise", noise_functions())
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
 @pytest.mark.parametrize("ids", [torch.arange(262144), torch.arange(70).view(7, 10) * 3000], ids=["vocabulary", "few"])
-def test_noise_on_cuda_equals_the_cpu(noise, dtype, tolerance, ids):
+def test_noise_on_cuda_equals_the_cpu(noise: Any, dtype: torch.dtype, tolerance: float, ids: Any) -> None:
     seeds = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63), 99, 12])
     positions = torch.tensor([0, 7, 2**32 - 1, 2**33 + 5, 1, 131071, 4])
     expected = keyed_noise.keyed_gumbel(seeds, positions, ids, dtype)
@@ -50,7 +52,7 @@ def test_noise_on_cuda_equals_the_cpu(noise, dtype, tolerance, ids):
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_choices_on_cuda_equal_the_cpu():
+def test_choices_on_cuda_equal_the_cpu() -> None:
     """In float64, ties included."""
     org, added, num_rows = 1010, 16, 7 * 40
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=org, num_added=added)
@@ -71,14 +73,14 @@ def test_choices_on_cuda_equal_the_cpu():
 
 
 @pytest.mark.parametrize("name", [*CASES, *PUBLISHED])
-def test_the_kernels_choose_what_the_reference_chooses(name):
+def test_the_kernels_choose_what_the_reference_chooses(name: str) -> None:
     from gemray_kernels.triton.token_choice import TritonKernels
 
     case = {**CASES, **PUBLISHED}[name]
     assert list(case.mismatches(TritonKernels(), torch.device("cuda"))) == []
 
 
-PARAMS = {
+PARAMS: dict[str, list[dict[str, Any]]] = {
     "greedy": [{"temperature": 0.0}],
     "published": [{"top_k": 64, "top_p": 0.95, "suppress_tokens": (258882, 258883)}],
     "all": [{"temperature": 0.0, "repetition_penalty": 1.2}, {"top_k": 70}, {"top_p": 0.8, "logit_bias": {5: 2.0}}],
@@ -86,7 +88,7 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_a_captured_choice_follows_the_tables(name):
+def test_a_captured_choice_follows_the_tables(name: str) -> None:
     """Captured once, replayed for other logits, positions and requests: the ids are those of an eager choice."""
     cuda, comm = torch.device("cuda"), SoloCommunicator()
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=262144)
@@ -98,7 +100,7 @@ def test_a_captured_choice_follows_the_tables(name):
     position_R = torch.tensor([9, 10, 5, 6, 7, 0], device=cuda)
     drafts_RB = torch.tensor([[-1], [8], [-1], [9], [-1], [-1]], device=cuda)
 
-    def chosen():
+    def chosen() -> Any:
         return choose(
             logits_RV, slot_R, position_R, state, comm, features=features, drafts_RB=drafts_RB, softcap=30.0
         ).ids_R
@@ -124,7 +126,7 @@ def test_a_captured_choice_follows_the_tables(name):
     assert len({tuple(ids) for ids in found}) == 4
 
 
-def test_logprobs_on_cuda_equal_log_softmax():
+def test_logprobs_on_cuda_equal_log_softmax() -> None:
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=259)
     logits_RV = torch.randn(5, 259, generator=torch.Generator().manual_seed(2))
     logits_RV[:, [200, 9]] = 6.0

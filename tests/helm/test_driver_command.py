@@ -165,7 +165,7 @@ def test_driver_from_start_through_a_dead_rank(pod: Pod) -> None:
     # Ready means that a request is answered now.
     with grpc.insecure_channel(f"127.0.0.1:{pod.port}") as channel:
         request = pb.GenerateRequest(text="warm", sampling=pb.SamplingParameters(max_tokens=4, ignore_eos=True))
-        answer = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=10)  # type: ignore[no-untyped-call]
+        answer = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=10)
         assert len(answer.token_ids) == 4
     assert [pod.probe(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")] == [SERVING] * 3
 
@@ -176,7 +176,7 @@ def test_driver_from_start_through_a_dead_rank(pod: Pod) -> None:
     seen = _watch_until(lambda: pod.probe("readinessProbe") == SERVING, pod)
     assert {answer for name, answer in seen if name == "livenessProbe"} <= {SERVING}
     with grpc.insecure_channel(f"127.0.0.1:{pod.port}") as channel:
-        again = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=10)  # type: ignore[no-untyped-call]
+        again = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=10)
         assert len(again.token_ids) == 4
 
 
@@ -185,7 +185,7 @@ def test_driver_from_start_through_a_dead_rank(pod: Pod) -> None:
 def test_a_stopped_driver_lets_its_requests_finish(pod: Pod) -> None:
     _watch_until(lambda: pod.probe("readinessProbe") == SERVING, pod)
     with grpc.insecure_channel(f"127.0.0.1:{pod.port}") as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
         sampling = pb.SamplingParameters(max_tokens=100, ignore_eos=True)
         stream = stub.GenerateStream(pb.GenerateStreamRequest(text="drain", sampling=sampling), timeout=60)
         messages = [next(stream)]

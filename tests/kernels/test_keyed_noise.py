@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,13 +61,13 @@ def torch_philox(key: tuple[int, ...], counter: tuple[int, ...]) -> tuple[int, .
     ],
     ids=["zeros", "ones", "pi"],
 )
-def test_known_answers_of_random123(philox, key, counter, expected):
+def test_known_answers_of_random123(philox: Any, key: Any, counter: Any, expected: Any) -> None:
     assert philox(key, counter) == expected
 
 
 @given(st.tuples(WORD, WORD), st.tuples(WORD, WORD, WORD, WORD))
 @settings(max_examples=200, deadline=None)
-def test_philox_equals_python_integers(key, counter):
+def test_philox_equals_python_integers(key: Any, counter: Any) -> None:
     assert torch_philox(key, counter) == python_philox(key, counter)
 
 
@@ -76,7 +77,7 @@ def test_philox_equals_python_integers(key, counter):
     tokens=st.lists(st.integers(0, 262143), min_size=1, max_size=9),
 )
 @settings(max_examples=100, deadline=None)
-def test_noise_is_keyed_as_documented(seed, position, tokens):
+def test_noise_is_keyed_as_documented(seed: int, position: int, tokens: list[int]) -> None:
     signed = seed - 2**64 if seed >= 2**63 else seed
     arguments = torch.tensor([signed]), torch.tensor([position])
     expected = torch.tensor([[python_gumbel(seed, position, token) for token in tokens]], dtype=torch.float64)
@@ -88,7 +89,7 @@ def test_noise_is_keyed_as_documented(seed, position, tokens):
         torch.testing.assert_close(single.double(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_an_id_has_the_same_noise_in_any_company():
+def test_an_id_has_the_same_noise_in_any_company() -> None:
     """Bit for bit: shards, batches and candidate lists must agree."""
     seeds, positions = torch.arange(-3, 4), torch.arange(7) * 5
     whole = keyed_gumbel(seeds, positions, torch.arange(1000), torch.float64)
@@ -99,20 +100,20 @@ def test_an_id_has_the_same_noise_in_any_company():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_extreme_words_give_finite_noise(dtype):
+def test_the_extreme_words_give_finite_noise(dtype: torch.dtype) -> None:
     largest, smallest = gumbel_of_word(torch.tensor([0, 2**32 - 1]), dtype).tolist()
     assert largest == pytest.approx(33 * math.log(2), rel=1e-6)  # -log(2**-33)
     assert -3.2 < smallest < -2.7
 
 
-def test_large_noise_keeps_its_precision_in_float32():
+def test_large_noise_keeps_its_precision_in_float32() -> None:
     words = torch.arange(2000)
     single, double = gumbel_of_word(words, torch.float32), gumbel_of_word(words, torch.float64)
     torch.testing.assert_close(single.double(), double, rtol=3e-7, atol=0)
     assert single.unique().numel() == 2000
 
 
-def test_noise_follows_the_gumbel_law():
+def test_noise_follows_the_gumbel_law() -> None:
     noise = keyed_gumbel(torch.arange(50), torch.arange(50) % 7, torch.arange(4000), torch.float64).numpy()
     assert stats.kstest(noise.ravel(), "gumbel_r").pvalue > 1e-3
     # exp(-exp(-g)) is uniform: equal counts in 256 bins for each of the four lanes.
@@ -121,7 +122,7 @@ def test_noise_follows_the_gumbel_law():
         assert stats.chisquare(np.histogram(uniform, 256, (0, 1))[0]).pvalue > 1e-3
 
 
-def test_noise_is_independent_over_seeds_positions_and_ids():
+def test_noise_is_independent_over_seeds_positions_and_ids() -> None:
     size = 60
     seeds, positions = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     noise = keyed_gumbel(seeds.flatten(), positions.flatten(), torch.arange(60), torch.float64)

@@ -26,7 +26,7 @@ for ids in (torch.arange(3000), torch.tensor([262143, 5, 6, 5]), torch.arange(40
 """
 
 
-def test_the_interpreted_kernel_equals_the_reference():
+def test_the_interpreted_kernel_equals_the_reference() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(

@@ -19,11 +19,14 @@ from support.cluster.serve_process import GEMRAY, START_S, line_with, ranks_of, 
 
 pytestmark = pytest.mark.slow
 
+END_OF_STREAM: Any = vars(grpc.aio)["EOF"]
+"""Not in the stubs."""
+
 
 async def test_serve_answers_and_drains(tmp_path: Path) -> None:
     model = write_servable_checkpoint(tmp_path / "model")
     async with served(model) as (process, channel):
-        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
         health: Any = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
@@ -58,7 +61,7 @@ async def test_serve_answers_and_drains(tmp_path: Path) -> None:
         )
         newest = await live.read()
         os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal's group
-        while (message := await live.read()) is not grpc.aio.EOF:
+        while (message := await live.read()) is not END_OF_STREAM:
             newest = message
         assert newest.final.usage.completion_tokens == 60, "draining lets it finish"
         assert await asyncio.wait_for(process.wait(), 30) == 0
@@ -69,12 +72,12 @@ async def test_a_killed_rank_costs_a_pause(tmp_path: Path) -> None:
     sampling = pb.SamplingParameters(seed=7, max_tokens=90, ignore_eos=True, logprobs=1)
     request = pb.GenerateStreamRequest(text="import this", sampling=sampling)
     async with served(model) as (process, channel):
-        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
         undisturbed = [message async for message in stub.GenerateStream(request)]
         live = stub.GenerateStream(request)
         messages = [await live.read()]
         ranks_of(process)[-1].kill()
-        while (message := await asyncio.wait_for(live.read(), 60)) is not grpc.aio.EOF:
+        while (message := await asyncio.wait_for(live.read(), 60)) is not END_OF_STREAM:
             messages.append(message)
         assert _joined(messages) == _joined(undisturbed)
         assert messages[-1].final.usage.completion_tokens == 90

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def local_ray() -> Iterator[None]:
             num_gpus=0,
             include_dashboard=False,
             object_store_memory=100 * 2**20,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             log_to_driver=False,
         )
         yield

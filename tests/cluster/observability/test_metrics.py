@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -21,7 +22,7 @@ def test_engine_series() -> None:
     registry = CollectorRegistry()
     registry.register(EngineCollector(lambda: SteppedGang(seconds_since_heartbeat=0.25)))
     samples = scrape(registry)
-    expected = {
+    expected: dict[tuple[Any, ...], float] = {
         ("gemray_engine_running_requests",): 3,
         ("gemray_engine_waiting_requests",): 2,
         ("gemray_engine_step_seconds",): 0.0125,
@@ -44,7 +45,7 @@ def test_engine_series() -> None:
         ("gemray_gang_state", ("state", "serving")): 1,
         ("gemray_gang_state", ("state", "failed")): 0,
     }
-    found = {(name, *labels): samples[name, frozenset(labels)] for name, *labels in expected}
+    found = {key: samples[key[0], frozenset(key[1:])] for key in expected}
     assert found == expected
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -75,7 +76,7 @@ async def watched(tokenizer: ChatTokenizer, script: Script, **config: object) ->
         endpoint.close()
 
 
-def stream_request(**fields: object) -> pb.GenerateStreamRequest:
+def stream_request(**fields: Any) -> pb.GenerateStreamRequest:
     return pb.GenerateStreamRequest(text="hello", **{"sampling": SAMPLING, **fields})
 
 

@@ -53,7 +53,7 @@ def test_set_fields_win_zero_too() -> None:
         ({"max_length": 4096}, {}, 246),
     ],
 )
-def test_budget(said: dict[str, int], fields: dict[str, int], max_tokens: int) -> None:
+def test_budget(said: dict[str, Any], fields: dict[str, Any], max_tokens: int) -> None:
     assert read(dataclasses.replace(DEFAULTS, **said), **fields)[0].max_tokens == max_tokens
 
 

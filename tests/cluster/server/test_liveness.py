@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -56,7 +57,7 @@ async def test_probe_speaks_tls_to_its_own_pod(mutual: bool, tmp_path: Path) -> 
     secret.mkdir()
     for file, key in (("cert.pem", "tls.crt"), ("key.pem", "tls.key"), ("cert.pem", "ca.crt")):
         (secret / key).write_bytes((tmp_path / file).read_bytes())
-    config = {"tls_cert_file": str(secret / "tls.crt"), "tls_key_file": str(secret / "tls.key")}
+    config: dict[str, Any] = {"tls_cert_file": str(secret / "tls.crt"), "tls_key_file": str(secret / "tls.key")}
     if mutual:
         config["tls_client_ca_file"] = str(secret / "ca.crt")
     gang = FakeGang()

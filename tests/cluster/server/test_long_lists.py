@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.fields import at_most
 from gemray_cluster.server.sampling import read_sampling
 from gemray_workers.errors import InvalidField
+from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_gang import gang_info
 from support.cluster.serving import DEFAULTS
 
@@ -27,7 +29,7 @@ class Untouchable(Collection[int]):
         raise AssertionError("its elements were looked at")
 
 
-def read(**fields: object) -> object:
+def read(**fields: Any) -> SamplingParams:
     sampling = pb.SamplingParameters(**fields)
     return read_sampling(sampling, pb.SpeculationParameters(), DEFAULTS, gang_info().model, prompt_len=1)[0]
 

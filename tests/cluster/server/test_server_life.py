@@ -201,7 +201,7 @@ async def test_tls_files_that_do_not_fit_are_named(
 async def test_tls(tokenizer: ChatTokenizer, tmp_path: Path, mutual: bool) -> None:
     make_certificates(tmp_path)
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    config = {"tls_cert_file": str(cert), "tls_key_file": str(key)}
+    config: dict[str, Any] = {"tls_cert_file": str(cert), "tls_key_file": str(key)}
     if mutual:
         config["tls_client_ca_file"] = str(cert)
     anonymous = grpc.ssl_channel_credentials(cert.read_bytes())

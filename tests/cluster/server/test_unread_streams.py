@@ -35,7 +35,7 @@ SMALL_WINDOW = (
 async def idle_client(served: Serving, number: int) -> AsyncIterator[list[Any]]:
     """Streams that nobody reads."""
     async with grpc.aio.insecure_channel(served.server.address, options=SMALL_WINDOW) as channel:
-        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
         calls = [stub.GenerateStream(UNREAD) for _ in range(number)]
         await asyncio.gather(*(call.initial_metadata() for call in calls))
         yield calls

@@ -153,10 +153,10 @@ def _build(shape: Shape, layout: Layout, vocab_size: int, max_position: int) -> 
         if layout == "causal":
             return transformers.Gemma4UnifiedForCausalLM(text)
         return transformers.Gemma4UnifiedForConditionalGeneration(transformers.Gemma4UnifiedConfig(text_config=text))
-    text = transformers.Gemma4TextConfig(**fields, vocab_size_per_layer_input=vocab_size)
+    with_inputs = transformers.Gemma4TextConfig(**fields, vocab_size_per_layer_input=vocab_size)
     if layout == "causal":
-        return transformers.Gemma4ForCausalLM(text)
-    return transformers.Gemma4ForConditionalGeneration(transformers.Gemma4Config(text_config=text))
+        return transformers.Gemma4ForCausalLM(with_inputs)
+    return transformers.Gemma4ForConditionalGeneration(transformers.Gemma4Config(text_config=with_inputs))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gemray_workers.model.config import ModelConfig
+from gemray_workers.model.config import LayerKind, ModelConfig
 
 ASSISTANT_HIDDEN = 32
 DFLASH_WINDOW = 12
@@ -46,7 +46,7 @@ def tiny_assistant(target: Path, *, centroids: bool = False, seed: int = 0) -> P
     """An MTP assistant of the target in `target`: three sliding layers and a full one, as published."""
     model = ModelConfig.from_directory(target)
     donors = {kind: model.layers[owners[-1]] for kind, owners in model.kv_owners.items()}
-    kinds = ["sliding", "sliding", "sliding", "full"]
+    kinds: list[LayerKind] = ["sliding", "sliding", "sliding", "full"]
     heads, intermediate, width = 4, 48, ASSISTANT_HIDDEN
     random = _Random(seed)
     tensors = {
@@ -56,7 +56,7 @@ def tiny_assistant(target: Path, *, centroids: bool = False, seed: int = 0) -> P
         "model.norm.weight": random.norm(width),
     }
     for index, kind in enumerate(kinds):
-        head_dim = donors[kind].head_dim  # type: ignore[index]
+        head_dim = donors[kind].head_dim
         layer = f"model.layers.{index}."
         tensors |= {
             layer + "self_attn.q_proj.weight": random.matrix(heads * head_dim, width),
@@ -86,9 +86,9 @@ def _divisor(vocab_size: int) -> int:
 
 
 def _assistant_config(
-    model: ModelConfig, kinds: list[str], heads: int, intermediate: int, centroids: bool
+    model: ModelConfig, kinds: list[LayerKind], heads: int, intermediate: int, centroids: bool
 ) -> dict[str, Any]:
-    sliding, full = (model.layers[model.kv_owners[kind][-1]] for kind in ("sliding", "full"))  # type: ignore[index]
+    sliding, full = (model.layers[model.kv_owners[kind][-1]] for kind in ("sliding", "full"))
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],
         "model_type": "gemma4_assistant",

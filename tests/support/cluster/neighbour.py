@@ -29,7 +29,7 @@ async def neighbour(address: str, *, pause_s: float = 0.05) -> AsyncIterator[lis
     # A channel of its own subchannel: equal options would share the bad client's connection.
     options = [*client_options(address), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
 
         async def ask() -> None:
             while True:

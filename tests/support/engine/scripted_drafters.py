@@ -120,6 +120,8 @@ class ScriptedDrafter:
     place: a real drafter's state can so be watched under any acceptance.
     """
 
+    weight_bytes = 0
+
     def __init__(self, script: Override, inner: Drafter | None = None) -> None:
         """
         Args:

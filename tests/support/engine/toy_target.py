@@ -62,6 +62,8 @@ def local_columns(logits_TV: Tensor, shard: ShardIndices) -> Tensor:
 class TableDrafter:
     """Drafts from a table of its own, one token after the other, as a request samples or greedily."""
 
+    weight_bytes = 0
+
     def __init__(self, target: ToyTarget, table_VV: Tensor, *, greedy: bool) -> None:
         """
         Args:

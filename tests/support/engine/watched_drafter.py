@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,6 +69,8 @@ class WatchedDrafter:
     target's pools and in the drafter's, and the drafter must leave the target's keys as they are.
     """
 
+    weight_bytes = 0
+
     def __init__(self, rig: Rig, script: Script, inner: Drafter | None = None) -> None:
         """
         Args:
@@ -77,8 +79,8 @@ class WatchedDrafter:
             inner: the drafter to watch in place of the rig's, e.g. one with a fault.
         """
         self._rig = rig
-        self._drafter: Any = rig.drafter
-        self._inner = inner or rig.drafter
+        self._drafter = cast("Any", rig.drafter)
+        self._inner: Drafter = inner or rig.drafter
         self._outer = ScriptedDrafter(script, self)
         self._chooser = self._drafter._chooser
         self.rounds: list[WatchedRound] = []
@@ -157,6 +159,8 @@ def _bits(pools: Any) -> list[Tensor]:
 
 class Faulty:
     """A drafter with a fault: what it is given is changed on the way."""
+
+    weight_bytes = 0
 
     def __init__(
         self,

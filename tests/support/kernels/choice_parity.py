@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from support.oracles.sampling_oracle.row_request import RowRequest
 from support.oracles.sampling_reference import SlotRows, local_columns, sampling_params
 
 ALLOWED = tuple(range(100, 259, 3))
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 0.8},
     "candidates": {"top_k": 3, "top_p": 0.8},
@@ -84,7 +85,7 @@ class ParityCase:
                     cut=cut,
                 )
                 offered.append(offer)
-        found, expected = (
+        chosen, right = (
             kernel.decide(
                 torch.stack(offered),
                 choice_rows,
@@ -94,8 +95,8 @@ class ParityCase:
             ).tolist()
             for kernel, offered in offers.items()
         )
-        if found != expected:
-            yield f"ids {found}, expected {expected}"
+        if chosen != right:
+            yield f"ids {chosen}, expected {right}"
 
     def _logits(self) -> Tensor:
         num_rows = self.rows_of_each * len(self.kinds)

@@ -122,7 +122,7 @@ def kernel_runs(
         _, k, v = heads_of(dtype)
         pages = torch.zeros(2, rows + 2, 16, kv_heads, head_dim, dtype=dtype, device=device)
         kernels.write_normed_kv(
-            k, k if v_is_k else v, head_weight.to(dtype), cos.to(dtype), sin.to(dtype), 1e-6, *pages, slots
+            k, k if v_is_k else v, head_weight.to(dtype), cos.to(dtype), sin.to(dtype), 1e-6, pages[0], pages[1], slots
         )
         return pages
 

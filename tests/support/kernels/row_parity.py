@@ -172,7 +172,7 @@ def layouts_accepted(kernels: RowKernels, device: str) -> list[str]:
     spread = torch.empty(5, 2 * cut_5A.shape[1], dtype=torch.int64, device=device)[:, ::2]
     tokens = SequenceTables(case.tables.token_ids_NL.t(), case.tables.computed_N, case.tables.end_N)
     numbers = torch.zeros(8, dtype=torch.int64, device=device)
-    pack = {"num_rows": case.num_rows, "rectangle": (1, 1), "block_mask": None}
+    pack: dict[str, Any] = {"num_rows": case.num_rows, "rectangle": (1, 1), "block_mask": None}
     calls: dict[str, Callable[[], object]] = {
         "cut_rows granted": lambda: kernels.cut_rows(case.granted_S4.t().contiguous().t(), case.tables),
         "pack_rows cut": lambda: kernels.pack_rows(spread, case.tables, case.pages, **pack),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import torch
 
@@ -24,8 +25,13 @@ PLENTY = {"sliding": 200, "full": 200}
 class Bench:
     """A scheduler and a fake engine, stepped by hand; with lag 1 a step is committed when the next one has run."""
 
-    def __init__(self, num_pages: dict[str, int] | None = None, drafts: int = 0, **config: int) -> None:
-        settings = {"max_num_seqs": 4, "max_step_tokens": 32, "prefill_chunk": 16, "max_model_len": MAX_LEN}
+    def __init__(self, num_pages: dict[str, int] | None = None, drafts: int = 0, **config: Any) -> None:
+        settings: dict[str, Any] = {
+            "max_num_seqs": 4,
+            "max_step_tokens": 32,
+            "prefill_chunk": 16,
+            "max_model_len": MAX_LEN,
+        }
         self.config = SchedulerConfig(**{**settings, "num_draft_tokens": drafts, "tells_freed_pages": True, **config})
         self.scheduler = Scheduler(self.config, SPECS, num_pages or PLENTY, lambda _sequence: drafts)
         self.engine = FakeEngine(SPECS, max_model_len=self.config.max_model_len)
@@ -33,7 +39,7 @@ class Bench:
         self.deltas: list[SequenceDelta] = []
         self.submits: dict[str, Submit] = {}
 
-    def submit(self, request_id: str, prompt_len: int, max_tokens: int = 8, **params: object) -> Submit:
+    def submit(self, request_id: str, prompt_len: int, max_tokens: int = 8, **params: Any) -> Submit:
         submit = request(request_id, prompt_len, max_tokens, **params)
         self.scheduler.submit(submit)
         self.submits[request_id] = submit
@@ -63,10 +69,16 @@ class Bench:
         return [sequence.request_id for sequence in self.scheduler.running]
 
 
-def request(request_id: str, prompt_len: int, max_tokens: int = 8, **params: object) -> Submit:
+def request(request_id: str, prompt_len: int, max_tokens: int = 8, **params: Any) -> Submit:
     emitted = params.pop("emitted_ids", [])
     num_prompt_logprobs = params.pop("num_prompt_logprobs", 0)
-    defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": sum(request_id.encode())}
+    defaults: dict[str, Any] = {
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": sum(request_id.encode()),
+    }
     return Submit(
         request_id=request_id,
         prompt_ids=list(range(prompt_len)),

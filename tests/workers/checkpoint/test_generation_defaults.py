@@ -202,7 +202,8 @@ def test_values_out_of_range_name_file_and_field(tmp_path: Path, field: str, val
     with pytest.raises(InvalidField) as error:
         GenerationDefaults.from_directory(tmp_path)
     assert error.value.field == f"generation_config.json: {field}"
-    assert repr(error.value.value) == repr(value) or float(error.value.value) == float(value)
+    named: Any = error.value.value
+    assert repr(named) == repr(value) or float(named) == float(value)
 
 
 def test_all_that_is_honoured_is_read(tmp_path: Path) -> None:

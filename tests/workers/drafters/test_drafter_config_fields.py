@@ -20,7 +20,23 @@ TARGET = tiny_checkpoint("31B")
 MODEL = ModelConfig.from_directory(TARGET)
 DFLASH = json.loads((tiny_dflash(TARGET) / "config.json").read_text())
 MISSING = object()
-VALUES = (MISSING, None, "16", "", -1, 0, 1.5, [], [None], {}, {"a": None}, True, 10**30, float("nan"), float("inf"))
+VALUES: tuple[Any, ...] = (
+    MISSING,
+    None,
+    "16",
+    "",
+    -1,
+    0,
+    1.5,
+    [],
+    [None],
+    {},
+    {"a": None},
+    True,
+    10**30,
+    float("nan"),
+    float("inf"),
+)
 
 
 def plan(directory: Path, **settings: Any) -> Any:

@@ -2,11 +2,14 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from gemray_workers.embedded import (
     EMBEDDED_NAMES,
@@ -35,7 +38,7 @@ MIB = 2**20
 
 
 @pytest.fixture(scope="module", autouse=True)
-def patched():
+def patched() -> Iterator[None]:
     """Pitfall 18 of the specification, undone afterwards: other tests patch it their own way."""
     from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 
@@ -43,36 +46,36 @@ def patched():
     hf_patch.apply()
     yield
     if before is not None:
-        Gemma4TextConfig.kv_sharing_modes = before
+        setattr(Gemma4TextConfig, "kv_sharing_modes", before)  # noqa: B010
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(embedded_path("gemray-tiny"))
 
 
 @pytest.fixture(scope="module")
-def target():
+def target() -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(embedded_path("gemray-tiny"), dtype=torch.float32)
 
 
-def chat_ids(tokenizer, text):
+def chat_ids(tokenizer: Any, text: str) -> Tensor:
     turns = [{"role": "user", "content": text}]
     return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")["input_ids"]
 
 
 @pytest.fixture(scope="module")
-def greedy(target, tokenizer):
+def greedy(target: Any, tokenizer: Any) -> Any:
     """(prompt ids [1, P], all ids [1, T]) of each chat, decoded greedily by transformers."""
     prompts = [chat_ids(tokenizer, text) for text in CHATS]
     return [(ids, target.generate(ids, max_new_tokens=120, do_sample=False)) for ids in prompts]
 
 
-def test_files_are_the_published_ones_and_small_enough():
+def test_files_are_the_published_ones_and_small_enough() -> None:
     listed = {root_relative for root_relative in checksums() if root_relative.endswith(".safetensors")}
     assert listed == {f"{name}/model.safetensors" for name in EMBEDDED_NAMES}
     assert damaged_files() == []
@@ -80,13 +83,13 @@ def test_files_are_the_published_ones_and_small_enough():
     assert sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) < 40 * MIB
 
 
-def test_unknown_name_says_what_there_is():
+def test_unknown_name_says_what_there_is() -> None:
     with pytest.raises(UnknownEmbeddedModel, match=r"no embedded model 'gemray-huge'; there are gemray-tiny, "):
         embedded_path("gemray-huge")
 
 
 @pytest.mark.parametrize("name", EMBEDDED_NAMES)
-def test_every_tensor_is_finite_and_not_constant(name):
+def test_every_tensor_is_finite_and_not_constant(name: str) -> None:
     tensors = load_file(embedded_path(name) / "model.safetensors")
     for key, tensor in tensors.items():
         if tensor.is_floating_point():
@@ -98,10 +101,11 @@ def test_every_tensor_is_finite_and_not_constant(name):
     assert not (scalars == 1.0).all(), "layer_scalar was not trained"
 
 
-def test_transformers_uses_every_tensor_of_the_target(target):
+def test_transformers_uses_every_tensor_of_the_target(target: Any) -> None:
     from transformers import AutoModelForCausalLM
 
-    _, info = AutoModelForCausalLM.from_pretrained(embedded_path("gemray-tiny"), output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(embedded_path("gemray-tiny"), output_loading_info=True)
+    _, info = loaded
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert type(target).__name__ == "Gemma4ForCausalLM"
@@ -109,23 +113,24 @@ def test_transformers_uses_every_tensor_of_the_target(target):
 
 
 @pytest.mark.parametrize("name", ["gemray-tiny-assistant", "gemray-tiny-assistant-centroid"])
-def test_transformers_uses_every_tensor_of_the_assistants(name):
+def test_transformers_uses_every_tensor_of_the_assistants(name: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    model, info = AutoModelForCausalLM.from_pretrained(embedded_path(name), output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(embedded_path(name), output_loading_info=True)
+    model, info = loaded
     assert type(model).__name__ == "Gemma4AssistantForCausalLM"
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
 
 
-def test_token_ordering_is_a_permutation():
+def test_token_ordering_is_a_permutation() -> None:
     tensors = load_file(embedded_path("gemray-tiny-assistant-centroid") / "model.safetensors")
     ordering = tensors["masked_embedding.token_ordering"]
     assert torch.equal(ordering.sort().values, torch.arange(FAMILY.assistant.num_centroids * 32))
     assert not torch.equal(ordering, ordering.sort().values)
 
 
-def test_dflash_has_exactly_the_published_tensor_names():
+def test_dflash_has_exactly_the_published_tensor_names() -> None:
     names = set(load_file(embedded_path("gemray-tiny-dflash") / "model.safetensors"))
     config = json.loads((embedded_path("gemray-tiny-dflash") / "config.json").read_text())
     layer = ["input_layernorm", "post_attention_layernorm"]
@@ -138,7 +143,7 @@ def test_dflash_has_exactly_the_published_tensor_names():
     assert max(config["dflash_config"]["target_layer_ids"]) < config["num_target_layers"]
 
 
-def test_special_ids_are_gemmas(tokenizer):
+def test_special_ids_are_gemmas(tokenizer: Any) -> None:
     ids = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4, "<|tool_response>": 50, '<|"|>': 52}
     ids |= {"<|think|>": 98, "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106, "\n": 107}
     assert {token: tokenizer.convert_tokens_to_ids(token) for token in ids} == ids
@@ -147,11 +152,11 @@ def test_special_ids_are_gemmas(tokenizer):
 @pytest.mark.parametrize(
     "text", ["def f(x):\n    return x\n\n\n\n", "Γεια σου, κόσμε;", "日本語 naïve 😀", "  a \n b  "]
 )
-def test_text_survives_the_tokenizer(tokenizer, text):
+def test_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_chat_template_writes_gemmas_turns(tokenizer):
+def test_chat_template_writes_gemmas_turns(tokenizer: Any) -> None:
     turns = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -165,21 +170,21 @@ def test_chat_template_writes_gemmas_turns(tokenizer):
     )
 
 
-def test_chats_end_by_themselves(greedy, tokenizer):
+def test_chats_end_by_themselves(greedy: Any, tokenizer: Any) -> None:
     for prompt, ids in greedy:
         assert int(ids[0, -1]) in STOP_IDS, tokenizer.decode(ids[0, prompt.shape[1] :])
 
 
-def test_greedy_code_is_the_function_asked_for(greedy, tokenizer):
+def test_greedy_code_is_the_function_asked_for(greedy: Any, tokenizer: Any) -> None:
     prompt, ids = greedy[1]
     answer = tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
-    scope: dict = {}
+    scope: dict[str, Any] = {}
     exec(answer.removeprefix("```python\n").removesuffix("```"), scope)
     assert scope["larger_than_4"]([1, 4, 5, 9]) == [5, 9]
 
 
 @pytest.mark.parametrize("name", ["gemray-tiny-assistant", "gemray-tiny-assistant-centroid"])
-def test_same_greedy_ids_with_an_assistant(target, greedy, name):
+def test_same_greedy_ids_with_an_assistant(target: Any, greedy: Any, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
     assistant = AutoModelForCausalLM.from_pretrained(embedded_path(name), dtype=torch.float32)
@@ -188,14 +193,14 @@ def test_same_greedy_ids_with_an_assistant(target, greedy, name):
         assert torch.equal(ids, expected)
 
 
-def test_drafters_are_accepted(greedy):
+def test_drafters_are_accepted(greedy: Any) -> None:
     """Well under the published acceptance (the chats are three), far above what an untrained drafter gets."""
     plain = export.load_target(embedded_path("gemray-tiny"), torch.float32, CPU)
     samples = [Sample("code", "chat", ids[0], prompt.shape[1], ids.shape[1]) for prompt, ids in greedy]
-    mtp = export.load_module(
+    mtp: Any = export.load_module(
         Assistant(FAMILY.assistant, FAMILY.target), embedded_path("gemray-tiny-assistant"), torch.float32, CPU
     )
-    block = export.load_module(
+    block: Any = export.load_module(
         DFlash(FAMILY.dflash, FAMILY.target), embedded_path("gemray-tiny-dflash"), torch.float32, CPU
     )
     for drafts in (
@@ -206,7 +211,7 @@ def test_drafters_are_accepted(greedy):
         assert sum(emitted) / len(emitted) > 2.5
 
 
-def test_walk_counts_tokens_per_round():
+def test_walk_counts_tokens_per_round() -> None:
     sample = Sample("code", "text", torch.tensor([9, 9, 1, 2, 3, 4, 5]), start=2, end=7)
     drafts = torch.zeros(7, 3, dtype=torch.long)
     drafts[2] = torch.tensor([2, 3, 9])  # two accepted, then the bonus 4
@@ -217,7 +222,7 @@ def test_walk_counts_tokens_per_round():
 
 
 @torch.no_grad()
-def test_recipe_forward_equals_transformers(target):
+def test_recipe_forward_equals_transformers(target: Any) -> None:
     """Logits, donor KV and the captured block outputs, across three windows."""
     plain = export.load_target(embedded_path("gemray-tiny"), torch.float32, CPU)
     ids = torch.randint(110, 4000, (1, 300), generator=torch.Generator().manual_seed(0))
@@ -233,7 +238,7 @@ def test_recipe_forward_equals_transformers(target):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gemray-tiny-assistant", "gemray-tiny-assistant-centroid"])
-def test_recipe_drafts_equal_transformers(target, name):
+def test_recipe_drafts_equal_transformers(target: Any, name: str) -> None:
     """The first draft of an anchor inside the window, where transformers' extra sliding key makes no difference."""
     from transformers import AutoModelForCausalLM
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from support.engine.engine_runner import request
 from support.engine.speculation_rig import Rig, solo_rig
 
 NUM_DRAFT_TOKENS = 6
-SAMPLERS = (
+SAMPLERS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "suppress_tokens": (5, 9)},
     {"temperature": 0.8, "top_k": 10, "stop_token_ids": tuple(range(0, VOCAB_SIZE, 29))},

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.errors import InvalidField
-from gemray_workers.execution import step_clock
 from gemray_workers.execution.step_clock import HostClock
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.target_rank import EngineRank
@@ -23,7 +22,7 @@ REQUESTS = [request("a", [5, 6, 7], 6), request("b", [9], 6, temperature=1.0, to
 
 def test_a_gap_lies_between_two_cycles_and_no_rest_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 2.0, 4.0, 4.5, 4.5, 5.0, 90.0, 91.0, 92.0])
-    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr("gemray_workers.execution.step_clock.time.perf_counter", lambda: next(times))
     clock, gaps = HostClock(), []
     for _ in range(3):
         marks = clock.start()

@@ -136,5 +136,7 @@ def test_a_32k_context_takes_the_ring_and_not_the_flat_memory(geometry: Geometry
     per_token = sum(spec.bytes_per_token for spec in specs)
     assert per_token * CONTEXT == geometry.flat_mib * MIB
     scheduler.cancel("long")
-    scheduler.commit(scheduler.schedule(), [])
+    last = scheduler.schedule()
+    assert last is not None
+    scheduler.commit(last, [])
     assert bytes_held(scheduler, specs, pools) == 0

@@ -12,7 +12,10 @@ from gemray_workers.kv.block_table import SequencePages, most_pages
 
 def test_all_pages_but_the_null_page_are_handed_out_once() -> None:
     allocator = PageAllocator(5)
-    assert sorted(allocator.allocate(2) + allocator.allocate(3)) == [1, 2, 3, 4, 5]
+    first, second = allocator.allocate(2), allocator.allocate(3)
+    assert first is not None
+    assert second is not None
+    assert sorted(first + second) == [1, 2, 3, 4, 5]
     assert allocator.num_free == 0
     assert allocator.allocate(1) is None
     assert allocator.allocate(0) == []

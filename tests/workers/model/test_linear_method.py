@@ -40,6 +40,18 @@ class DoubledWeight(LinearWeight):
         return 2 * self._plain.product(x_TI)
 
     @override
+    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        return 2 * self._plain.summands(x_TI, first)
+
+    @override
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        raise AssertionError("no gated layer is among these")
+
+    @override
+    def silu(self, x_TI: Tensor) -> Tensor:
+        raise AssertionError("no gated layer is among these")
+
+    @override
     def weight_targets(self) -> list[WeightTarget]:
         return self._plain.weight_targets()
 

@@ -148,7 +148,8 @@ def test_kv_shared_layers_leave_their_donors_cache_as_it_is(shape: Shape) -> Non
     first_shared = next(layer.index for layer in config.layers if layer.kv_donor is not None)
     cache = PagedCache(config, num_sequences=1, max_len=20, dtype=torch.float64)
     donors = sorted({layer.kv_donor for layer in config.layers if layer.kv_donor is not None})
-    calls, before = [], {}
+    calls: list[Any] = []
+    before: dict[int, Any] = {}
 
     def watching(*args: Any, **kwargs: Any) -> Tensor:
         if len(calls) == first_shared:

@@ -3,12 +3,15 @@ id: for any parameters, any rows beside them, any number of ranks, and any featu
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.choose import choose
 from gemray_workers.sampling.features import CANDIDATE_COUNTS, Features
@@ -28,7 +31,7 @@ MANY_IDS = st.integers(1, 40).map(lambda step: tuple(range(3, VOCAB, step)))
 
 
 @st.composite
-def row_requests(draw):
+def row_requests(draw: st.DrawFn) -> Any:
     prompt = draw(st.lists(ID, min_size=1, max_size=5))
     output = draw(st.lists(st.one_of(ID, st.sampled_from(prompt)), max_size=6))
     known = len(output) - draw(st.integers(0, len(output)))
@@ -63,12 +66,12 @@ ANY_FEATURES = st.builds(
 )
 
 
-def logits_of(num_rows, seed, *, ties):
+def logits_of(num_rows: int, seed: int, *, ties: bool) -> Tensor:
     logits_RV = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 4
     return (logits_RV * 2).round() / 2 if ties else logits_RV
 
 
-def choose_on_rank(comm, logits_RV, requests, more):
+def choose_on_rank(comm: Communicator, logits_RV: Tensor, requests: list[RowRequest], more: Any) -> Any:
     shard = ShardIndices.of_rank(comm.rank, comm.size, org_vocab_size=ORG, num_added=ADDED)
     needed = Features.union(Features.of(request.params) for request in requests)
     choice = choose_rows(local_columns(logits_RV, shard), requests, shard, comm, features=needed | more)
@@ -84,7 +87,9 @@ def choose_on_rank(comm, logits_RV, requests, more):
     bad=st.sampled_from([None, None, torch.nan, torch.inf]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_rows_choose_the_same_ids(run_on_gang, size, requests, seed, ties, more, bad):
+def test_any_rows_choose_the_same_ids(
+    run_on_gang: Any, size: int, requests: list[RowRequest], seed: int, ties: bool, more: Any, bad: float
+) -> None:
     logits_RV = logits_of(len(requests), seed, ties=ties)
     if bad is not None:
         logits_RV[0, seed % VOCAB] = bad
@@ -97,7 +102,7 @@ def test_any_rows_choose_the_same_ids(run_on_gang, size, requests, seed, ties, m
         assert ok == expected.ok_R.tolist()
 
 
-SERVED = [
+SERVED: list[dict[str, Any]] = [
     {"top_k": 64, "top_p": 0.95, "suppress_tokens": (7, 9)},
     {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
     {"top_p": 0.9, "presence_penalty": 1.0, "min_tokens": 9, "stop_token_ids": (0, 1, 2)},
@@ -105,7 +110,7 @@ SERVED = [
 ]
 
 
-def test_a_state_that_lives_through_many_requests_follows_them():
+def test_a_state_that_lives_through_many_requests_follows_them() -> None:
     """Slots are taken, used for some steps of several rows each, and taken again; each step equals rows written out."""
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=ORG, num_added=ADDED)
     state = SamplingState(3, shard, torch.float64, CPU)

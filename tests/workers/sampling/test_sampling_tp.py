@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
@@ -31,11 +33,11 @@ VOCABULARIES = {"org 259": (259, 0), "org 1010 + added 16": (1010, 16), "org 300
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _seed() -> None:
     torch.manual_seed(0)
 
 
-class CountingCommunicator:
+class CountingCommunicator(SoloCommunicator):
     """Passes on to another and keeps the sizes of what is gathered."""
 
     def __init__(self, comm: Communicator) -> None:
@@ -44,16 +46,16 @@ class CountingCommunicator:
         self.gathered: list[int] = []
         self.reduced: list[int] = []
 
-    def all_gather(self, x):
+    def all_gather(self, x: Tensor) -> Tensor:
         self.gathered.append(x.numel())
         return self._comm.all_gather(x)
 
-    def all_reduce(self, x):
+    def all_reduce(self, x: Tensor) -> Tensor:
         self.reduced.append(x.numel())
         return self._comm.all_reduce(x)
 
 
-def row_requests(num_rows, kinds=KINDS):
+def row_requests(num_rows: int, kinds: Any = KINDS) -> Any:
     requests = []
     for i, kind in zip(range(num_rows), itertools.cycle(kinds), strict=False):
         history = [i % 200, 7, 250, 7, 130] + [9] * i
@@ -62,7 +64,9 @@ def row_requests(num_rows, kinds=KINDS):
     return requests
 
 
-def choose_on_rank(comm, logits_RV, vocabulary, requests):
+def choose_on_rank(
+    comm: Communicator, logits_RV: Tensor, vocabulary: tuple[int, int], requests: list[RowRequest]
+) -> Any:
     org, added = vocabulary
     shard = ShardIndices.of_rank(comm.rank, comm.size, org_vocab_size=org, num_added=added)
     counting = CountingCommunicator(comm)
@@ -70,17 +74,19 @@ def choose_on_rank(comm, logits_RV, vocabulary, requests):
     return choice.ids_R.tolist(), choice.ok_R.tolist(), (counting.gathered, counting.reduced)
 
 
-def logprobs_on_rank(comm, logits_RV, vocabulary, token_ids, top_n):
+def logprobs_on_rank(
+    comm: Communicator, logits_RV: Tensor, vocabulary: tuple[int, int], token_ids: Any, top_n: int
+) -> Any:
     org, added = vocabulary
     shard = ShardIndices.of_rank(comm.rank, comm.size, org_vocab_size=org, num_added=added)
     return token_logprobs(local_columns(logits_RV, shard), torch.tensor(token_ids), top_n, shard, comm).listed()
 
 
 @pytest.fixture
-def choose_everywhere(run_on_gang):
+def choose_everywhere(run_on_gang: Any) -> Any:
     """Choose on 1, 2 and 4 ranks; what all of them agree on."""
 
-    def run(logits_RV, vocabulary, requests):
+    def run(logits_RV: Tensor, vocabulary: tuple[int, int], requests: list[RowRequest]) -> Any:
         answers = [
             (ids, ok)
             for size in (1, 2, 4)
@@ -94,7 +100,9 @@ def choose_everywhere(run_on_gang):
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_mixed_rows_choose_the_same_ids_on_any_number_of_ranks(choose_everywhere, name, dtype):
+def test_mixed_rows_choose_the_same_ids_on_any_number_of_ranks(
+    choose_everywhere: Any, name: str, dtype: torch.dtype
+) -> None:
     org, added = VOCABULARIES[name]
     logits_RV = (torch.randn(110, org + added, generator=torch.Generator().manual_seed(7)) * 3).to(dtype)
     ids, ok = choose_everywhere(logits_RV, (org, added), row_requests(110))
@@ -106,7 +114,7 @@ def test_mixed_rows_choose_the_same_ids_on_any_number_of_ranks(choose_everywhere
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_ties_across_shard_borders_go_to_the_lowest_id(choose_everywhere, name):
+def test_ties_across_shard_borders_go_to_the_lowest_id(choose_everywhere: Any, name: str) -> None:
     org, added = VOCABULARIES[name]
     vocab = org + added
     # Added ids live on rank 0 too, so rank order is not id order.
@@ -120,7 +128,7 @@ def test_ties_across_shard_borders_go_to_the_lowest_id(choose_everywhere, name):
     assert choose_everywhere(logits_RV, (org, added), first_of_top_k)[0] == [min(ids) for ids in tied]
 
 
-def test_a_vocabulary_of_equals_keeps_the_smallest_ids(choose_everywhere):
+def test_a_vocabulary_of_equals_keeps_the_smallest_ids(choose_everywhere: Any) -> None:
     """top_k over ties that fill every shard; what can be chosen are ids 0..9 and nothing else."""
     requests = [RowRequest(sampling_params(top_k=10, seed=s), 1, 1) for s in range(200)]
     ids, _ = choose_everywhere(torch.zeros(200, 1026, dtype=torch.float64), (1010, 16), requests)
@@ -131,7 +139,7 @@ def test_a_vocabulary_of_equals_keeps_the_smallest_ids(choose_everywhere):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_bad_rows_are_found_on_all_ranks_and_leave_the_others_alone(choose_everywhere, bad):
+def test_bad_rows_are_found_on_all_ranks_and_leave_the_others_alone(choose_everywhere: Any, bad: float) -> None:
     requests = row_requests(33)
     logits_RV = torch.randn(33, 259, dtype=torch.float64)
     expected, ok = choose_everywhere(logits_RV, (259, 0), requests)
@@ -146,7 +154,7 @@ def test_bad_rows_are_found_on_all_ranks_and_leave_the_others_alone(choose_every
     assert ids == [-1 if row in broken else i for row, i in enumerate(expected)]
 
 
-def test_choices_stay_within_the_filtered_set_of_whole_rows(choose_everywhere):
+def test_choices_stay_within_the_filtered_set_of_whole_rows(choose_everywhere: Any) -> None:
     logits_RV = torch.randn(80, 1026, dtype=torch.float64) * 2
     requests = row_requests(80, kinds=KINDS[:9])
     ids, _ = choose_everywhere(logits_RV, (1010, 16), requests)
@@ -155,7 +163,7 @@ def test_choices_stay_within_the_filtered_set_of_whole_rows(choose_everywhere):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_one_gather_a_step_and_never_whole_logits(run_on_gang, size):
+def test_one_gather_a_step_and_never_whole_logits(run_on_gang: Any, size: int) -> None:
     num_rows = 30
     logits_RV = torch.randn(num_rows, 1026)
     plain = row_requests(num_rows, kinds=[{"temperature": 0.0}, {}, {"top_k": 20, "top_p": 0.9}])
@@ -175,7 +183,7 @@ def test_one_gather_a_step_and_never_whole_logits(run_on_gang, size):
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 @pytest.mark.parametrize("top_n", [0, 1, 5, 2000])
-def test_logprobs_equal_log_softmax_on_any_number_of_ranks(run_on_gang, name, top_n):
+def test_logprobs_equal_log_softmax_on_any_number_of_ranks(run_on_gang: Any, name: str, top_n: int) -> None:
     org, added = VOCABULARIES[name]
     logits_RV = torch.randn(6, org + added, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 4
     logits_RV[:, [0, org - 1, org + added - 1]] = 14.0  # three equal leaders
@@ -191,7 +199,7 @@ def test_logprobs_equal_log_softmax_on_any_number_of_ranks(run_on_gang, name, to
                 assert [p for _, p in found.top] == pytest.approx(expected[row, order[row]].tolist(), abs=1e-12)
 
 
-def test_logprobs_of_bfloat16_logits_are_computed_in_float32():
+def test_logprobs_of_bfloat16_logits_are_computed_in_float32() -> None:
     logits_RV = (torch.randn(3, 259) * 5).bfloat16()
     found = logprobs_on_rank(SoloCommunicator(), logits_RV, (259, 0), [1, 2, 3], 1)
     expected = logits_RV.double().log_softmax(dim=-1)
@@ -199,7 +207,7 @@ def test_logprobs_of_bfloat16_logits_are_computed_in_float32():
         assert answer.logprob == pytest.approx(expected[row, row + 1].item(), abs=2e-6)
 
 
-def test_no_rows_need_no_collective():
+def test_no_rows_need_no_collective() -> None:
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=259)
     counting = CountingCommunicator(SoloCommunicator())
     logits_RV = torch.empty(0, shard.num_elements_padded)
@@ -208,7 +216,7 @@ def test_no_rows_need_no_collective():
     assert counting.gathered == []
 
 
-def test_logits_of_another_shape_are_refused():
+def test_logits_of_another_shape_are_refused() -> None:
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=259)
     with pytest.raises(ValueError, match=r"\(1, 259\), expected \(1, 320\)"):
         choose_rows(torch.zeros(1, 259), row_requests(1), shard, SoloCommunicator())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +60,7 @@ def test_pools_must_hold_one_sequence_of_the_stated_length() -> None:
         ({"admission_headroom": -1}, "admission_headroom"),
     ],
 )
-def test_config_names_the_wrong_field(changes: dict[str, int], field: str) -> None:
+def test_config_names_the_wrong_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidField, match=f"{field} = "):
         Bench(**changes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -120,8 +121,9 @@ def test_lag_changes_no_answer_and_no_count(data: st.DataObject) -> None:
     """With pages for all, nothing is ever dropped but what follows a stop: even drafts are counted alike."""
     seed = data.draw(st.integers(0, 1 << 30))
     rng = random.Random(seed)
-    drafts, config = rng.randint(0, 4), {"prefill_chunk": rng.choice([1, 5, 16]), "max_num_seqs": rng.randint(1, 5)}
-    requests = [
+    drafts = rng.randint(0, 4)
+    config: dict[str, Any] = {"prefill_chunk": rng.choice([1, 5, 16]), "max_num_seqs": rng.randint(1, 5)}
+    requests: list[dict[str, Any]] = [
         {
             "prompt_len": rng.randint(1, 30),
             "max_tokens": rng.randint(1, 40),

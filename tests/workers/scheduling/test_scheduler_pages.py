@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from gemray_workers.kv.allocator import PageError
-from gemray_workers.scheduling.plan import ScheduledRows
+from gemray_workers.scheduling.plan import Admission, ScheduledRows
 from support.scheduling.fake_engine import STOP_ID, oracle
 from support.scheduling.scheduler_bench import MAX_LEN, PLENTY, Bench, request, rows_by_slot
 
@@ -34,7 +35,7 @@ def test_out_of_pages_preempts_the_newest_and_changes_no_id() -> None:
     assert ends == ["a", "b", "c", "d"]
 
 
-def iter_admissions(bench: Bench):
+def iter_admissions(bench: Bench) -> Iterator[Admission]:
     while True:
         yield from bench.step().admitted
 
@@ -204,8 +205,7 @@ def test_idle_plans_nothing_and_the_last_release_is_told() -> None:
     assert bench.scheduler.has_work
     plan = bench.step()
     assert (plan.released, plan.scheduled, plan.freed_pages) == ([0], [], {"sliding": [1], "full": [1]})
-    assert not bench.scheduler.has_work
-    assert bench.scheduler.schedule() is None
+    assert (bench.scheduler.has_work, bench.scheduler.schedule()) == (False, None)
 
 
 def test_stats() -> None:
