@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_fused_kernels_compile_for_hopper(dtype: torch.dtype) -> None:
 
     kernels = triton_kernels()
     runs = fused_runs("cpu", 0, rows=8, width=2816, heads=16, kv_heads=8, head_dim=256, experts=16, top_k=8)
-    compiled = {name: compile_launches(lambda run=run: run(kernels, dtype)) for name, run in runs.items()}
+    compiled = {name: compile_launches(partial(run, kernels, dtype)) for name, run in runs.items()}
     assert {name for name, found in compiled.items() if len(found) != 1} == {"expert_outputs"}
     for name, found in compiled.items():
         assert found, name

@@ -41,8 +41,8 @@ def test_few_files_are_named_before_anything_starts(tmp_path: Path, command: str
 
 def test_a_soft_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {resource.RLIMIT_NOFILE: (64, 1000)}
-    monkeypatch.setattr(open_files.resource, "getrlimit", limits.__getitem__)
-    monkeypatch.setattr(open_files.resource, "setrlimit", limits.__setitem__)
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     open_files.raise_open_files(100)
     assert limits[resource.RLIMIT_NOFILE] == (356, 1000)
     open_files.raise_open_files(10)

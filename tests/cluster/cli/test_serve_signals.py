@@ -38,7 +38,7 @@ class Reader:
         )
 
     async def _read(self, channel: grpc.aio.Channel, request: pb.GenerateStreamRequest) -> None:
-        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
         async for message in stub.GenerateStream(request):
             self.began.set()
             if message.HasField("delta"):

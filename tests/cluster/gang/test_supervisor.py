@@ -255,9 +255,9 @@ async def test_clients_are_told_the_newest_failure_while_its_gang_still_ends() -
     gangs[0].fail("the first reason")
     gangs[0].ended.set()
     await eventually(lambda: supervisor.num_rebuilds == 1)
-    assert supervisor.failure is None
+    heard = [supervisor.failure]
     gangs[1].fail("the second reason")
-    assert supervisor.failure == "the second reason"
+    assert [*heard, supervisor.failure] == [None, "the second reason"]
     with pytest.raises(GangUnavailable, match=r"^the gang is starting: the second reason$"):
         await Listener(supervisor, submit("new", max_tokens=1)).task
     gangs[1].ended.set()

@@ -184,15 +184,16 @@ def _colocated(comm: Communicator, job: Job) -> Any:
     return live
 
 
-def _rig(comm: Communicator, job: Job) -> Rig:
+def _rig(comm: Any, job: Job) -> Rig:
     k = job.case.num_draft_tokens or None
     if comm.size == 1:
         return solo_rig(job.directory, drafter_path=job.drafter_path, num_draft_tokens=k)
+
     return _gang_rig(comm, job.directory, job.drafter_path, k)
 
 
 @functools.lru_cache(maxsize=64)
-def _gang_rig(comm: Communicator, directory: Path, drafter_path: Path | None, k: int | None) -> Rig:
+def _gang_rig(comm: Any, directory: Path, drafter_path: Path | None, k: int | None) -> Rig:
     model = _gang_model(comm, directory)
     return Rig(model, directory, drafter_path=drafter_path, num_draft_tokens=k, comm=comm, num_pages=PAGES)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gemray_workers.config import DTypeName
+from gemray_workers.embedded import EmbeddedName
 from support.engine.embedded_devices import NEAR_TIE, Comparison, compare, family_run, texts
 
-DRAFTER = "gemray-tiny-assistant"
+DRAFTER: EmbeddedName = "gemray-tiny-assistant"
 
 
 @pytest.fixture(scope="module")
