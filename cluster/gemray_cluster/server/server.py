@@ -17,6 +17,7 @@ from gemray_cluster.server.auth import BearerAuth, read_tokens
 from gemray_cluster.server.channel_options import server_options
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
+from gemray_cluster.server.first_message import FirstMessage
 from gemray_cluster.server.health import HealthReporter
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import RequestReader
@@ -40,7 +41,7 @@ class GenerationServer:
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
-        """`interceptors` see every call, refused ones too: they come before authentication."""
+        """`interceptors` see every call that brings a request, refused ones too: they come before authentication."""
         self._config = config
         self._interceptors = interceptors
         self.limiter = RequestLimiter(config.max_live_requests)
@@ -64,7 +65,7 @@ class GenerationServer:
         auth = [BearerAuth(read_tokens(config.auth_token_file))] if config.auth_token_file else []
         credentials = _credentials(config)
         _check_address(config.host, config.port)
-        interceptors = [*self._interceptors, *auth, ReadableRequests(SERVICE)]
+        interceptors = [FirstMessage(), *self._interceptors, *auth, ReadableRequests(SERVICE)]
         server = grpc.aio.server(interceptors=interceptors, options=server_options(config.max_message_bytes))
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
