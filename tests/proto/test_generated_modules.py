@@ -35,7 +35,7 @@ def asked_grpcio(module: str) -> Version:
 
 
 def lower_bounds() -> dict[str, str]:
-    """Of pyproject.toml; a specifier of another kind than ``>=`` fails."""
+    """Lower bounds of pyproject.toml; a specifier of another kind than ``>=`` fails."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = dict(dependency.split(">=") for dependency in project["dependencies"])
     assert all(re.fullmatch(r"[\d.]+", bound) for bound in found.values()), "no upper bounds"

@@ -73,7 +73,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Of the prompt positions that the step computed, in order; they come before the first token or with it."""
+    """Those of the prompt positions that the step computed, in order; they come before the first token or with it."""
     finish: FinishReason | None = None
     matched_stop_id: int | None = None
     """Set when `finish` is stop_token; the stop id itself is the last of `token_ids`."""

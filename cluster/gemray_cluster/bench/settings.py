@@ -66,7 +66,7 @@ class Setup:
     prefill: tuple[int, ...] = ()
     """Lengths of prompts that are measured alone."""
     prompt_len: int = 512
-    """Of each sequence of a batch."""
+    """Tokens of each prompt of a batch."""
     steps: int = 32
     warm_up_steps: int = 4
     prefills: int = 3

@@ -43,7 +43,7 @@ def in_sessions_of_their_own() -> Iterator[None]:
 
 
 class OwnProcesses:
-    """Of the Ray that this process has just started."""
+    """Processes of the Ray that this process has just started."""
 
     def __init__(self) -> None:
         """Look them up."""

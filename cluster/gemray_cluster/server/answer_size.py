@@ -12,7 +12,7 @@ from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.sampling.params import SamplingParams
 
 STREAM_MESSAGE_BYTES = 1 << 20
-"""Of log-probabilities in one message of a stream: gRPC's clients take 4 MiB unless told otherwise."""
+"""Bytes of log-probabilities in one message of a stream: gRPC's clients take 4 MiB unless told otherwise."""
 _TAG_AND_LENGTH = 3
 """Bytes before an entry of a list whose entries have at least 128 and at most 16,383."""
 

@@ -28,7 +28,7 @@ class StopMatcher:
         """Text that was not let out: the longest end of it all that begins a stop string."""
         longest = max((len(pattern.stop) for pattern in self._written_out), default=0)
         self._is_shown: deque[bool] = deque(maxlen=longest)
-        """Of the newest characters, control tokens written out."""
+        """Whether each of the newest characters is shown, control tokens written out."""
         self._num_tokens = 0
         self.matched: str | None = None
         """The stop string that ended the text."""

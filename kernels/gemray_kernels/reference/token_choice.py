@@ -108,7 +108,7 @@ class ReferenceKernels:
     def edited_logits(
         self, logits_RV: Tensor, rows: ChoiceRows, columns: Columns, softcap: float | None = None
     ) -> Tensor:
-        """See `ChoiceKernels`. Forbidding subtracts infinity rather than writing it: a NaN stays visible."""
+        """The logits after every edit. Forbidding subtracts infinity rather than writing it: a NaN stays visible."""
         edited_RV = logits_RV.to(compute_dtype(logits_RV.dtype))
         tables = rows.tables
         if softcap is not None:
@@ -135,7 +135,7 @@ class ReferenceKernels:
         num_candidates: int,
         cut: Cut | None,
     ) -> Tensor:
-        """See `ChoiceKernels`. Values, then ids, as float64, which holds both exactly."""
+        """What this rank offers: values, then ids, as float64, which holds both exactly."""
         edited_RV = self.edited_logits(logits_RV, rows, columns, softcap)
         offers: list[Candidates] = []
         if whole:
@@ -150,7 +150,7 @@ class ReferenceKernels:
     def decide(
         self, offers_PRW: Tensor, rows: ChoiceRows, *, whole: bool, num_candidates: int, dtype: torch.dtype
     ) -> Tensor:
-        """See `ChoiceKernels`."""
+        """The id chosen from all ranks' offers."""
         values_RPW, ids_RPW = offers_PRW.transpose(0, 1).chunk(2, dim=-1)
         values_RPW, ids_RPW = values_RPW.to(dtype), ids_RPW.long()
         best = Candidates(values_RPW[:, :, 0], ids_RPW[:, :, 0])

@@ -28,7 +28,7 @@ SMALL_WINDOW = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""Of a client that takes little before it reads: streams block after a few messages, not after 64 KiB."""
+"""Options of a client that takes little before it reads: streams block after a few messages, not after 64 KiB."""
 
 
 @asynccontextmanager

@@ -67,7 +67,7 @@ def test_checkpoint_without_template(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=200)
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="▁<")))
 def test_decode_gives_the_text_back(tokenizer: ChatTokenizer, text: str) -> None:
-    """Of texts that name no special token and hold no space mark."""
+    """Texts that name no special token and hold no space mark."""
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

@@ -51,7 +51,7 @@ class Hosts:
     gateway: str
     """The machine's own address on their network."""
     private_key: Path
-    """Of the user root, on every host."""
+    """Key of the user root, on every host."""
 
 
 def why_impossible() -> str | None:

@@ -20,7 +20,7 @@ DRAFT_S = 1e-3
 
 
 def counters_with_a_wrong_drafter(patch: pytest.MonkeyPatch, submits: list[Submit]) -> SpeculationCounters:
-    """Of the first request. The random drafter is nearly always wrong; asserts that ids do not change."""
+    """Counters of the first request. The random drafter is nearly always wrong; asserts that ids do not change."""
     learn = DraftLengthController.end_step
 
     def end_step(

@@ -44,7 +44,7 @@ class AttentionCase:
     scale: float = 1.0
 
     def error(self, kernel: AttentionKernel, dtype: torch.dtype, device: str, seed: int) -> float:
-        """Of `kernel`, where pages that no row sees, and slots behind the last key, hold NaN."""
+        """Greatest error of `kernel`, where pages that no row sees, and entries behind the last key, hold NaN."""
         batch = self.batch(dtype, device, seed)
         with poisoned_memory():
             found = kernel(*batch, window=self.window, causal=self.causal, scale=self.scale)

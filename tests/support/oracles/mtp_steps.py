@@ -20,7 +20,7 @@ from support.oracles.oracle import CPU, whole_logits
 from support.oracles.paged import PagedCache, Rows
 
 TOLERANCE = 1e-5
-"""Of states, which are around one, and of logits divided by their standard deviation."""
+"""Bound on the error of states, which are around one, and of logits divided by their standard deviation."""
 
 
 @functools.cache

@@ -21,9 +21,9 @@ class PlainText:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Of each id under the model's own distribution, before edits and filters."""
+    """Log-probability of each id under the model's own distribution, before edits and filters."""
     prompt_logprobs: list[float] = field(default_factory=list)
-    """Of the prompt's tokens from the second on."""
+    """Log-probability of each of the prompt's tokens from the second on."""
 
 
 def plain_decode(directory: Path | str, submit: Submit, *, max_model_len: int = 256) -> list[int]:

@@ -54,7 +54,7 @@ def run_task(cell: Cell, seeds: Sequence[int]) -> Tally:
 
 @functools.lru_cache(maxsize=1)
 def _pools(_size: int) -> GangPools:
-    """Of this process; another size ends the ranks of the one before."""
+    """Gangs of this process; another size ends the ranks of the one before."""
     _held.close()
     return _held
 

@@ -33,9 +33,9 @@ class Limits:
     """Most often just what the longest request takes, or less: so pages are scarce, and the context limit is met."""
     prefill_chunk: int
     spare_rows: int
-    """Of a step, beyond what every slot may draft in."""
+    """Rows of a step, beyond what every slot may draft in."""
     spare_pages: int | None
-    """Of each KV group beyond one sequence of full length; None is plenty."""
+    """Pages of each KV group beyond one sequence of full length; None is plenty."""
     admission_headroom: int
     padded: bool
     """Run cycles in the shapes of graphs."""

@@ -14,7 +14,7 @@ from support.random_cases.case import MAX_MODEL_LEN, Case, original
 from support.random_cases.serving import Job, Served
 
 TOLERANCE = 1e-9
-"""Of a log-probability: another batch sums in another order."""
+"""Error of a log-probability: another batch sums in another order."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from support.checkpoints.tiny import tiny_checkpoint
 from support.engine.engine_runner import collect, engine_config, request, serve
 
 LIMIT = 16_384
-"""Of a message: the channel's 64 MiB, scaled down by as much as the prompts are."""
+"""Bytes of a message: the channel's 64 MiB, scaled down by as much as the prompts are."""
 PROMPT = [5, 77, 31, 200, 14, 9, 9, 150, 33, 8, 120, 61, 42] * 5
 
 

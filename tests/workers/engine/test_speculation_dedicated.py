@@ -74,7 +74,7 @@ class Outcome:
         return cls(run.ids, {name: result.last.speculation for name, result in run.results.items()}, run.preemptions)
 
     def total(self, field: str) -> int:
-        """Of all requests."""
+        """The counter `field`, added over all requests."""
         return sum(getattr(counter, field) for counter in self.counters.values() if counter is not None)
 
 

@@ -61,7 +61,7 @@ def transitions(submits: list[Submit], run: Run) -> Iterator[tuple[int, int]]:
 
 
 def pvalue(submits: list[Submit], run: Run, law_of: Callable[[int], dict[int, float]]) -> float:
-    """Of the counts of every transition, each given the token before it: a G-test over all rows together."""
+    """The p-value of the counts of every transition, given the token before it: a G-test over all rows together."""
     counts = np.zeros((VOCAB, VOCAB))
     for last, following in transitions(submits, run):
         counts[last, following] += 1

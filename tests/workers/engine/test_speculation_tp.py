@@ -56,7 +56,7 @@ class Job:
     """What plain decoding gives, for scripts."""
 
     def limits(self, rig: Rig) -> dict[str, Any]:
-        """Of `Rig.run`."""
+        """Keyword arguments of `Rig.run`."""
         if self.situation in SITUATIONS:
             return SITUATIONS[self.situation](self.seed, rig)
         return {"prefill_chunk": 16, "max_model_len": MAX_MODEL_LEN, "num_slots": 8}

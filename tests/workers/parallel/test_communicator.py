@@ -367,7 +367,7 @@ def test_an_address_of_another_node_is_refused(node_ip: str, allowed: str) -> No
 
 
 def sums_of_subgroups(comm: Communicator) -> list[float]:
-    """Of two subgroups of one name, one after the other; the last rank takes no part."""
+    """Sums over two subgroups of one name, one after the other; the last rank takes no part."""
     assert isinstance(comm, TorchCommunicator)
     if comm.rank == comm.size - 1:
         return []

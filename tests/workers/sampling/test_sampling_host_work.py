@@ -45,7 +45,7 @@ class Operations(TorchDispatchMode):
 
 
 def operations(kind: dict[str, Any], num_sequences: int, num_rows: int = 1, history: int = 20) -> Operations:
-    """Of one choice and its commit, for sequences of `num_rows` rows each."""
+    """Operations of one choice and its commit, for sequences of `num_rows` rows each."""
     state = SamplingState(num_sequences, SHARD, torch.float32, CPU)
     for slot in range(num_sequences):
         state.admit(slot, sampling_params(seed=slot, **kind), [i % 30_000 for i in range(history)], history - 4)

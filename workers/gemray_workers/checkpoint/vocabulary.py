@@ -30,7 +30,7 @@ class StoredVocabulary:
     """The two tables of a model that has both, or the one."""
 
     rows: int | None
-    """Of the embedding; None where it cannot be told (the loader then says what is missing)."""
+    """Rows of the embedding; None where it cannot be told (the loader then says what is missing)."""
     has_own_head: bool
     """Whether logits come from ``lm_head.weight`` rather than the embedding."""
 

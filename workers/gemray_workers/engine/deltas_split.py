@@ -15,7 +15,7 @@ from gemray_workers.messages import SequenceDelta
 from gemray_workers.sampling.token_logprob import TokenLogprob
 
 MOST_BYTES = MAX_MESSAGE_BYTES // 4
-"""Of the deltas in one message: well below the limit, and a coordinator that decodes them is soon free again."""
+"""Bytes of the deltas in one message: well below the limit, and a coordinator that decodes them is soon free again."""
 _BYTES_OF_DELTA = 1024
 """Names of the fields, the request's id, the counters of drafting."""
 _BYTES_OF_TOKEN_ID = 5

@@ -279,7 +279,7 @@ def layer_config(text: Any, index: int, donors: Mapping[str, int]) -> LayerConfi
 
 
 def _rope(parameters: Any, layer_type: str) -> RopeConfig:
-    """Of one layer type; `parameters` holds an object for each."""
+    """Rotary settings of one layer type; `parameters` holds an object for each."""
     of_type = parameters.get(layer_type) if isinstance(parameters, dict) else None
     if not isinstance(of_type, dict):
         raise InvalidField(

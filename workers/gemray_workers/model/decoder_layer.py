@@ -133,7 +133,7 @@ class _ExpertBranch:
 
     @property
     def norms(self) -> tuple[Norm, Norm]:
-        """Of the stream, for the router and for the experts."""
+        """Norms of the residual stream, for the router and for the experts."""
         return self.router.norm, self._pre_experts_norm.norm
 
     def __call__(

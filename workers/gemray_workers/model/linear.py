@@ -73,11 +73,11 @@ class ColumnParallelLinear:
         return self._weight.summands(x_TI, first)
 
     def gelu(self, x_TI: Tensor) -> Tensor:
-        """Of a gate and an up layer: ``gelu_tanh(gate) · up`` [T, O / 2]."""
+        """The gated product of a gate and an up layer: ``gelu_tanh(gate) · up`` [T, O / 2]."""
         return self._weight.gelu(x_TI)
 
     def silu(self, x_TI: Tensor) -> Tensor:
-        """Of a gate and an up layer: ``silu(gate) · up`` [T, O / 2]."""
+        """The gated product of a gate and an up layer: ``silu(gate) · up`` [T, O / 2]."""
         return self._weight.silu(x_TI)
 
     def weight_targets(self) -> list[WeightTarget]:

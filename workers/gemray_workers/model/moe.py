@@ -30,7 +30,7 @@ class Router:
         self._weight_EH = sharding.empty(moe.num_experts, model.hidden_size)
         self._scale_H = sharding.empty(model.hidden_size)
         self.norm = Norm(self._scale_H, model.rms_norm_eps, round_before_weight=True, factor=model.hidden_size**-0.5)
-        """Of the stream: what `__call__` takes."""
+        """Norm of the residual stream: what `__call__` takes."""
         self._per_expert_scale_E = sharding.empty(moe.num_experts)
         self.on_experts: OnExperts | None = None
         """For measurements, in cycles that run kernel by kernel."""

@@ -44,7 +44,7 @@ class MemoryNeeds:
     kv: int
     """Pages of all groups."""
     work: int
-    """Of one step of the most rows."""
+    """Working memory of one step of the most rows."""
 
     @property
     def total(self) -> int:
@@ -120,7 +120,7 @@ def _left_of_control_group() -> int:
 
 
 def _target_bytes(blueprint: Blueprint) -> int:
-    """Of a model without memory, whose ranks never speak."""
+    """Bytes of a model without memory, whose ranks never speak."""
     config = blueprint.config
     comm = _Shape(0, config.tensor_parallel_size)
     model = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=torch.device("meta"))

@@ -14,7 +14,7 @@ from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.stopping import TrimmedTokens, trim
 
 MOST_LOOKED_AT = 256
-"""Of the waiting, from the oldest on, in one step: a bound on the host's work."""
+"""Waiting sequences that are looked at in one step, from the oldest on: a bound on the host's work."""
 
 
 def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence:

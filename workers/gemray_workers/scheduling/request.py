@@ -28,7 +28,7 @@ class Sequence:
     slot: int | None = None
     """The slot it runs in; None while it waits."""
     epoch: int = 0
-    """Of the slot, as its rows say."""
+    """Which of the slot's sequences it is, one after the other, as its rows say."""
     in_flight: list[ScheduledRows] = field(default_factory=list)
     """Its rows in plans that are not committed, oldest first."""
     next_prompt_logprob: int = 1

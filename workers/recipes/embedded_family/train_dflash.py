@@ -35,7 +35,7 @@ HARD, HARD_WEIGHT = 0.7, 3.0
 """Anchors whose own token the target gave less than this chance are that much more likely."""
 RESUMED_RATE = 0.4
 LOST_WEIGHT = 0.1
-"""Of rows after a wrong one, in a drafter trained further."""
+"""Weight of rows after a wrong one, in a drafter trained further."""
 
 
 def pick_anchors(own: Tensor, chance: Tensor, rows: int) -> Tensor:

@@ -31,7 +31,7 @@ STEPS = 4
 STEP_DECAY = 0.85
 PROMPT_WEIGHT = 0.2
 START_WEIGHT = 3.0
-"""Of anchors where a round of drafting would begin, beside 1 for the others: those after a draft that was wrong.
+"""Weight of anchors where a round of drafting would begin, beside 1 for the others: those after a draft that was wrong.
 Hard places come in runs, so that rounds begin where the next token is hard as well."""
 
 

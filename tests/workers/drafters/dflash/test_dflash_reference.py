@@ -189,7 +189,7 @@ def test_settings_of_the_arithmetic(settings: dict[str, Any]) -> None:
     ],
 )
 def test_the_causal_setting(choice: DFlashCausalName, expected: tuple[bool, ...], is_causal: bool | None) -> None:
-    """Of every layer, and in every logit; a choice goes before what the checkpoint says."""
+    """It holds of every layer, and in every logit; a choice goes before what the checkpoint says."""
     directory = tiny_checkpoint("E4B")
     drafter_path = tiny_dflash(directory, block_size=BLOCK)
     if choice != "config":
