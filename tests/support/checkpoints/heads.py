@@ -29,6 +29,16 @@ def with_head(
     return destination
 
 
+def with_head_alone(source: Path, destination: Path) -> Path:
+    """A copy of a tied checkpoint whose one table lies on disk as the head."""
+    directory = with_head(source, destination, None)
+    tensors = load_file(directory / FILE)
+    name = next(name for name in tensors if name.endswith(".embed_tokens.weight"))
+    tensors["lm_head.weight"] = tensors.pop(name)
+    save_file(tensors, directory / FILE, metadata={"format": "pt"})
+    return directory
+
+
 def embedding_of(directory: Path) -> Tensor:
     """The embedding on disk."""
     tensors = load_file(directory / FILE)

@@ -18,7 +18,7 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.target_rank import EngineRank
-from support.checkpoints.heads import embedding_of, other_head, with_head
+from support.checkpoints.heads import embedding_of, other_head, with_head, with_head_alone
 from support.checkpoints.tiny import VOCAB_SIZE, WINDOW, Layout, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import engine_config, request, serve
@@ -83,6 +83,40 @@ def test_an_untied_head_that_is_absent_is_named(tmp_path: Path) -> None:
     model = TargetModel(config, SoloCommunicator(), dtype=torch.float32, device=torch.device("meta"))
     with pytest.raises(CheckpointError, match=r"missing tensors: lm_head\.weight"):
         check_weights(directory, model.weight_targets(), prefix=config.weight_prefix, is_ignored=model.ignored_name)
+
+
+@pytest.mark.parametrize("layout", ["conditional", "causal"])
+def test_of_tied_tables_the_head_is_enough(layout: Layout, tmp_path: Path) -> None:
+    """transformers ties the embedding to it; other tensors that are missing are still named."""
+    source = tiny_checkpoint("31B", layout=layout)
+    directory = with_head_alone(source, tmp_path / "model")
+    with torch.no_grad():
+        ids = torch.tensor([PROMPT])
+        assert torch.equal(hf_target(directory)(input_ids=ids).logits, hf_target(source)(input_ids=ids).logits)
+    config = ModelConfig.from_directory(directory)
+    assert (config.vocab_size, config.has_own_head) == (VOCAB_SIZE, False)
+    run = serve(EngineRank(engine_config(directory), SoloCommunicator(), CPU), SoloCommunicator(), [
+        request("a", PROMPT, NEXT),
+    ])  # fmt: skip
+    assert run is not None
+    assert run.ids["a"] == plain_generate(source, PROMPT, NEXT)
+    untied = with_head(directory, tmp_path / "untied", None, tied=False)
+    with pytest.raises(CheckpointError, match=r"missing tensors: model\..*embed_tokens\.weight"):
+        EngineRank(engine_config(untied), SoloCommunicator(), CPU)
+
+
+def test_an_assistant_with_the_head_alone_is_the_same(tmp_path: Path) -> None:
+    directory = tiny_checkpoint("31B")
+    drafter = with_head_alone(tiny_assistant(directory), tmp_path / "assistant")
+    runs = []
+    for path in (tiny_assistant(directory), drafter):
+        rank = EngineRank(engine_config(directory, drafter_path=str(path)), SoloCommunicator(), CPU)
+        runs.append(serve(rank, SoloCommunicator(), [request("a", PROMPT, 12)]))
+    first, second = runs
+    assert first is not None
+    assert second is not None
+    assert first.ids == second.ids
+    assert first.speculation == second.speculation
 
 
 def test_a_stray_file_beside_the_index_is_not_read(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _matched(
     index: CheckpointIndex, targets: Sequence[WeightTarget], prefix: str, is_ignored: Callable[[str], bool]
 ) -> tuple[list[_Load], set[str]]:
     """Pair targets with stored tensors, in the order of the files; or raise with all that does not fit."""
-    by_name = {target.full_name(prefix): target for target in targets}
+    by_name = {_name_on_disk(target, index, prefix): target for target in targets}
     left_over = index.tensors.keys() - by_name.keys()
     ignored = {name for name in left_over if is_ignored(name)}
     # In the order of the data on disk, whatever the order of the targets.
@@ -133,13 +133,19 @@ def _matched(
     if unexpected := left_over - ignored:
         problems.append(f"unexpected tensors: {listed(unexpected)}")
     if len(by_name) < len(targets):
-        names = [target.full_name(prefix) for target in targets]
+        names = [_name_on_disk(target, index, prefix) for target in targets]
         problems.append(f"tensors targeted twice: {listed({name for name in names if names.count(name) > 1})}")
     if len(problems) > MOST_PROBLEMS:
         problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS} more"]
     if problems:
         raise CheckpointError(f"{index.directory} does not fit the model:\n  " + "\n  ".join(problems))
     return loads, ignored
+
+
+def _name_on_disk(target: WeightTarget, index: CheckpointIndex, prefix: str) -> str:
+    name = target.full_name(prefix)
+    is_missing = name not in index.tensors and target.stand_in in index.tensors
+    return target.stand_in if is_missing and target.stand_in is not None else name
 
 
 def _misfits(load: _Load) -> Iterator[str]:

@@ -33,6 +33,8 @@ class WeightTarget:
     """Empty when this rank keeps no part of it; the loader still checks its name and shape."""
     at_root: bool = False
     """Whether `name` stands below no prefix, as a head's does."""
+    stand_in: str | None = None
+    """Full name of an equal tensor, which is read where this one is not on disk: of tied tables one is enough."""
 
     def full_name(self, prefix: str) -> str:
         """Name on disk."""

@@ -1,8 +1,8 @@
 """What a checkpoint's files say of its vocabulary: how many rows the embedding has, and whether the head is another.
 
 The rule is that of transformers, whose configs gemray reads: with ``tie_word_embeddings`` (the root config's; a
-text_config's own is not looked at) the head is the embedding, unless both are on disk and differ; without it the head
-is what is on disk.
+text_config's own is not looked at) the head is the embedding, unless both are on disk and differ, and either stands in
+for the other; without it the head is what is on disk.
 
 Shape legend: V vocabulary rows, H width.
 """
@@ -48,6 +48,8 @@ def stored_vocabulary(directory: str | os.PathLike[str], embedding: str, *, tied
     except CheckpointError:
         return StoredVocabulary(_rows_of(directory, embedding), has_own_head=not tied)
     table, head = tensors.get(embedding), tensors.get(HEAD_WEIGHT)
+    if tied and table is None:
+        table = head
     differ = table is not None and head is not None and not _equal(table, head)
     return StoredVocabulary(
         rows=table.shape[0] if table is not None and table.shape else None,

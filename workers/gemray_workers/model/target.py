@@ -134,7 +134,8 @@ class TargetModel:
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor that the checkpoint must hold below ``config.weight_prefix``, and this rank's part of it."""
-        targets = self.embedding.weight_targets(self.config.vocab_size)
+        tied = None if self.config.has_own_head else HEAD_WEIGHT
+        targets = self.embedding.weight_targets(self.config.vocab_size, stand_in=tied)
         if self.config.has_own_head:
             targets += self.head_table.weight_targets(self.config.vocab_size)
         if self._per_layer_embedding is not None:

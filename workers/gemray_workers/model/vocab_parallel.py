@@ -27,8 +27,9 @@ class VocabParallelTable:
         self._shard = shard
         self.table_VH = sharding.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
 
-    def weight_targets(self, num_ids: int) -> list[WeightTarget]:
-        """The table, `num_ids` rows on disk: this rank's original ids, then its added ones."""
+    def weight_targets(self, num_ids: int, *, stand_in: str | None = None) -> list[WeightTarget]:
+        """The table, `num_ids` rows on disk: this rank's original ids, then its added ones. `stand_in` is the full name
+        of a table tied to it."""
         shard, width = self._shard, self.table_VH.shape[1]
         regions = (
             (shard.org_vocab_start_index, shard.num_org_elements, 0),
@@ -39,7 +40,9 @@ class VocabParallelTable:
             for first, count, row in regions
             if count
         )
-        return [WeightTarget(f"{self._name}.weight", (num_ids, width), copies, at_root=self._at_root)]
+        return [
+            WeightTarget(f"{self._name}.weight", (num_ids, width), copies, at_root=self._at_root, stand_in=stand_in)
+        ]
 
 
 class VocabParallelEmbedding(VocabParallelTable):

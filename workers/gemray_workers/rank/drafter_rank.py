@@ -10,6 +10,7 @@ from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.checkpoint.target import WeightTarget, bytes_held
+from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import build_slots
@@ -113,5 +114,6 @@ class DrafterRank:
 
     def _table_targets(self, embedding: VocabParallelEmbedding, table: VocabParallelTable) -> list[WeightTarget]:
         model = self._blueprint.model
-        targets = embedding.weight_targets(model.vocab_size)
+        tied = None if model.has_own_head else HEAD_WEIGHT
+        targets = embedding.weight_targets(model.vocab_size, stand_in=tied)
         return targets + table.weight_targets(model.vocab_size) if model.has_own_head else targets

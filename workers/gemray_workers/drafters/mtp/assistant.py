@@ -106,7 +106,9 @@ class AssistantModel:
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor of an assistant checkpoint."""
         targets = self._pre_projection.weight_targets() + self._post_projection.weight_targets()
-        targets += self._table.weight_targets(self.config.decoder.vocab_size)
+        decoder = self.config.decoder
+        tied = None if decoder.has_own_head else HEAD_WEIGHT
+        targets += self._table.weight_targets(decoder.vocab_size, stand_in=tied)
         for layer in self._layers:
             targets += layer.weight_targets()
         targets += self._norm.weight_targets()
