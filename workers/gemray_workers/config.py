@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 
 from gemray_workers.errors import InvalidField
+from gemray_workers.ranges import AT_LEAST_ONE, DURATION, NOT_NEGATIVE, Range, check_ranges, ranged
 
 DTypeName = Literal["bfloat16", "float32", "float64"]
 DeviceName = Literal["cpu", "cuda"]
@@ -42,22 +43,22 @@ class EngineConfig:
 
     model_path: str
     """A local Hugging Face directory of a Gemma 4 model."""
-    tensor_parallel_size: int
+    tensor_parallel_size: int = ranged(AT_LEAST_ONE)
     dtype: DTypeName
     device: DeviceName
-    kv_memory_bytes: int
+    kv_memory_bytes: int = ranged(AT_LEAST_ONE)
     """Bytes of KV pages on each rank, all groups together."""
-    max_model_len: int | None = None
+    max_model_len: int | None = ranged(Range(2), None)
     """Most tokens of a sequence, prompt and output; None asks for the model's own maximum. The engine serves
     the largest length that also fits `kv_memory_bytes`."""
-    max_num_seqs: int = 32
+    max_num_seqs: int = ranged(AT_LEAST_ONE, 32)
     """Sequences that hold pages at one time."""
-    max_step_tokens: int | None = None
+    max_step_tokens: int | None = ranged(AT_LEAST_ONE, None)
     """Rows of one forward pass, all sequences together; None is 512, or more where `max_num_seqs` sequences with all
     their drafts and a prompt chunk take more."""
-    prefill_chunk: int = 256
+    prefill_chunk: int = ranged(AT_LEAST_ONE, 256)
     """Most prompt rows of one sequence in a step."""
-    page_size: int = 16
+    page_size: int = ranged(AT_LEAST_ONE, 16)
     """Tokens a page."""
     attention_backend: str | None = None
     """None lets the engine choose; an explicit choice is never replaced."""
@@ -65,7 +66,7 @@ class EngineConfig:
     """A local directory of an MTP assistant or a DFlash drafter."""
     method: MethodName = "auto"
     """``auto`` is what the drafter's config says, or none without a drafter."""
-    num_draft_tokens: int | None = None
+    num_draft_tokens: int | None = ranged(NOT_NEGATIVE, None)
     """Most drafts of a sequence in a step; None is the drafter's usual number: 4 for MTP, as published, and the whole
     block for DFlash."""
     adapt_draft_tokens: bool = False
@@ -75,7 +76,7 @@ class EngineConfig:
     """``dedicated`` gives a DFlash drafter a worker, and device, of its own."""
     drafter_attention_backend: str | None = None
     """A drafter that reads the target's KV always has the target's."""
-    mtp_position_delta: int = 0
+    mtp_position_delta: int = ranged(Range(-1, 0), 0)
     """0: drafts stand at the newest token's position; -1: at the one before (spec 4.3)."""
     dflash_input_scale: float | None = None
     """Multiplies the raw embedding of a block's tokens; None is the checkpoint's, else the target's scale."""
@@ -89,44 +90,23 @@ class EngineConfig:
     capture: CaptureName = "start"
     """When graphs are captured: all at ``start``, so that nothing compiles while serving, or each at its first
     ``use``, for measurements of a few shapes."""
-    lag: int = 0
+    lag: int = ranged(Range(0, 1), 0)
     """Steps that may be in flight while the next one is planned: 0, or 1 so that the device never waits for the
     host. Tokens are the same."""
     poison_freed_pages: bool = False
     """Fill freed pages with NaN (debugging): a read of a freed page then cannot go unnoticed."""
-    collective_timeout_s: float = 60.0
+    collective_timeout_s: float = ranged(DURATION, 60.0)
     """How long a rank waits for its peers in a step before it gives up."""
-    start_deadline_s: float = 900.0
+    start_deadline_s: float = ranged(DURATION, 900.0)
     """How long a rank that has loaded waits for its peers to load, too."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "tensor_parallel_size",
-            "kv_memory_bytes",
-            "max_num_seqs",
-            "prefill_chunk",
-            "page_size",
-        ):
-            if getattr(self, name) < 1:
-                raise InvalidField(name, getattr(self, name), "an integer >= 1")
-        if self.max_step_tokens is not None and self.max_step_tokens < 1:
-            raise InvalidField("max_step_tokens", self.max_step_tokens, "an integer >= 1, or unset")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise InvalidField("max_model_len", self.max_model_len, "an integer >= 2, or unset")
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
-            raise InvalidField("num_draft_tokens", self.num_draft_tokens, "an integer >= 0, or unset")
+        check_ranges(self)
         for name, allowed in _NAMES.items():
             if getattr(self, name) not in allowed:
                 raise InvalidField(name, getattr(self, name), "one of " + ", ".join(allowed))
         if self.drafter_placement == "dedicated" and (self.drafter_path is None or self.method == "none"):
             raise InvalidField("drafter_placement", "dedicated", "colocated, as there is no drafter")
-        if self.mtp_position_delta not in (0, -1):
-            raise InvalidField("mtp_position_delta", self.mtp_position_delta, "0 or -1")
-        if self.lag not in (0, 1):
-            raise InvalidField("lag", self.lag, "0 or 1")
-        for name in ("collective_timeout_s", "start_deadline_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidField(name, getattr(self, name), "seconds > 0")
 
     @cached_property
     def torch_dtype(self) -> torch.dtype:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gemray_workers.errors import InvalidField
+from gemray_workers.ranges import AT_LEAST_ONE, DURATION, NOT_NEGATIVE, check_ranges, ranged
 
 PlacementStrategy = Literal["auto", "strict_pack", "pack", "spread", "strict_spread"]
 
@@ -16,32 +17,32 @@ class ClusterConfig:
 
     address: str | None = None
     """A running Ray cluster (``host:port`` of its head, or ``auto``); None starts Ray on this machine."""
-    connect_deadline_s: float = 30.0
+    connect_deadline_s: float = ranged(DURATION, 30.0)
     """How long the head of a running cluster may take to answer."""
     namespace: str = "gemray"
     """Ray namespace of the gang's actors."""
-    local_num_cpus: int | None = None
+    local_num_cpus: int | None = ranged(AT_LEAST_ONE, None)
     """CPUs of a Ray that is started here; None takes the machine's cores."""
-    local_num_gpus: int | None = None
+    local_num_gpus: int | None = ranged(NOT_NEGATIVE, None)
     """GPUs of a Ray that is started here; None lets Ray find them."""
-    cpus_per_rank: int = 1
+    cpus_per_rank: int = ranged(AT_LEAST_ONE, 1)
     """CPUs that each rank reserves."""
-    threads_per_rank: int | None = None
+    threads_per_rank: int | None = ranged(AT_LEAST_ONE, None)
     """Threads of one operation on CPU tensors. None takes OMP_NUM_THREADS where it is set, else an even share of
     the node's cores (at most 8 for a rank with a GPU)."""
     strategy: PlacementStrategy = "auto"
     """How ranks spread over nodes, in Ray's terms; auto is strict_pack where one node can hold the gang, else pack."""
-    placement_deadline_s: float = 120.0
+    placement_deadline_s: float = ranged(DURATION, 120.0)
     """How long to wait for free resources; a node that joins meanwhile counts."""
-    start_deadline_s: float = 900.0
+    start_deadline_s: float = ranged(DURATION, 900.0)
     """How long the ranks may take from placement to ready: processes, weights, warm-up."""
-    heartbeat_deadline_s: float = 30.0
+    heartbeat_deadline_s: float = ranged(DURATION, 30.0)
     """Silence of rank 0 after which the gang counts as hung. The engine speaks after each step, and each half second
     when idle, so this must exceed the longest step."""
-    stop_deadline_s: float = 10.0
+    stop_deadline_s: float = ranged(DURATION, 10.0)
     """How long the ranks may take to end in order before they are killed."""
 
-    max_rebuilds: int = 3
+    max_rebuilds: int = ranged(NOT_NEGATIVE, 3)
     """Failures of gangs within 5 minutes after which another gang is built and the live requests replayed."""
 
     def __post_init__(self) -> None:
@@ -49,25 +50,9 @@ class ClusterConfig:
             raise InvalidField("address", self.address, "host:port of a Ray head, auto, or unset")
         if not self.namespace:
             raise InvalidField("namespace", self.namespace, "a name")
-        for name in ("cpus_per_rank", "threads_per_rank", "local_num_cpus"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidField(name, value, "an integer >= 1")
-        if self.local_num_gpus is not None and self.local_num_gpus < 0:
-            raise InvalidField("local_num_gpus", self.local_num_gpus, "an integer >= 0")
-        if self.max_rebuilds < 0:
-            raise InvalidField("max_rebuilds", self.max_rebuilds, "an integer >= 0")
+        check_ranges(self)
         for name in ("local_num_cpus", "local_num_gpus"):
             if self.address is not None and getattr(self, name) is not None:
                 raise InvalidField(name, getattr(self, name), f"unset: the cluster at {self.address} has its own")
         if self.strategy not in get_args(PlacementStrategy):
             raise InvalidField("strategy", self.strategy, "one of " + ", ".join(get_args(PlacementStrategy)))
-        for name in (
-            "connect_deadline_s",
-            "placement_deadline_s",
-            "start_deadline_s",
-            "heartbeat_deadline_s",
-            "stop_deadline_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise InvalidField(name, getattr(self, name), "seconds > 0")

@@ -73,20 +73,22 @@ class MissingSetting(InvalidField):
         self.args = (f"{name} is not set: give {_flag(name)}, {PREFIX}{name.upper()}, or {name} in the file",)
 
 
-def _setting(kind: Kind[Any], panel: str, meaning: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"kind": kind, "panel": panel, "help": meaning})
+def _setting(kind: Kind[Any], panel: str, meaning: str, default: Any, bounds: str) -> Any:
+    """A setting; `bounds` are its range in words, which the config behind it checks (tests hold both equal)."""
+    told = f"{meaning.removesuffix('.')}; {bounds}." if bounds else meaning
+    return field(default=default, metadata={"kind": kind, "panel": panel, "help": told, "bounds": bounds})
 
 
-def _engine(kind: Kind[Any], meaning: str, default: Any = None) -> Any:
-    return _setting(kind, "Model and engine", meaning, default)
+def _engine(kind: Kind[Any], meaning: str, default: Any = None, bounds: str = "") -> Any:
+    return _setting(kind, "Model and engine", meaning, default, bounds)
 
 
-def _cluster(kind: Kind[Any], meaning: str, default: Any = None) -> Any:
-    return _setting(kind, "Cluster", meaning, default)
+def _cluster(kind: Kind[Any], meaning: str, default: Any = None, bounds: str = "") -> Any:
+    return _setting(kind, "Cluster", meaning, default, bounds)
 
 
-def _server(kind: Kind[Any], meaning: str, default: Any = None) -> Any:
-    return _setting(kind, "Server", meaning, default)
+def _server(kind: Kind[Any], meaning: str, default: Any = None, bounds: str = "") -> Any:
+    return _setting(kind, "Server", meaning, default, bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class ServeSettings:
     model: str = _engine(
         MODEL, "A local Hugging Face directory of a Gemma 4 model, or gemray-tiny, which ships with gemray.", MISSING
     )
-    tp: int = _engine(INTEGER, "Ranks that the model is sharded over.", 1)
+    tp: int = _engine(INTEGER, "Ranks that the model is sharded over.", 1, bounds=">= 1")
     random_weights: bool = _engine(
         SWITCH, "Weights from a seed instead of the checkpoint's: config and tokenizer are enough.", False
     )
@@ -104,14 +106,22 @@ class ServeSettings:
     dtype: str = _engine(
         one_of("auto", "bfloat16", "float32", "float64"), "auto is bfloat16 on GPUs, float32 on CPUs.", "auto"
     )
-    kv_memory: int | None = _engine(SIZE, "KV pages of each rank, in all (default 16GiB on GPUs, 1GiB on CPUs).")
-    max_model_len: int | None = _engine(INTEGER, "Most tokens of a request, prompt and output; cut to what fits.")
-    max_num_seqs: int | None = _engine(INTEGER, "Requests that run at one time (default 32).")
-    max_step_tokens: int | None = _engine(
-        INTEGER, "Rows of one forward pass (default 512, or more if drafts ask for it)."
+    kv_memory: int | None = _engine(
+        SIZE, "KV pages of each rank, in all (default 16GiB on GPUs, 1GiB on CPUs).", bounds=">= 1"
     )
-    prefill_chunk: int | None = _engine(INTEGER, "Most prompt rows of one request in a step (default 256).")
-    page_size: int | None = _engine(INTEGER, "Tokens of a KV page (default 16).")
+    max_model_len: int | None = _engine(
+        INTEGER, "Most tokens of a request, prompt and output; cut to what fits.", bounds=">= 2"
+    )
+    max_num_seqs: int | None = _engine(INTEGER, "Requests that run at one time (default 32).", bounds=">= 1")
+    max_step_tokens: int | None = _engine(
+        INTEGER,
+        "Rows of one forward pass (default 512, or more if drafts ask for it).",
+        bounds=">= 1",
+    )
+    prefill_chunk: int | None = _engine(
+        INTEGER, "Most prompt rows of one request in a step (default 256).", bounds=">= 1"
+    )
+    page_size: int | None = _engine(INTEGER, "Tokens of a KV page (default 16).", bounds=">= 1")
     attention_backend: str | None = _engine(
         TEXT, "Attention kernels of the target; an explicit choice is never replaced (default: chosen)."
     )
@@ -126,12 +136,15 @@ class ServeSettings:
         "Drafts of a request in a step, 0 for none; auto (the default): as many as measured acceptance and step times "
         "justify, at most 4 with MTP or a whole block with DFlash.",
         AUTO,
+        bounds=">= 0",
     )
     drafter_placement: str | None = _engine(
         one_of("colocated", "dedicated"), "dedicated gives a DFlash drafter a rank of its own (default colocated)."
     )
     mtp_position_delta: int | None = _engine(
-        INTEGER, "Where MTP drafts stand: at the newest token's position (default 0) or at the one before (-1)."
+        INTEGER,
+        "Where MTP drafts stand: at the newest token's position (default 0) or at the one before (-1).",
+        bounds="-1 or 0",
     )
     dflash_input_scale: float | None = _engine(
         NUMBER, "Multiplies the embeddings of a DFlash block (default: the checkpoint's, else the target's scale)."
@@ -147,33 +160,51 @@ class ServeSettings:
         SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
     )
     lag: int | None = _engine(
-        INTEGER, "Steps in flight while the next is planned: 0, or 1 so that devices never wait (default 0)."
+        INTEGER,
+        "Steps in flight while the next is planned: 0, or 1 so that devices never wait (default 0).",
+        bounds="0 or 1",
     )
-    collective_timeout_s: float | None = _engine(SECONDS, "How long a rank waits for its peers (default 60).")
+    collective_timeout_s: float | None = _engine(
+        SECONDS, "How long a rank waits for its peers (default 60).", bounds="> 0"
+    )
 
     address: str | None = _cluster(TEXT, "A running Ray cluster, HOST:PORT or auto (default: start Ray here).")
     namespace: str | None = _cluster(TEXT, "Ray namespace of the gang (default gemray).")
     strategy: str | None = _cluster(TEXT, "How ranks spread over nodes, in Ray's terms (default auto).")
-    local_num_cpus: int | None = _cluster(INTEGER, "CPUs of a Ray started here (default: the cores).")
-    local_num_gpus: int | None = _cluster(INTEGER, "GPUs of a Ray started here (default: those found).")
-    cpus_per_rank: int | None = _cluster(INTEGER, "CPUs that a rank reserves (default 1).")
-    threads_per_rank: int | None = _cluster(INTEGER, "Threads of a rank's CPU operations (default: a fair share).")
-    connect_deadline_s: float | None = _cluster(SECONDS, "Deadline for reaching the Ray cluster (default 30).")
-    placement_deadline_s: float | None = _cluster(SECONDS, "Deadline for free resources (default 120).")
-    start_deadline_s: float | None = _cluster(SECONDS, "Deadline from placement to ready (default 900).")
-    heartbeat_deadline_s: float | None = _cluster(SECONDS, "Silence after which a gang counts as hung (default 30).")
-    stop_deadline_s: float | None = _cluster(SECONDS, "Deadline for the ranks to end in order (default 10).")
+    local_num_cpus: int | None = _cluster(INTEGER, "CPUs of a Ray started here (default: the cores).", bounds=">= 1")
+    local_num_gpus: int | None = _cluster(INTEGER, "GPUs of a Ray started here (default: those found).", bounds=">= 0")
+    cpus_per_rank: int | None = _cluster(INTEGER, "CPUs that a rank reserves (default 1).", bounds=">= 1")
+    threads_per_rank: int | None = _cluster(
+        INTEGER, "Threads of a rank's CPU operations (default: a fair share).", bounds=">= 1"
+    )
+    connect_deadline_s: float | None = _cluster(
+        SECONDS, "Deadline for reaching the Ray cluster (default 30).", bounds="> 0"
+    )
+    placement_deadline_s: float | None = _cluster(SECONDS, "Deadline for free resources (default 120).", bounds="> 0")
+    start_deadline_s: float | None = _cluster(SECONDS, "Deadline from placement to ready (default 900).", bounds="> 0")
+    heartbeat_deadline_s: float | None = _cluster(
+        SECONDS, "Silence after which a gang counts as hung (default 30).", bounds="> 0"
+    )
+    stop_deadline_s: float | None = _cluster(
+        SECONDS, "Deadline for the ranks to end in order (default 10).", bounds="> 0"
+    )
     max_rebuilds: int | None = _cluster(
-        INTEGER, "Times within 5 minutes that a failed gang is rebuilt and its requests go on (default 3; 0: never)."
+        INTEGER,
+        "Times within 5 minutes that a failed gang is rebuilt and its requests go on (default 3; 0: never).",
+        bounds=">= 0",
     )
 
     host: str | None = _server(TEXT, "Address to listen on (default 127.0.0.1).")
-    port: int | None = _server(INTEGER, "gRPC port, 0 for a free one (default 50051).")
+    port: int | None = _server(INTEGER, "gRPC port, 0 for a free one (default 50051).", bounds="0..65535")
     metrics_port: int | None = _server(INTEGER, "Prometheus port on the same address (default: none).")
-    max_live_requests: int | None = _server(INTEGER, "Running and queued requests; more are refused (default 256).")
-    max_message_bytes: int | None = _server(SIZE, "Largest message either way (default 16MiB).")
-    drain_deadline_s: float | None = _server(SECONDS, "Deadline for live requests at shutdown (default 30).")
-    write_deadline_s: float | None = _server(SECONDS, "Longest time a stream may go unread (default 30).")
+    max_live_requests: int | None = _server(
+        INTEGER, "Running and queued requests; more are refused (default 256).", bounds=">= 1"
+    )
+    max_message_bytes: int | None = _server(SIZE, "Largest message either way (default 16MiB).", bounds=">= 64KiB")
+    drain_deadline_s: float | None = _server(
+        SECONDS, "Deadline for live requests at shutdown (default 30).", bounds=">= 0"
+    )
+    write_deadline_s: float | None = _server(SECONDS, "Longest time a stream may go unread (default 30).", bounds="> 0")
     tls_cert_file: str | None = _server(PATH, "Certificate chain, PEM.")
     tls_key_file: str | None = _server(PATH, "Private key of the certificate, PEM.")
     tls_client_ca_file: str | None = _server(PATH, "Clients must show a certificate of this authority (mTLS).")

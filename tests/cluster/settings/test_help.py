@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import MISSING, Field, fields
@@ -16,6 +17,8 @@ from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.settings.settings import DEFAULT_KV_MEMORY, ENGINE_NAMES, ServeSettings, settings_of
 from gemray_cluster.settings.types import parse_size
 from gemray_workers.config import USUAL_STEP_TOKENS, EngineConfig
+from gemray_workers.errors import InvalidField
+from gemray_workers.ranges import ranges_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SETTINGS: dict[str, Field[Any]] = {setting.name: setting for setting in settings_of(ServeSettings)}
@@ -50,8 +53,35 @@ def test_help_tells_the_default_of_the_config(name: str) -> None:
 
 
 def test_help_tells_the_defaults_that_depend() -> None:
-    assert SETTINGS["kv_memory"].metadata["help"].endswith(in_words(DEFAULT_KV_MEMORY) + ").")
+    assert SETTINGS["kv_memory"].metadata["help"].endswith(f"(default {in_words(DEFAULT_KV_MEMORY)}); >= 1.")
     assert told_default("max_step_tokens") == str(USUAL_STEP_TOKENS)
+
+
+def test_help_tells_the_range_that_the_config_checks() -> None:
+    checked = {
+        ENGINE_NAMES.get(name, name): str(bounds)
+        for config in (EngineConfig, ClusterConfig, ServerConfig)
+        for name, bounds in ranges_of(config).items()
+    }
+    told = {name: setting.metadata["bounds"] for name, setting in SETTINGS.items() if setting.metadata["bounds"]}
+    assert told == checked
+    for name, bounds in told.items():
+        assert SETTINGS[name].metadata["help"].endswith(f"; {bounds}."), name
+
+
+@pytest.mark.parametrize("config", [EngineConfig, ClusterConfig, ServerConfig])
+def test_the_bounds_are_allowed_and_nothing_beside_them(config: type[Any]) -> None:
+    required = {"model_path": "m", "tensor_parallel_size": 1, "dtype": "float32", "device": "cpu", "kv_memory_bytes": 1}
+    own = {name: value for name, value in required.items() if name in {f.name for f in fields(config)}}
+    for name, bounds in ranges_of(config).items():
+        step = 1e-9 if bounds.excludes_least else 1
+        assert getattr(config(**{**own, name: bounds.least + (step if bounds.excludes_least else 0)}), name) in bounds
+        outside = [bounds.least if bounds.excludes_least else bounds.least - step, math.nan]
+        for value in outside if bounds.most is None else [*outside, bounds.most + 1]:
+            with pytest.raises(InvalidField) as caught:
+                config(**{**own, name: value})
+            assert caught.value.field == name
+            assert str(bounds) in caught.value.allowed
 
 
 def in_words(by_device: Any) -> str:
@@ -66,6 +96,11 @@ def test_the_charts_values_are_the_servers_defaults() -> None:
     assert values["drafter"]["placement"] == OWNERS["drafter_placement"].default
     assert values["drafter"]["draftTokens"] == SETTINGS["draft_tokens"].default
     assert values["gang"]["tensorParallelSize"] == SETTINGS["tp"].default
+    schema = json.loads((ROOT / "helm/gemray/values.schema.json").read_text())
+    bounds = ranges_of(EngineConfig) | ranges_of(ServerConfig)
+    drafts = schema["properties"]["drafter"]["properties"]["draftTokens"]["oneOf"][1]
+    assert drafts["minimum"] == bounds["num_draft_tokens"].least
+    assert schema["definitions"]["port"]["maximum"] == bounds["port"].most
     assert f"empty: {in_words(DEFAULT_KV_MEMORY)}" in text
 
 
