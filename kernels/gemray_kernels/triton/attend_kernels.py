@@ -12,6 +12,10 @@ import triton.language as tl
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 
+MANY_ROWS = tl.constexpr(8)
+CHUNK_OF_MANY_ROWS = tl.constexpr(128)
+"""Keys of a chunk, at least, of a sequence of more rows: a block of drafts keeps the device at work with few chunks."""
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _chunk_keys(  # type: ignore[no-untyped-def]
@@ -19,13 +23,15 @@ def _chunk_keys(  # type: ignore[no-untyped-def]
 ):
     """Keys of a chunk of this sequence; its first chunk holds the first key that any of its rows sees.
 
-    At least 2 for each (row, head) pair, so that partial results stay fewer bytes than keys; at least so many that
-    MOST_CHUNKS - 1 of them cover the keys, which may begin and end inside a chunk.
+    At least 2 for each (row, head) pair, and CHUNK_OF_MANY_ROWS of many rows, so that partial results stay fewer bytes
+    than keys; at least so many that MOST_CHUNKS - 1 of them cover the keys, which may begin and end inside a chunk.
     """
     span = kv_len
     if WINDOW > 0:
         span = tl.minimum(kv_len, WINDOW + num_rows)
     for_rows = (2 * num_rows * GROUP + MIN_CHUNK - 1) // MIN_CHUNK
+    if num_rows > MANY_ROWS:
+        for_rows = tl.maximum(for_rows, CHUNK_OF_MANY_ROWS // MIN_CHUNK)
     for_span = (span + MIN_CHUNK * (MOST_CHUNKS - 1) - 1) // (MIN_CHUNK * (MOST_CHUNKS - 1))
     return tl.maximum(tl.maximum(for_rows, for_span), 1) * MIN_CHUNK
 

@@ -149,7 +149,9 @@ def paged_attention(
             num_stages=tile.num_stages,
         )
 
-    attend(tile or short_tile(q_TND.dtype, head_dim, group * triton.cdiv(num_rows, num_seqs), group), split=True)
+    if tile is None:
+        tile = short_tile(q_TND.dtype, head_dim, group * triton.cdiv(num_rows, num_seqs), group, num_rows)
+    attend(tile, split=True)
     combine_kernel[(slots_R, num_heads)](
         out_TND,
         partial_o,
@@ -166,18 +168,28 @@ def paged_attention(
     return out_TND
 
 
-def short_tile(dtype: torch.dtype, head_dim: int, pairs: int, group: int) -> Tile:
-    """Choose the tile of decode and verify rows, for about `pairs` (row, head) pairs of a sequence and KV head.
+def short_tile(dtype: torch.dtype, head_dim: int, pairs: int, group: int, num_rows: int) -> Tile:
+    """Choose the tile of decode and verify rows.
 
     Blocks of one sequence read the same keys at the same time, from the cache: several small ones are faster than
-    one large one. Measured on an H100: `benchmarks/results/2026-11-28-h100-products`.
+    one large one, but where heads are small, or large and rows many. Measured on an H100:
+    `benchmarks/results/2026-11-28-h100-products`.
+
+    Args:
+        dtype: of queries and pages.
+        head_dim: of a head.
+        pairs: (row, head) pairs of a sequence and KV head, about.
+        group: query heads a KV head.
+        num_rows: of all sequences.
     """
     smallest = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tile(pairs=smallest, keys=16, num_warps=4, num_stages=1)
-    if pairs <= 64:
-        return Tile(pairs=smallest, keys=32, num_warps=4, num_stages=2)
-    return Tile(pairs=max(32, smallest), keys=32 if head_dim > 256 else 64, num_warps=4, num_stages=2)
+    if head_dim <= 128 and pairs >= 64:
+        smallest = max(64, smallest)
+    elif head_dim > 256 and num_rows > 64:
+        smallest = max(32, smallest)
+    return Tile(pairs=smallest, keys=32, num_warps=4, num_stages=2)
 
 
 def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:

@@ -1,6 +1,6 @@
 """Embedding tables whose rows are split over the ranks by `ShardIndices` (spec 1.1, 1.10 and 6.2).
 
-Shape legend: T rows, H width, R rows to score, V local vocabulary rows.
+Shape legend: T rows, H width, R rows to score, V local vocabulary rows, S summands.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.precision import compute_dtype, wide_linear
+from gemray_kernels.precision import compute_dtype
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.checkpoint.vocabulary import HEAD
 from gemray_workers.model.weight_sharding import WeightSharding
@@ -25,6 +25,7 @@ class VocabParallelTable:
         self._name = name
         self._at_root = at_root
         self._shard = shard
+        self.kernels = sharding.kernels
         self.table_VH = sharding.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
 
     def weight_targets(self, num_ids: int, *, stand_in: str | None = None) -> list[WeightTarget]:
@@ -89,6 +90,7 @@ class VocabParallelHead:
 
     def __init__(self, table: VocabParallelTable, shard: ShardIndices, softcap: float | None) -> None:
         self._table_VH = table.table_VH
+        self._kernels = table.kernels
         self.softcap = softcap
         is_padding_V = shard.global_ids(self._table_VH.device) < 0
         has_padding = shard.num_org_vocab_padding + shard.num_added_vocab_padding > 0
@@ -101,7 +103,8 @@ class VocabParallelHead:
     def uncapped(self, hidden_RH: Tensor) -> Tensor:
         """Logits before the soft-cap, which the choice of tokens applies as it reads them. Padding columns are -inf
         where there is no soft-cap, and anything where one follows."""
-        logits_RV = wide_linear(hidden_RH, self._table_VH)
+        parts_SRV = self._kernels.wide_summands(hidden_RH, self._table_VH)
+        logits_RV = parts_SRV[0] if len(parts_SRV) == 1 else parts_SRV.sum(0)
         return self._without_padding(logits_RV) if self.softcap is None else logits_RV
 
     def capped(self, uncapped_RV: Tensor) -> Tensor:
