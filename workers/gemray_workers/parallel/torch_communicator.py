@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -27,10 +28,15 @@ from torch._C._distributed_c10d import (
 from gemray_workers.errors import CommunicationError, InvalidField
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.rendezvous import JoinDeadline, absent_at, meet
+from gemray_workers.parallel.symmetric_memory import one_shot_reduce
+
+if TYPE_CHECKING:
+    from gemray_kernels.triton.one_shot_reduce import OneShotReduce
 
 _HEADER_BYTES = 8
 _INLINE_BYTES = 4096
 """Largest payload that `broadcast_bytes` sends in its first and only broadcast."""
+_TROUBLE_BYTES = 400
 
 
 class _Group(Protocol):
@@ -70,6 +76,7 @@ class TorchCommunicator:
         self._timeout = timeout
         self._rank = rank
         self._size = size
+        self._one_shot: OneShotReduce | None = None
         self._store: Store | None = store  # the groups lose their way home if rank 0 frees the store
         self._subgroups: Counter[str] = Counter()
         self._host = host
@@ -96,11 +103,14 @@ class TorchCommunicator:
         """The sum over ranks, in place when `x` is contiguous.
 
         Ring and tree reductions compute each element on one rank and pass the result on, so ranks hold equal bits;
-        `self_test` asserts it at start-up.
+        `self_test` asserts it at start-up. Small CUDA tensors go through one kernel once `use_one_shot` was called,
+        which adds in rank order on every rank.
         """
         x = x.contiguous()
         if x.numel() == 0:
             return x
+        if self._one_shot is not None and x.is_cuda and self._one_shot.takes(x):
+            return self._one_shot(x)
         with self._collective("all_reduce"):
             _wait(self._group_of(x).allreduce([x], self._all_reduce_options))
         return x
@@ -158,6 +168,35 @@ class TorchCommunicator:
         over_nccl = self._device is not self._host
         tensors = _nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
         return TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout)
+
+    def use_one_shot(self, device: torch.device) -> None:
+        """Reduce small tensors of this CUDA device in one kernel from now on; every rank calls this with its own.
+
+        Raises:
+            OneShotUnavailable: on every rank, when one of them cannot. The communicator goes on as before.
+        """
+        if self._store is None:
+            raise ValueError(f"rank {self._rank} has left the gang")
+        self._subgroups["one-shot"] += 1
+        # Torch keeps a group's name for a process's life, and each rank may have called its own.
+        name = self.broadcast_bytes(uuid4().bytes if self._rank == 0 else None).hex()
+        store = PrefixStore(f"one-shot-{self._subgroups['one-shot']}", self._store)
+        self._one_shot = one_shot_reduce(store, self._rank, self._size, device, name, self._first_trouble)
+        self.barrier()
+
+    def drop_one_shot(self) -> None:
+        """Reduce everything by the group's own collective again; every rank calls this."""
+        self._one_shot = None
+
+    def _first_trouble(self, trouble: str | None) -> str | None:
+        mine = torch.zeros(_TROUBLE_BYTES, dtype=torch.uint8)
+        if trouble is not None:
+            text = trouble.encode()[:_TROUBLE_BYTES]
+            mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        for row in self.all_gather(mine):
+            if row.any():
+                return bytes(row.tolist()).rstrip(b"\0").decode(errors="replace")
+        return None
 
     def wait_for_all(self, milestone: str, deadline_s: float) -> None:
         """Return when every rank has reached a milestone of the start, of each name once.

@@ -12,6 +12,7 @@ from gemray_workers.engine.planner import Inbox
 from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
 from gemray_workers.model.moe import OnExperts
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
+from gemray_workers.parallel.one_shot import use_one_shot_if_sound
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from gemray_workers.rank.drafter_rank import DrafterRank
@@ -41,8 +42,7 @@ class GangWorker:
     def load(self) -> tuple[ModelInfo, RankInfo]:
         """Join the gang, load this rank's part, generate a few tokens. Every rank must be loading."""
         gang = self._join()
-        wide = compute_dtype(self._config.torch_dtype)
-        self_test(gang, device=self._device, dtypes=sorted({self._config.torch_dtype, wide}, key=str))
+        self_test(gang, device=self._device, dtypes=self._reduced_dtypes)
         with progress_bar("loading weights", rank=self._rank) as progress:
             if self._rank == self._config.tensor_parallel_size:
                 self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), self._device, progress)
@@ -94,10 +94,16 @@ class GangWorker:
 
     def _build_engine_rank(self, gang: Communicator, progress: ProgressFn | None) -> EngineRank:
         if self._config.drafter_placement == "colocated":
+            use_one_shot_if_sound(gang, self._device, self._reduced_dtypes)
             return EngineRank(self._config, gang, self._device, progress)
         everyone = self._gang_of_many()
         target = everyone.subgroup(self._config.tensor_parallel_size, "target")
+        use_one_shot_if_sound(target, self._device, self._reduced_dtypes)
         return EngineRank(self._config, target, self._device, progress, gang=everyone)
+
+    @property
+    def _reduced_dtypes(self) -> list[torch.dtype]:
+        return sorted({self._config.torch_dtype, compute_dtype(self._config.torch_dtype)}, key=str)
 
     def _warm_up(self) -> tuple[ModelInfo, RankInfo]:
         if self._drafter_rank is not None:

@@ -1,0 +1,141 @@
+"""All-reduce of small tensors in one kernel over memory that the ranks' devices read from each other.
+
+A program owns one block of the shared buffers. It waits until its peers have read what it wrote there last time, writes
+its part, tells them, waits for theirs, and adds up all parts in rank order: every rank gets the same bits. Each flag is
+set by one rank and taken back by another, so nothing counts, and a CUDA graph can hold the launch.
+
+Programs of a block number wait for each other only, and a device starts its programs in order, so that some block can
+always go on, however few programs run at a time.
+
+Shape legend: R ranks, N elements.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+
+BLOCK_BYTES = 2048
+MOST_BYTES = 1 << 20
+"""Larger tensors keep the links busy with other algorithms."""
+BLOCKS = MOST_BYTES // BLOCK_BYTES
+TRIES = 1 << 27
+"""How often a program looks for a peer, more than a minute; then its block of the sum is NaN, and the device free."""
+
+
+def flag_count(size: int) -> int:
+    """How many int32 flags a rank of `size` holds: for every block and peer, whether the peer's part is there, and
+    whether the peer has read this rank's. The first half starts as zeros, the second as ones."""
+    return 2 * BLOCKS * size
+
+
+class OneShotReduce:
+    """All-reduce of one rank, on one stream."""
+
+    def __init__(self, rank: int, size: int, buffers_R: Tensor, flags_R: Tensor, keep: object = None) -> None:
+        """Reduce over memory that has been laid out.
+
+        Args:
+            rank: this one.
+            size: how many ranks there are.
+            buffers_R: int64 addresses of every rank's MOST_BYTES bytes, as this rank's device sees them.
+            flags_R: int64 addresses of every rank's `flag_count` flags.
+            keep: what owns that memory.
+        """
+        self._rank = rank
+        self._size = size
+        self._buffers_R = buffers_R
+        self._flags_R = flags_R
+        self._keep = keep
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether `x` is small enough and of a dtype that is added here."""
+        return x.dtype in (torch.bfloat16, torch.float32) and 0 < x.nbytes <= MOST_BYTES
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The sum over ranks, summed in float32 and rounded once, in new memory; `x` is contiguous."""
+        out = torch.empty_like(x)
+        block = BLOCK_BYTES // x.element_size()
+        early = starts_early(x)
+        _one_shot_kernel[(triton.cdiv(x.numel(), block),)](
+            x,
+            out,
+            self._buffers_R,
+            self._flags_R,
+            x.numel(),
+            self._rank,
+            SIZE=self._size,
+            BLOCKS=BLOCKS,
+            BLOCK=block,
+            TRIES=TRIES,
+            EARLY=early,
+            num_warps=4,
+            launch_pdl=early,
+        )
+        return out
+
+
+@triton.jit
+def _set(flag):  # type: ignore[no-untyped-def]
+    """Set a flag that is 0, once all that this program did before can be seen."""
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _take(flag, TRIES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait until a flag is 1, and set it to 0; what its setter did before can be seen then. Gives 0 after TRIES."""
+    tries = 0
+    found = tl.atomic_cas(flag, 1, 0, sem="acquire", scope="sys")
+    while (found != 1) & (tries < TRIES):
+        found = tl.atomic_cas(flag, 1, 0, sem="acquire", scope="sys")
+        tries += 1
+    return found
+
+
+@triton.jit(do_not_specialize=["num_elements", "rank"])  # type: ignore[untyped-decorator]
+def _one_shot_kernel(  # type: ignore[no-untyped-def]
+    x_N,
+    out_N,
+    buffers_R,
+    flags_R,
+    num_elements,
+    rank,
+    SIZE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TRIES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_inputs(EARLY)
+    block = tl.program_id(0)
+    dtype = x_N.dtype.element_ty
+    at_N = block * BLOCK + tl.arange(0, BLOCK)
+    inside_N = at_N < num_elements
+    own_flags = tl.load(flags_R + rank).to(tl.pointer_type(tl.int32)) + block * SIZE
+    all_came = 1
+    for peer in tl.static_range(SIZE):
+        if peer != rank:
+            all_came = all_came & _take(own_flags + BLOCKS * SIZE + peer, TRIES)
+    own_N = tl.load(buffers_R + rank).to(tl.pointer_type(dtype)) + at_N
+    tl.store(own_N, tl.load(x_N + at_N, mask=inside_N), mask=inside_N)
+    tl.debug_barrier()  # every thread's part is stored before one thread says so
+    for peer in tl.static_range(SIZE):
+        if peer != rank:
+            _set(tl.load(flags_R + peer).to(tl.pointer_type(tl.int32)) + block * SIZE + rank)
+    for peer in tl.static_range(SIZE):
+        if peer != rank:
+            all_came = all_came & _take(own_flags + peer, TRIES)
+    tl.debug_barrier()
+    sum_N = tl.where(tl.full([BLOCK], all_came, tl.int32) == 1, 0.0, float("nan"))
+    for peer in tl.static_range(SIZE):
+        part_N = tl.load(buffers_R + peer).to(tl.pointer_type(dtype)) + at_N
+        sum_N += tl.load(part_N, mask=inside_N, other=0.0, volatile=True).to(tl.float32)
+    tl.store(out_N + at_N, sum_N.to(dtype), mask=inside_N)
+    tl.debug_barrier()  # every thread has read before one thread says so
+    for peer in tl.static_range(SIZE):
+        if peer != rank:
+            _set(tl.load(flags_R + peer).to(tl.pointer_type(tl.int32)) + BLOCKS * SIZE + block * SIZE + rank)

@@ -1,0 +1,74 @@
+"""All-reduce in one kernel over memory that the devices read from each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.parallel.self_test import self_test
+from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from support.engine.gpu import needs_gpus
+from support.processes.gang import RunOnGang
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.bfloat16, torch.float32]
+COUNTS = [1, 5, 1023, 5376, 5376 * 8, 5376 * 40, 262144]
+
+
+def part_of(rank: int, turn: int) -> Tensor:
+    """What `rank` gives to the reduction number `turn`."""
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    count = COUNTS[turn % len(COUNTS)]
+    return torch.randn(count, generator=generator, dtype=torch.float64).to(DTYPES[turn % len(DTYPES)])
+
+
+def expected(turn: int, size: int) -> Tensor:
+    """The sum in rank order, in float32, rounded once."""
+    total = torch.zeros(COUNTS[turn % len(COUNTS)])
+    for rank in range(size):
+        total += part_of(rank, turn).float()
+    return total.to(DTYPES[turn % len(DTYPES)])
+
+
+def reduce_in_turn(comm: Communicator) -> list[bool]:
+    """Eager reductions of many sizes, a graph of them that is replayed, and both by turns; which sums were right."""
+    assert isinstance(comm, TorchCommunicator)
+    device = torch.device("cuda", comm.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    try:
+        comm.use_one_shot(device)
+        self_test(comm, device=device, dtypes=DTYPES)
+        turns = range(3 * len(COUNTS))
+        right = [
+            torch.equal(comm.all_reduce(part_of(comm.rank, t).cuda()).cpu(), expected(t, comm.size)) for t in turns
+        ]
+        captured = [0, 3, 4, 3, 6]
+        inputs = [part_of(comm.rank, t).cuda() for t in captured]
+        comm.all_reduce(inputs[0])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = [comm.all_reduce(x) for x in inputs]
+        for replay in range(50):
+            for x in results:
+                x.zero_()
+            graph.replay()
+            again = comm.all_reduce(part_of(comm.rank, replay).cuda())
+            right += [torch.equal(x.cpu(), expected(t, comm.size)) for x, t in zip(results, captured, strict=True)]
+            right.append(torch.equal(again.cpu(), expected(replay, comm.size)))
+        del graph
+        return right
+    finally:
+        torch.cuda.synchronize()
+        comm.drop_one_shot()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_in_rank_order_eagerly_and_in_graphs(run_on_gang: RunOnGang, size: int) -> None:
+    """Ranks share a card where there are fewer: it lets them run by turns."""
+    needs_gpus(1)
+    by_rank = run_on_gang(size, reduce_in_turn)
+    assert len(by_rank[0]) == 3 * len(COUNTS) + 50 * 6
+    assert all(all(right) for right in by_rank)
