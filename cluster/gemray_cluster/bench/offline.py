@@ -5,20 +5,22 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
 from gemray_cluster.bench.experts import ExpertsWatch
 from gemray_cluster.bench.inbox import MeasuringInbox, OnStep
+from gemray_cluster.bench.load import Arrival, Load
 from gemray_cluster.bench.probes import Probes
 from gemray_cluster.bench.profile import CycleProfile
-from gemray_cluster.bench.report import ExpertsTouched, PrefillRow, Row
+from gemray_cluster.bench.rate_inbox import RateInbox
+from gemray_cluster.bench.report import AnyRow, ExpertsTouched, PrefillRow, RateRow, Row
 from gemray_cluster.bench.rows import RowMaker
-from gemray_cluster.bench.settings import Decode, Prefill, SamplingName, Setup
+from gemray_cluster.bench.sampling import SAMPLING
+from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup
 from gemray_workers.messages import Submit
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.worker import GangWorker
@@ -29,11 +31,6 @@ PROFILED_CYCLES = 3
 WATCHED_CYCLES = 8
 MEASURED_PREFILLS = 3
 MANY = 1 << 20
-SAMPLING: Mapping[SamplingName, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-    "published": {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": 0.0, "suppress_tokens": (258882, 258883)},
-}
-"""The published ids to forbid are those that begin images and audio."""
 
 
 class OfflineRank:
@@ -56,19 +53,22 @@ class OfflineRank:
         # One object for all runs: a rule of its own would have graphs of its own.
         length = setup.acceptance_length
         self._made_up = None if length is None else MadeUpAcceptance(length)
+        self._is_warm = False
         started = time.monotonic()
         self._worker = GangWorker(self._config, rank, rendezvous)
         self._model, info = self._worker.load()
         self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rate, device)
 
-    def rows(self, profiles: Path | None) -> Iterator[Row | PrefillRow]:
+    def rows(self, profiles: Path | None) -> Iterator[AnyRow]:
         """Run all the setup's work; rank 0 yields a row for each, the others nothing."""
         for work in self._setup.work:
             match work:
                 case Decode():
-                    row: Row | PrefillRow | None = self._decode(work, profiles)
+                    row: AnyRow | None = self._decode(work, profiles)
                 case Prefill():
                     row = self._prefill(work)
+                case Rate():
+                    row = self._rate(work)
             if row is not None:
                 yield row
 
@@ -95,6 +95,36 @@ class OfflineRank:
         runs = [self._run(alone, max_tokens=1, prompt_len=work.num_tokens) for _ in range(1 + MEASURED_PREFILLS)]
         seconds = [run.prefill_seconds for run in runs[1:] if run is not None]
         return self._maker.prefill(work, seconds) if seconds else None
+
+    def _rate(self, work: Rate) -> RateRow | None:
+        load, vocab_size = work.load, self._model.vocab_size
+        if not self._is_warm:
+            self._serve(load, load.warm_up(vocab_size))
+            self._is_warm = True
+        inbox = self._serve(load, load.arrivals(work.per_s, vocab_size))
+        return None if inbox is None else self._maker.rate(work, list(inbox.answers.values()))
+
+    def _serve(self, load: Load, arrivals: Sequence[Arrival]) -> RateInbox | None:
+        """Run a load once; on rank 0 what it saw."""
+        inbox = None
+        if self._rank == 0:
+            inbox = RateInbox(
+                [
+                    (
+                        arrival.at_s,
+                        Submit(
+                            request_id=str(i),
+                            prompt_ids=arrival.prompt_ids,
+                            params=SamplingParams(
+                                **SAMPLING[load.sampling], seed=arrival.seed, max_tokens=arrival.num_tokens
+                            ),
+                        ),
+                    )
+                    for i, arrival in enumerate(arrivals)
+                ]
+            )
+        self._worker.run_offline(inbox, accept=self._accept())
+        return inbox
 
     def _experts(self, work: Decode) -> ExpertsTouched | None:
         """Counted in a few cycles that nobody times; None on the other ranks, and without experts."""

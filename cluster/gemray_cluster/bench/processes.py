@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemray_cluster.bench.report import PrefillRow, Row
+from gemray_cluster.bench.report import AnyRow
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.errors import GemrayError
 
@@ -52,7 +52,7 @@ class RankProcesses:
         """End every process."""
         self._end()
 
-    def run(self, setup: Setup, until: float = math.inf) -> Iterator[Row | PrefillRow]:
+    def run(self, setup: Setup, until: float = math.inf) -> Iterator[AnyRow]:
         """Measure one setup; rows as they come.
 
         Args:
@@ -100,7 +100,7 @@ class RankProcesses:
         self._processes.clear()
 
 
-def _collect(gang: list[Connection], deadline: float, until: float) -> Iterator[Row | PrefillRow]:
+def _collect(gang: list[Connection], deadline: float, until: float) -> Iterator[AnyRow]:
     """Rows until every rank is done."""
     open_ranks = dict(enumerate(gang))
     troubles: dict[int, str] = {}

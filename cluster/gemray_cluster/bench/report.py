@@ -133,6 +133,52 @@ class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
     device: str
 
 
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Many samples of one quantity, half of which and almost all of which are no larger."""
+
+    p50: float
+    p99: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        """Summarise at least one sample; p99 of fewer than a hundred lies between the two largest."""
+        hundredths = quantiles(samples, n=100, method="inclusive") if len(samples) > 1 else [samples[0]] * 99
+        return cls(p50=hundredths[49], p99=hundredths[98], samples=len(samples))
+
+
+class RateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine or a server under requests that arrive at random times."""
+
+    name: str
+    where: str
+    """``engine`` for ranks in processes of their own, ``server`` for a running server."""
+    method: str
+    rate: float
+    """Requests a second that arrive, on average."""
+    sampling: str
+    requests: int
+    refused: int
+    """Requests without a whole answer."""
+    seconds: float
+    """From the first second to the last token."""
+    first_token: Percentiles | None
+    """From a request's arrival; its time in the queue is part of it. None where no request was answered."""
+    between_tokens: Percentiles | None
+    """Tokens that came at once share the time since the ones before."""
+    tokens_per_s: float
+    good_share: float
+    """Of the requests: first token within its limit, the others within theirs on average."""
+    goodput: float
+    """Good requests a second."""
+    first_token_limit_ms: float
+    between_tokens_limit_ms: float
+    device: str
+
+
+AnyRow = Row | PrefillRow | RateRow
+
+
 class OnlineRow(msgspec.Struct, frozen=True, kw_only=True):
     """A running server under a number of concurrent requests."""
 
@@ -172,6 +218,7 @@ class Report(msgspec.Struct, kw_only=True):
     rows: list[Row] = []
     prefill: list[PrefillRow] = []
     online: list[OnlineRow] = []
+    rates: list[RateRow] = []
     failures: list[Failure] = []
     time_limit_s: float | None = None
     not_run: list[NotRun] = []

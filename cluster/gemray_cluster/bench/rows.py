@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
+from gemray_cluster.bench.answers import Answer, rate_row
 from gemray_cluster.bench.floor import floor_of, prefill_floor_of
 from gemray_cluster.bench.inbox import MeasurementFailed, Step
-from gemray_cluster.bench.report import ExpertsTouched, PrefillRow, Row, Spread
-from gemray_cluster.bench.settings import Decode, Prefill, Setup
+from gemray_cluster.bench.report import ExpertsTouched, PrefillRow, RateRow, Row, Spread
+from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup
 from gemray_workers.messages import ModelInfo, RankInfo
 
 
@@ -94,6 +95,13 @@ class RowMaker:
             tokens_per_s=1000 * work.num_tokens / first_token.median,
             floor=prefill_floor_of(config, work.num_tokens, matrix_rate=self.matrix_rate, bandwidth=self.bandwidth),
             device=self.info.device,
+        )
+
+    def rate(self, work: Rate, answers: Sequence[Answer]) -> RateRow:
+        """A rate's row."""
+        method = self.model.drafter_method
+        return rate_row(
+            self.setup.name, "engine", work.load, work.per_s, answers, method=method, device=self.info.device
         )
 
 

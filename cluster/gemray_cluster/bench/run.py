@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
+from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.peers import Peers, read_peers
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.processes import RankProcesses, SetupFailed, TimeIsUp
-from gemray_cluster.bench.report import Failure, NotRun, PrefillRow, Report, Row
+from gemray_cluster.bench.report import AnyRow, Failure, NotRun, PrefillRow, RateRow, Report, Row
 from gemray_cluster.bench.settings import Setup
 from gemray_cluster.bench.tables import (
     markdown,
@@ -27,6 +28,8 @@ from gemray_cluster.bench.tables import (
     online_table,
     prefill_line,
     prefill_table,
+    rate_line,
+    rate_table,
     terminal_table,
     what_was_not_run,
 )
@@ -78,7 +81,7 @@ def run_offline(
     return report
 
 
-def _take(row: Row | PrefillRow, report: Report, console: Console) -> None:
+def _take(row: AnyRow, report: Report, console: Console) -> None:
     match row:
         case Row():
             report.rows.append(row)
@@ -86,17 +89,22 @@ def _take(row: Row | PrefillRow, report: Report, console: Console) -> None:
         case PrefillRow():
             report.prefill.append(row)
             line = prefill_line(row)
-    report.devices = sorted({*(row.device for row in report.rows), *(row.device for row in report.prefill)})
+        case RateRow():
+            report.rates.append(row)
+            line = rate_line(row)
+    report.devices = sorted({*report.devices, row.device})
     console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _print(report: Report, output: Path, console: Console) -> None:
     if report.rows:
         console.print(terminal_table(report.rows))
-        if not plot(report.rows, output / "bench.png"):
-            console.print("no picture: matplotlib is not installed (pip install 'gemray[bench]')", markup=False)
     if report.prefill:
         console.print(prefill_table(report.prefill))
+    if report.rates:
+        console.print(rate_table(report.rates))
+    if not plot(report, output):
+        console.print("no pictures: matplotlib is not installed (pip install 'gemray[bench]')", markup=False)
     for line in what_was_not_run(report):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
@@ -118,6 +126,21 @@ def run_online(
     return report
 
 
+def run_load(server: ServerAddress, load: Load, output: Path, console: Console) -> Report:
+    """Measure a running server under each rate of a load."""
+    from gemray_cluster.bench.rate_online import ServerLoad
+
+    report = _new_report((), None)
+    output.mkdir(parents=True, exist_ok=True)
+    loaded = ServerLoad(server, load)
+    loaded.warm_up()
+    for rate in load.rates:
+        _take(loaded.row(rate), report, console)
+        _write(report, output, None)
+    _print(report, output, console)
+    return report
+
+
 def _new_report(setups: Sequence[Setup], time_limit_s: float | None) -> Report:
     return Report(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -131,7 +154,7 @@ def _new_report(setups: Sequence[Setup], time_limit_s: float | None) -> Report:
 def _write(report: Report, output: Path, peers: Peers | None) -> None:
     report.profiles = sorted(path.name for path in output.glob("profile-*.txt"))
     _replace(output / "bench.json", msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    if report.rows or report.prefill:
+    if report.rows or report.prefill or report.rates:
         _replace(output / "bench.md", markdown(report, peers))
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from gemray_cluster.bench.load import Load
+from gemray_cluster.bench.sampling import SamplingName
 from gemray_workers.config import DeviceName, DTypeName, EngineConfig, MethodName, PlacementName
 from gemray_workers.errors import InvalidField
-
-SamplingName = Literal["greedy", "published"]
 
 KV_MEMORY = 12 << 30
 """A cap: pools take no more pages than the batch can fill."""
@@ -42,7 +42,18 @@ class Prefill:
         return f"prompt of {self.num_tokens}"
 
 
-Work = Decode | Prefill
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Requests that arrive at a rate; one row."""
+
+    load: Load
+    per_s: float
+
+    def __str__(self) -> str:
+        return f"{self.per_s:g} requests/s"
+
+
+Work = Decode | Prefill | Rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,14 @@ class Setup:
     lag: tuple[int, ...] = (1,)
     prefill: tuple[int, ...] = ()
     """Lengths of prompts that are measured alone."""
+    load: Load | None = None
+    """Requests that arrive by themselves; a row for each of its rates."""
+    max_num_seqs: int | None = None
+    """Sequences at one time; None is the largest batch."""
+    max_step_tokens: int = MAX_STEP_TOKENS
+    """Rows of a step, raised to those of the largest batch and its drafts."""
+    prefill_chunk: int | None = None
+    """Most prompt rows of one sequence in a step; None takes whole prompts, up to `max_step_tokens`."""
     prompt_len: int = 512
     """Tokens of each prompt of a batch."""
     steps: int = 32
@@ -82,7 +101,7 @@ class Setup:
     """For the whole setup, loading included."""
 
     def __post_init__(self) -> None:
-        for name in ("prompt_len", "steps", "warm_up_steps", "prefills"):
+        for name in ("prompt_len", "steps", "warm_up_steps", "prefills", "max_step_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidField(name, getattr(self, name), "an integer >= 1")
         if unknown := [name for name in self.sampling if name not in get_args(SamplingName)]:
@@ -93,7 +112,7 @@ class Setup:
         if any(lag not in (0, 1) for lag in self.lag):
             raise InvalidField("lag", self.lag, "0 or 1, or both")
         if not self.work:
-            raise InvalidField("batch", self.batch, "integers >= 1, with a sampling and a lag, or set with prefill")
+            raise InvalidField("batch", self.batch, "integers >= 1, or empty with prompts or a load to measure")
         if self.draft_tokens and self.drafter is None:
             raise InvalidField("draft_tokens", self.draft_tokens, "unset or 0, as there is no drafter")
         if self.acceptance_length is None:
@@ -129,7 +148,10 @@ class Setup:
             for sampling in self.sampling
             for batch in self.batch
         )
-        return (*decodes, *(Prefill(num_tokens=num_tokens) for num_tokens in self.prefill))
+        prefills = (Prefill(num_tokens=num_tokens) for num_tokens in self.prefill)
+        load = self.load
+        rates = () if load is None else (Rate(load=load, per_s=per_s) for per_s in load.rates)
+        return (*decodes, *prefills, *rates)
 
     @property
     def gang_size(self) -> int:
@@ -147,18 +169,21 @@ class Setup:
         drafts = 0 if self.drafter is None or self.method == "none" else (self.draft_tokens or 16)
         each = drafts + 1 if self.acceptance_length is None else math.ceil(self.acceptance_length)
         cycles = self.warm_up_steps + self.steps + 8
-        max_num_seqs = max(self.batch, default=1)
-        decoded = self.prompt_len + cycles * each
+        max_num_seqs = self.max_num_seqs or max(self.batch, default=1)
+        max_step_tokens = max(self.max_step_tokens, max_num_seqs * (drafts + 1))
+        prompts = (self.prompt_len, *self.prefill, *(() if self.load is None else self.load.prompt.tokens))
+        decoded = self.prompt_len + cycles * each if self.batch else 0
+        longest = 0 if self.load is None else self.load.longest
         return EngineConfig(
             model_path=self.model,
             tensor_parallel_size=self.tp,
             dtype=self.dtype,
             device=self.device,
             kv_memory_bytes=self.kv_memory,
-            max_model_len=max(decoded, *self.prefill, 0) + drafts + 2,
+            max_model_len=max(decoded, longest, *self.prefill) + drafts + 2,
             max_num_seqs=max_num_seqs,
-            max_step_tokens=max(MAX_STEP_TOKENS, max_num_seqs * (drafts + 1)),
-            prefill_chunk=min(max(self.prompt_len, *self.prefill, 0), MAX_STEP_TOKENS),
+            max_step_tokens=max_step_tokens,
+            prefill_chunk=self.prefill_chunk or min(max(prompts), max_step_tokens),
             page_size=self.page_size,
             drafter_path=self.drafter,
             method=self.method,
@@ -166,6 +191,7 @@ class Setup:
             drafter_placement=self.drafter_placement,
             random_weights=self.random_weights,
             enforce_eager=self.enforce_eager,
-            capture="use",
+            # Requests of a load come in every shape; a row of the others needs a few shapes alone.
+            capture="use" if self.load is None else "start",
             lag=max(self.lag, default=0),
         )

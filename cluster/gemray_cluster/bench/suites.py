@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.embedded import embedded_path, is_embedded
 from gemray_workers.errors import InvalidField
@@ -22,18 +23,25 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
     """
     setups = []
     content = read_toml("suite", path)
+    load = load_of(content, path)
     for table in content.get("setup", []):
         values = {**content.get("defaults", {}), **table}
         for name in ("model", "drafter"):
             if values.get(name):
                 values[name] = directory_of(values[name], path.parent)
-        setups.append(Setup.of({**values, **changes}, str(path)))
+        loaded = {} if load is None else {"load": load}
+        setups.append(Setup.of({**loaded, **values, **changes}, str(path)))
     if not setups:
         raise InvalidField("suite", str(path), "a file with [[setup]] tables")
     names = [setup.name for setup in setups]
     if unknown := [name for name in only if name not in names]:
         raise InvalidField("only", unknown[0], "one of " + ", ".join(names))
     return [setup for setup in setups if not only or setup.name in only]
+
+
+def load_of(content: Mapping[str, Any], path: Path) -> Load | None:
+    """The ``[load]`` table of a suite, which every setup of it is put under; None where there is none."""
+    return Load.of(content["load"], str(path)) if "load" in content else None
 
 
 def read_toml(name: str, path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from gemray_cluster.bench.peers import Peer, Peers
-from gemray_cluster.bench.report import ExpertsTouched, OnlineRow, PrefillRow, Report, Row, Spread
+from gemray_cluster.bench.report import ExpertsTouched, OnlineRow, Percentiles, PrefillRow, RateRow, Report, Row, Spread
 
 COLUMNS = (
     "model",
@@ -40,8 +40,20 @@ PREFILL_COLUMNS = (
     "x floor",
     "TFLOP/s",
 )
+RATE_COLUMNS = (
+    "of",
+    "method",
+    "requests/s",
+    "requests",
+    "refused",
+    "first token ms (p50, p99)",
+    "between tokens ms (p50, p99)",
+    "tok/s",
+    "good",
+    "good/s",
+)
 ONLINE_COLUMNS = ("batch", "method", "first token ms", "between messages ms", "tokens/s", "acceptance length")
-_LEFT = ("model", "method", "sampling")
+_LEFT = ("model", "of", "method", "sampling")
 _UNKNOWN = "-"
 
 
@@ -58,6 +70,16 @@ def prefill_table(rows: Iterable[PrefillRow]) -> Table:
 def online_table(rows: Iterable[OnlineRow]) -> Table:
     """Rows of a server, for rich."""
     return _table("gemray bench of a server", ONLINE_COLUMNS, map(_online_cells, rows))
+
+
+def rate_table(rows: Iterable[RateRow]) -> Table:
+    """Rows of rates, for rich."""
+    return _table("gemray bench: requests that arrive at a rate", RATE_COLUMNS, map(_rate_cells, rows))
+
+
+def rate_line(row: RateRow) -> str:
+    """A rate's row as it comes, for logs."""
+    return " | ".join(_rate_cells(row))
 
 
 def one_line(row: Row, rows: Sequence[Row] = ()) -> str:
@@ -83,6 +105,8 @@ def markdown(report: Report, peers: Peers | None) -> str:
         bars = ((_times(peers.bar_of(row)),) if peers else () for row in report.prefill)
         cells = [(*_prefill_cells(row), *bar) for row, bar in zip(report.prefill, bars, strict=True)]
         lines += ["", *_markdown_table((*PREFILL_COLUMNS, *(("bar x floor",) if peers else ())), cells)]
+    if report.rates:
+        lines += ["", *_markdown_table(RATE_COLUMNS, map(_rate_cells, report.rates))]
     lines += [f"\n{line}" for line in what_was_not_run(report)]
     lines += [f"\nFailed: {failure.name}: {failure.reason.splitlines()[-1]}" for failure in report.failures]
     return "\n".join(lines) + "\n"
@@ -174,6 +198,21 @@ def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
     )
 
 
+def _rate_cells(row: RateRow) -> tuple[str, ...]:
+    return (
+        f"{row.where} {row.name}",
+        row.method,
+        f"{row.rate:g}",
+        str(row.requests),
+        str(row.refused),
+        _percentiles(row.first_token),
+        _percentiles(row.between_tokens),
+        f"{row.tokens_per_s:.1f}",
+        f"{100 * row.good_share:.0f}%",
+        f"{row.goodput:.2f}",
+    )
+
+
 def _online_cells(row: OnlineRow) -> tuple[str, ...]:
     return (
         str(row.batch),
@@ -183,6 +222,10 @@ def _online_cells(row: OnlineRow) -> tuple[str, ...]:
         f"{row.tokens_per_s:.1f}",
         _number(row.acceptance_length),
     )
+
+
+def _percentiles(found: Percentiles | None) -> str:
+    return _UNKNOWN if found is None else f"{found.p50:.2f}, {found.p99:.2f}"
 
 
 def _experts(experts: ExpertsTouched | None) -> str:

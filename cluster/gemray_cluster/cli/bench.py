@@ -13,7 +13,10 @@ from gemray_workers.errors import InvalidField
 
 def bench(
     *,
-    suite: Annotated[str | None, typer.Option(metavar="FILE", help="TOML file of setups; flags win over it.")] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="TOML file of setups; flags win over it. With --address, of a load."),
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Of the suite's setups; may be repeated (default: all).")
     ] = None,
@@ -79,10 +82,10 @@ def bench(
 
     from rich.console import Console
 
-    from gemray_cluster.bench.run import run_offline, run_online
+    from gemray_cluster.bench.run import run_load, run_offline, run_online
     from gemray_cluster.bench.suites import directory_of
 
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = Console() if sys.stdout.isatty() else Console(width=240)
     given = {
         "model": None if model is None else directory_of(model),
         "drafter": None if drafter is None else directory_of(drafter),
@@ -115,6 +118,11 @@ def bench(
     from gemray_cluster.client.client import ServerAddress
 
     server = ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)
+    if suite is not None:
+        if flags:
+            raise InvalidField("suite", suite, "unset with --batch, --prompt-len and --steps, or they with it")
+        run_load(server, _load(suite), Path(output), console)
+        return
     run_online(server, _integers("batch", batch or "1,8"), prompt_len or 512, steps or 128, Path(output), console)
 
 
@@ -134,6 +142,18 @@ def _setups(suite: str | None, only: list[str], flags: dict[str, Any]) -> Any:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = "bfloat16" if flags.get("device", found) == "cuda" else "float32"
     return [Setup.of({"name": name, "device": found, "dtype": dtype, **flags}, "the flags")]
+
+
+def _load(suite: str) -> Any:
+    from pathlib import Path
+
+    from gemray_cluster.bench.suites import load_of, read_toml
+
+    path = Path(suite)
+    load = load_of(read_toml("suite", path), path)
+    if load is None:
+        raise InvalidField("suite", suite, "a file with a [load] table, to measure a server")
+    return load
 
 
 def _check_time_limit(time_limit: float | None) -> None:

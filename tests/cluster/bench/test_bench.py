@@ -225,8 +225,8 @@ def test_markdown_sets_rows_beside_peers(output: Path, tmp_path: Path) -> None:
 
 def test_a_picture(output: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs the extra `bench`")
-    assert plot(report_of(output).rows, tmp_path / "bench.png")
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert plot(report_of(output), tmp_path)
+    assert (tmp_path / "cycles.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_real_weights_are_measured_as_they_guess(tmp_path: Path) -> None:
