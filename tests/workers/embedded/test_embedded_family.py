@@ -22,11 +22,12 @@ from gemray_workers.embedded import (
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "workers" / "recipes"))
 
-from embedded_family import export, hf_patch  # noqa: E402
 from embedded_family.assistant import Assistant  # noqa: E402
 from embedded_family.dflash import DFlash  # noqa: E402
 from embedded_family.evaluate import Sample, accepted_prefix, dflash_drafts, mtp_drafts, walk  # noqa: E402
 from embedded_family.settings import FAMILY, STOP_IDS  # noqa: E402
+
+from embedded_family import export, hf_patch  # noqa: E402
 
 CPU = torch.device("cpu")
 CHATS = (

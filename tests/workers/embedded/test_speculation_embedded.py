@@ -24,10 +24,11 @@ from support.engine.speculation_rig import Rig, solo_rig
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "workers" / "recipes"))
 
-from embedded_family import evaluate, export  # noqa: E402
 from embedded_family.assistant import Assistant  # noqa: E402
 from embedded_family.dflash import DFlash  # noqa: E402
 from embedded_family.settings import FAMILY, STOP_IDS  # noqa: E402
+
+from embedded_family import evaluate, export  # noqa: E402
 
 NUM_PROMPTS = 12
 NUM_TOKENS = 48

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_kernels.candidates import Candidates, local_largest, local_top
 from gemray_kernels.reference.keyed_noise import KeyedNoise, keyed_gumbel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.sampling.vocab_parallel import gather_candidates
 from support.oracles.sampling_oracle.edits import apply_edits
 from support.oracles.sampling_oracle.filters import kept_by_filters, kept_by_min_p
 from support.oracles.sampling_oracle.rows import SamplingRows
-from support.oracles.sampling_oracle.vocab_parallel import Candidates, gather_candidates, local_largest, local_top
 
 MIN_TEMPERATURE = 1e-20
 """Smaller positive temperatures are taken as this one, whose noise is already far below any gap between logits:

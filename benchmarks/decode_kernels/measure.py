@@ -1,0 +1,121 @@
+"""Device times of captured calls, early starts on or off, and what a run reports."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from gemray_kernels.triton import (
+    attention_inputs,
+    embedding,
+    few_rows_experts,
+    gate,
+    layer_norms,
+    linear,
+    paged_attention,
+    rope,
+    routing,
+)
+
+DEVICE = torch.device("cuda")
+CACHE_BYTES = 50 << 20
+CEILING = 3.06e12
+"""Bytes a second of a sum over 2 GiB."""
+REPLAYS = 9
+EARLY_MODULES = (
+    attention_inputs,
+    embedding,
+    few_rows_experts,
+    gate,
+    layer_norms,
+    linear,
+    rope,
+    routing,
+    paged_attention,
+)
+"""Modules whose kernels may start before the kernel ahead of them has ended."""
+
+Call = Callable[[], object]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, gain: float = 1.0) -> Tensor:
+    """Normal numbers: never zeros, which can run faster than data does."""
+    return (torch.randn(shape, device=DEVICE, dtype=torch.float32) * gain).to(dtype)
+
+
+@contextmanager
+def early(on: bool) -> Iterator[None]:
+    """Let kernels start early, or not."""
+    with ExitStack() as stack:
+        for module in EARLY_MODULES:
+            stack.enter_context(mock.patch.object(module, "starts_early", return_value=on))
+        yield
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill new tensors with NaN, so that an output that nobody writes is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def median_us(calls: Sequence[Call]) -> float:
+    """Device time of one of the calls in microseconds; they are captured one after the other."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / len(calls))
+    return statistics.median(times)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, relative to the expected norm."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def in_words(found: dict[str, float], most: int | None = None) -> str:
+    """The fastest of some times, fastest first."""
+    return ", ".join(f"{name} {us:.1f}" for name, us in sorted(found.items(), key=lambda item: item[1])[:most])
+
+
+class Report:
+    """What was measured, printed as it comes and kept for the file."""
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self.rows: list[dict[str, Any]] = []
+        self.faults: list[str] = []
+
+    def row(self, part: str, text: str, **values: Any) -> None:
+        """Keep one measurement and print it."""
+        self.rows.append({"part": part, **values})
+        print(text, flush=True)
+
+    def fault(self, text: str) -> None:
+        """Keep a wrong result; the run goes on and ends with 1."""
+        self.faults.append(text)
+        print("FAULT " + text, flush=True)
+
+    def refused(self, tile: object, reason: Exception) -> None:
+        """Keep that a tile does not compile or run, which is no fault of a sweep."""
+        self.rows.append({"part": "fault", "tile": str(tile), "fault": str(reason)[:200]})
