@@ -55,11 +55,12 @@ def published_config(shape: Shape, method: str, directory: Path, **changes: Any)
     }
     suffix = {"mtp": "-assistant", "dflash": "-DFlash"}
     if method != "none":
-        settings["drafter_path"] = str(_shortened(f"{shape}-it{suffix[method]}", directory))
-    return engine_config(_shortened(f"{shape}-it", directory), **settings)
+        settings["drafter_path"] = str(shortened(f"{shape}-it{suffix[method]}", directory))
+    return engine_config(shortened(f"{shape}-it", directory), **settings)
 
 
-def _shortened(name: str, directory: Path) -> Path:
+def shortened(name: str, directory: Path) -> Path:
+    """A config under `directory` of a published model cut to `LAYERS` layers, if it shares no KV."""
     config = json.loads((CONFIGS / name / "config.json").read_text())
     if "dflash_config" in config:
         config["num_target_layers"] = LAYERS
