@@ -51,7 +51,7 @@ class Kernels:
     wide_summands: Callable[[Tensor, Tensor], Tensor]
     gelu_linear: Callable[[Tensor, Tensor], Tensor]
     silu_linear: Callable[[Tensor, Tensor], Tensor]
-    gelu_of_total_and_mul: Callable[[Tensor, Tensor], Tensor]
+    gated_projection: Callable[[Tensor, Tensor, Tensor], Tensor]
     add_then_norms: Callable[[Tensor, Tensor, Norm | None, Tensor | None, Sequence[Norm]], tuple[Tensor, ...]]
     add_experts_then_norms: Callable[
         [Tensor, Tensor, Norm, Tensor, Tensor, Norm, Norm, Tensor | None, Sequence[Norm]], tuple[Tensor, ...]
@@ -151,7 +151,7 @@ REFERENCE = Kernels(
     wide_summands=linear.wide_summands,
     gelu_linear=linear.gelu_linear,
     silu_linear=linear.silu_linear,
-    gelu_of_total_and_mul=linear.gelu_of_total_and_mul,
+    gated_projection=linear.gated_projection,
     add_then_norms=layer_norms.add_then_norms,
     add_experts_then_norms=layer_norms.add_experts_then_norms,
     attention_inputs=attention_inputs.attention_inputs,
@@ -174,7 +174,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
 def triton_kernels() -> Kernels:
     """Every kernel in Triton. Imports triton, which only CUDA builds of torch bring along."""
     from gemray_kernels.triton import activation as triton_activation
-    from gemray_kernels.triton import attention_inputs, embedding, gate, layer_norms, linear_choice, routing
+    from gemray_kernels.triton import attention_inputs, embedding, gated_projection, layer_norms, linear_choice, routing
     from gemray_kernels.triton import experts as triton_experts
     from gemray_kernels.triton import norm_rope as triton_norm_rope
     from gemray_kernels.triton import rms_norm as triton_rms_norm
@@ -196,7 +196,7 @@ def triton_kernels() -> Kernels:
         wide_summands=linear_choice.wide_summands,
         gelu_linear=linear_choice.gelu_linear,
         silu_linear=linear_choice.silu_linear,
-        gelu_of_total_and_mul=gate.gelu_of_total_and_mul,
+        gated_projection=gated_projection.gated_projection,
         add_then_norms=layer_norms.add_then_norms,
         add_experts_then_norms=layer_norms.add_experts_then_norms,
         attention_inputs=attention_inputs.attention_inputs,

@@ -43,7 +43,8 @@ def test_fused_kernels_compile_for_hopper(dtype: torch.dtype) -> None:
     kernels = triton_kernels()
     runs = fused_runs("cpu", 0, rows=8, width=2816, heads=16, kv_heads=8, head_dim=256, experts=16, top_k=8)
     compiled = {name: compile_launches(partial(run, kernels, dtype)) for name, run in runs.items()}
-    assert {name for name, found in compiled.items() if len(found) != 1} == {"expert_outputs"}
+    in_two = {"expert_outputs"} | ({"gated_projection, many inputs"} if dtype == torch.bfloat16 else set())
+    assert {name for name, found in compiled.items() if len(found) != 1} == in_two
     for name, found in compiled.items():
         assert found, name
         assert all(kernel.shared_bytes <= MAX_SHARED_BYTES and not kernel.stack_bytes for kernel in found), name

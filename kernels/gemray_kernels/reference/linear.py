@@ -41,3 +41,8 @@ def silu_linear(x_TH: Tensor, gate_up_2IH: Tensor) -> Tensor:
 def gelu_of_total_and_mul(summands_STO: Tensor, factor_TO: Tensor) -> Tensor:
     """``gelu_tanh(Σ summands) · factor`` [T, O] in the factor's dtype."""
     return gelu_tanh(total(summands_STO, factor_TO.dtype)) * factor_TO
+
+
+def gated_projection(summands_STI: Tensor, factor_TI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Parts [S, T, O] of the product of `gelu_of_total_and_mul` with a weight."""
+    return summands(gelu_of_total_and_mul(summands_STI, factor_TI), weight_OI)

@@ -127,6 +127,12 @@ def fused_runs(
 
         return run
 
+    def projected(kernels: Kernels, dtype: torch.dtype, num_in: int) -> Tensor:
+        weight = tall[:, :num_in].to(dtype).contiguous()
+        return kernels.gated_projection(
+            summands[3].to(dtype)[:, :, :num_in], residual.to(dtype)[:, :num_in], weight
+        ).sum(0)
+
     return {
         "add_then_norms": lambda k, t: added(k, t, 1, 1, post=True, scaled=False),
         "add_then_norms, parts, scaled, three": lambda k, t: added(k, t, 3, 3, post=True, scaled=True),
@@ -144,7 +150,8 @@ def fused_runs(
         "rope_tables": angles_of,
         "route": route,
         "expert_outputs": lambda k, t: k.expert_outputs(residual.to(t), chosen, gate_up.to(t), down.to(t)),
-        "gelu_of_total_and_mul": lambda k, t: k.gelu_of_total_and_mul(summands[3].to(t), residual.to(t)),
+        "gated_projection": lambda k, t: projected(k, t, min(width, 200)),
+        "gated_projection, many inputs": lambda k, t: projected(k, t, width),
         "weight first": streamed(LinearTile(64, 32, 4, 3, splits=2)),
         "rows first": streamed(LinearTile(32, 32, 4, 3, splits=3, weight_first=False)),
         "gated, weight first": gated(LinearTile(64, 32, 4, 3), Gate.GELU),

@@ -34,6 +34,10 @@ class ReplicatedLinear:
         """Parts [S, T, O] of the same."""
         return self._weight.summands(x_TI)
 
+    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        """Parts [S, T, O] of the layer's output for ``gelu_tanh(Σ summands) · factor``."""
+        return self._weight.gated_summands(summands_STI, factor_TI)
+
     def weight_targets(self) -> list[WeightTarget]:
         """The layer's weight."""
         return self._weight.weight_targets()

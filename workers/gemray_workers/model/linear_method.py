@@ -31,6 +31,10 @@ class LinearWeight(Protocol):
         """Parts [S, T, O - first] of the outputs from `first` on, whose sum in order is the product."""
         ...
 
+    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        """Parts [S, T, O] of the product of ``gelu_tanh(Σ summands) · factor``."""
+        ...
+
     def gelu(self, x_TI: Tensor) -> Tensor:
         """The first half of the product gates the second by tanh-GELU [T, O / 2]."""
         ...
@@ -73,6 +77,10 @@ class _PlainWeight(LinearWeight):
     @override
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
         return self._kernels.summands(x_TI, self._weight_OI[first:])
+
+    @override
+    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        return self._kernels.gated_projection(summands_STI, factor_TI, self._weight_OI)
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:

@@ -77,10 +77,8 @@ class PerLayerBranch:
 
     def __call__(self, x_TH: Tensor, input_TP: Tensor, scale: Tensor, next_norm: Norm) -> tuple[Tensor, Tensor]:
         """``x = (x + branch(x)) · scale`` and its next norm, both [T, H]."""
-        gated_TP = self._kernels.gelu_of_total_and_mul(self._gate.summands(x_TH), input_TP)
-        x_TH, normed_TH = self._kernels.add_then_norms(
-            x_TH, self._projection.summands(gated_TP), self._norm.norm, scale, [next_norm]
-        )
+        projected_STH = self._projection.gated_summands(self._gate.summands(x_TH), input_TP)
+        x_TH, normed_TH = self._kernels.add_then_norms(x_TH, projected_STH, self._norm.norm, scale, [next_norm])
         return x_TH, normed_TH
 
     def weight_targets(self) -> list[WeightTarget]:
