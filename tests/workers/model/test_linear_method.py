@@ -44,6 +44,10 @@ class DoubledWeight(LinearWeight):
         return 2 * self._plain.summands(x_TI, first)
 
     @override
+    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        raise AssertionError("no gated layer is among these")
+
+    @override
     def gelu(self, x_TI: Tensor) -> Tensor:
         raise AssertionError("no gated layer is among these")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store
@@ -61,8 +61,9 @@ def one_shot_reduce(store: Store, rank: int, size: int, device: torch.device, na
 
         from gemray_kernels.triton.one_shot_reduce import MOST_BYTES, flag_count
 
-        group._set_group_name(name)
-        _register_process_group(name, group)
+        named: Any = name  # a type of its own in newer versions of torch
+        group._set_group_name(named)
+        _register_process_group(named, group)
         _SymmetricMemory.set_group_info(name, rank, size, store)
         flags = flag_count(size)
         whole = _SymmetricMemory.empty_strided_p2p((MOST_BYTES // 4 + flags,), (1,), torch.int32, device)
