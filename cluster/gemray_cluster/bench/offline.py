@@ -56,7 +56,7 @@ class OfflineRank:
         self._is_warm = False
         started = time.monotonic()
         self._worker = GangWorker(self._config, rank, rendezvous)
-        self._model, info = self._worker.load()
+        self._model, info = self._worker.load(accept=self._accept())
         self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rate, device)
 
     def rows(self, profiles: Path | None) -> Iterator[AnyRow]:

@@ -13,6 +13,7 @@ from gemray_cluster.bench.acceptance import MadeUpAcceptance
 from gemray_cluster.bench.floor import floor_of
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
+from gemray_cluster.bench.offline import OfflineRank
 from gemray_cluster.bench.probes import Probes, read_bandwidth
 from gemray_cluster.bench.profile import covered
 from gemray_cluster.bench.settings import Setup
@@ -20,6 +21,8 @@ from gemray_cluster.bench.suites import read_suite
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import EngineStats, SequenceDelta, SpeculationCounters, StepOutput, Stop, Submit
 from gemray_workers.sampling.verify import verify
+from support.checkpoints.tiny import tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant
 from support.engine.engine_runner import request
 
 CONFIGS = Path(__file__).resolve().parents[3] / "benchmarks" / "configs"
@@ -229,3 +232,35 @@ def test_waits_are_listed_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_busy_time_counts_overlapping_spans_once() -> None:
     assert covered([(0.0, 1.0), (0.5, 2.0), (0.6, 0.7), (3.0, 4.0)]) == 3.0
     assert covered([]) == 0.0
+
+
+def test_all_runs_of_a_setup_share_their_graphs() -> None:
+    """One rule of made-up acceptance, so one set of captured cycles, made at the start."""
+    target = tiny_checkpoint("31B")
+    setup = Setup.of(
+        {
+            "name": "once",
+            "model": str(target),
+            "drafter": str(tiny_assistant(target)),
+            "acceptance_length": 2.5,
+            "random_weights": True,
+            "device": "cpu",
+            "dtype": "float32",
+            "batch": [1, 2],
+            "sampling": ["greedy", "published"],
+            "lag": [1, 0],
+            "prompt_len": 5,
+            "steps": 2,
+            "prefills": 1,
+            "kv_memory": 64 << 20,
+        },
+        "this test",
+    )
+    rank = OfflineRank(setup, 0, "", Probes())
+    engine_rank = rank._worker._engine_rank
+    assert engine_rank is not None
+    at_start = dict(engine_rank._runners)
+    assert len(list(rank.rows(None))) == 8
+    assert engine_rank._runners == at_start
+    assert len(at_start) == 1
+    rank.close()

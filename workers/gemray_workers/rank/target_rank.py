@@ -171,14 +171,14 @@ class EngineRank:
         seconds, num_bytes = time.perf_counter() - started, torch.cuda.memory_reserved(self._device) - before
         logger.info("captured %d shapes of cycles in %.1f s, %.2f GiB", count, seconds, num_bytes / 2**30)
 
-    def warm_up(self) -> None:
+    def warm_up(self, accept: Accept = verify) -> None:
         """Generate a few tokens through every part of a step; raise if the model gives no usable logits."""
         if self._comm.rank != 0:
-            self.engine(None).run()
+            self.engine(None, accept=accept).run()
             return
         prompt = [min(2, self._blueprint.model.vocab_size - 1)]
         inbox = LocalInbox([Submit(request_id="warm-up", prompt_ids=prompt, params=_warm_up_params())])
-        self.engine(inbox).run()
+        self.engine(inbox, accept=accept).run()
         fault = inbox.last("warm-up").fault
         if fault is not None:
             raise CheckpointError(f"{self._config.model_path} cannot generate: {fault}")

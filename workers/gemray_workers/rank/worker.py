@@ -39,8 +39,12 @@ class GangWorker:
         self._engine_rank: EngineRank | None = None
         self._drafter_rank: DrafterRank | None = None
 
-    def load(self) -> tuple[ModelInfo, RankInfo]:
-        """Join the gang, load this rank's part, generate a few tokens. Every rank must be loading."""
+    def load(self, *, accept: Accept = verify) -> tuple[ModelInfo, RankInfo]:
+        """Join the gang, load this rank's part, generate a few tokens. Every rank must be loading.
+
+        Args:
+            accept: the rule of verification that will be run with: graphs that are captured now hold it.
+        """
         gang = self._join()
         self_test(gang, device=self._device, dtypes=self._reduced_dtypes)
         with progress_bar("loading weights", rank=self._rank) as progress:
@@ -50,7 +54,7 @@ class GangWorker:
                 self._engine_rank = self._build_engine_rank(gang, progress)
         if self._comm is not None:  # the warm-up's collectives have no patience for disks of other speeds
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
-        return self._warm_up()
+        return self._warm_up(accept)
 
     def run(self, address: ChannelAddress | None) -> None:
         """Step until the coordinator says stop; rank 0 is given the channel's address."""
@@ -105,12 +109,12 @@ class GangWorker:
     def _reduced_dtypes(self) -> list[torch.dtype]:
         return sorted({self._config.torch_dtype, compute_dtype(self._config.torch_dtype)}, key=str)
 
-    def _warm_up(self) -> tuple[ModelInfo, RankInfo]:
+    def _warm_up(self, accept: Accept) -> tuple[ModelInfo, RankInfo]:
         if self._drafter_rank is not None:
             self._drafter_rank.warm_up()
             return self._drafter_rank.model_info(), self._drafter_rank.rank_info()
         assert self._engine_rank is not None
-        self._engine_rank.warm_up()
+        self._engine_rank.warm_up(accept)
         return self._engine_rank.model_info(), self._engine_rank.rank_info()
 
     def _gang_of_many(self) -> TorchCommunicator:
