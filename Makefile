@@ -8,6 +8,8 @@ ROOTS := cluster:workers:kernels:proto
 PROTO_PYTHON ?= $(PYTHON)
 PROTO_VENV := $(VENV)-proto
 PROTO_INSTALLED := $(PROTO_VENV)/.installed
+LOWEST := $(VENV)-lowest
+LOWEST_INSTALLED := $(LOWEST)/.installed
 PROTOC := $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto
 
 export OMP_NUM_THREADS ?= 1
@@ -16,14 +18,14 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-gpu lint proto proto-check clean
+.PHONY: demo test test-lowest test-gpu lint proto proto-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	touch $@
 
-$(PROTO_INSTALLED): proto/generator.txt
+$(PROTO_INSTALLED): proto/generator.txt proto/lowest.txt
 	$(PROTO_PYTHON) -m venv $(PROTO_VENV)
 	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: -r proto/generator.txt
 	touch $@
@@ -36,6 +38,16 @@ test: $(INSTALLED)
 
 # On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS.
 TRAFFIC_SECONDS ?= 600
+# The service as clients call it, over the oldest gRPC and protobuf: they lie before the environment's own.
+$(LOWEST_INSTALLED): proto/lowest.txt $(INSTALLED)
+	rm -rf $(LOWEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(LOWEST) -r proto/lowest.txt
+	touch $@
+
+test-lowest: $(LOWEST_INSTALLED)
+	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -q $(addprefix tests/cluster/server/test_,service_generate.py \
+		service_bad_input.py server_life.py first_message.py answer_size.py)
+
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu --traffic-seconds $(TRAFFIC_SECONDS)
 
@@ -60,4 +72,4 @@ proto-check: $(INSTALLED) $(PROTO_INSTALLED)
 		PYTHONPATH=proto $$bin/python -W error -c "import gemray.v1.generation_pb2_grpc" || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(PROTO_VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PROTO_VENV) $(LOWEST) .pytest_cache .hypothesis .mypy_cache .ruff_cache

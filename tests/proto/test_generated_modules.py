@@ -43,8 +43,10 @@ def lower_bounds() -> dict[str, str]:
 
 
 def generator_pins() -> dict[str, str]:
-    lines = (ROOT / "proto" / "generator.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if "==" in line)
+    """Of the generator, which includes the oldest runtime packages."""
+    files = ("lowest.txt", "generator.txt")
+    lines = [line for name in files for line in (ROOT / "proto" / name).read_text().splitlines()]
+    return dict(line.partition(" ")[0].split("==") for line in lines if "==" in line)
 
 
 def test_guards_are_read() -> None:
