@@ -70,7 +70,7 @@ def short_chunks(seed: int, rig: Rig) -> dict[str, Any]:
 def scarce_pages(seed: int, rig: Rig) -> dict[str, Any]:
     """Limits of `Rig.run`: pages for little more than one sequence of full length, so that some are preempted."""
     chunk = 16
-    rows = max(chunk, 1 + rig.num_draft_tokens)
+    rows = 2 * max(chunk, 1 + rig.num_draft_tokens)  # those of a step and of the one that may be in flight
     return {
         "prefill_chunk": chunk,
         "num_slots": 8,

@@ -106,7 +106,7 @@ class Rig:
         num_slots: int = NUM_SLOTS,
         admission_headroom: int = 16,
         padded: bool = False,
-        lag: int = 0,
+        lag: int = 1,
     ) -> Engine:
         """An engine over the loaded parts.
 

@@ -98,7 +98,7 @@ class TableDrafter:
         """Nothing to forget."""
 
 
-def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, num_draft_tokens: int) -> Run:
+def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, num_draft_tokens: int, lag: int = 1) -> Run:
     """Serve `submits` with the toy."""
     num_slots = len(submits)
     specs = [KVGroupSpec("toy", (), 1, 1, 8, None, torch.float64)]
@@ -110,6 +110,7 @@ def run_toy(target: ToyTarget, drafter: Drafter, submits: list[Submit], *, num_d
         prefill_chunk=8,
         max_model_len=MAX_LEN,
         num_draft_tokens=num_draft_tokens,
+        lag=lag,
     )
     model: Any = target
     caches: Any = None

@@ -57,7 +57,7 @@ def test_padding_changes_no_id(shape: Shape, method: str) -> None:
     rig = rig_of(shape, method)
     submits = requests(9)
     plain = rig_of(shape, "none").run(submits, num_slots=6, prefill_chunk=13)
-    padded = rig.run(submits, num_slots=6, prefill_chunk=13, padded=True)
+    padded = rig.run(submits, num_slots=6, prefill_chunk=13, padded=True, lag=SHAPES.index(shape) % 2)
     assert padded.ids == plain.ids
     assert padded.speculation == rig.run(submits, num_slots=6, prefill_chunk=13).speculation
     assert rig.padded.num_padded > 10

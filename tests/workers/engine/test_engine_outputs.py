@@ -21,6 +21,7 @@ from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, engine_config, request, run_engine, serve
+from support.engine.lags import at_both_lags
 from support.oracles.oracle import prompt_logits, solo_model
 
 PROMPT = [5, 77, 31, 200, 14, 9, 9, 150, 33, 8, 120, 61, 42]
@@ -36,14 +37,14 @@ def gather(run: Run, request_id: str, field: str) -> list[TokenLogprob]:
     return [entry for delta in run.results[request_id].deltas for entry in getattr(delta, field) or []]
 
 
-@pytest.mark.parametrize("prefill_chunk", [1, 4, 64])
-def test_logprobs_are_those_of_the_models_own_distribution(prefill_chunk: int) -> None:
+@pytest.mark.parametrize(("prefill_chunk", "lag"), [(1, 1), (4, 0), (4, 1), (64, 0)])
+def test_logprobs_are_those_of_the_models_own_distribution(prefill_chunk: int, lag: int) -> None:
     """Before temperature, filters and edits; the same however the prompt is cut."""
     submit = request(
         "a", PROMPT, 12, temperature=0.8, top_k=20, seed=4, logit_bias={7: 3.0}, logprobs=3, prompt_logprobs=2
     )
     others = [request("b", PROMPT[:4], 9), request("c", PROMPT[2:9], 9, logprobs=0)]
-    run = run_alone([submit, *others], prefill_chunk=prefill_chunk)
+    run = run_alone([submit, *others], prefill_chunk=prefill_chunk, lag=lag)
     text = PROMPT + run.ids["a"]
     expected = prompt_logits(solo_model(tiny_checkpoint("31B")), text).log_softmax(-1)
 
@@ -59,27 +60,30 @@ def test_logprobs_are_those_of_the_models_own_distribution(prefill_chunk: int) -
     assert [len(entry.top) for entry in gather(run, "c", "logprobs")] == [0] * 9
 
 
-def test_prompt_logprobs_come_once_under_preemption() -> None:
+@at_both_lags
+def test_prompt_logprobs_come_once_under_preemption(lag: int) -> None:
     submits = [request(f"r{i}", PROMPT * 2, 30, prompt_logprobs=0) for i in range(6)]
     budgets = range(400_000, 1_000_000, 60_000)
-    runs = (run_alone(submits, kv_memory_bytes=b, max_model_len=64, prefill_chunk=8) for b in budgets)
+    runs = (run_alone(submits, kv_memory_bytes=b, max_model_len=64, prefill_chunk=8, lag=lag) for b in budgets)
     run = next(run for run in runs if run.preemptions > 0)
     for submit in submits:
         found = gather(run, submit.request_id, "prompt_logprobs")
         assert [entry.token_id for entry in found] == (PROMPT * 2)[1:]
 
 
-def test_a_stop_id_ends_the_request_and_is_reported() -> None:
+@at_both_lags
+def test_a_stop_id_ends_the_request_and_is_reported(lag: int) -> None:
     free = run_alone([request("a", PROMPT, 20)]).ids["a"]
     stop = free[4]
     first = free.index(stop)
-    run = run_alone([request("a", PROMPT, 20, stop_token_ids=(stop,))])
+    run = run_alone([request("a", PROMPT, 20, stop_token_ids=(stop,))], lag=lag)
     assert run.ids["a"] == free[: first + 1]
     assert (run.results["a"].last.finish, run.results["a"].last.matched_stop_id) == ("stop_token", stop)
 
 
-def test_the_context_limit_ends_the_request() -> None:
-    run = run_alone([request("a", PROMPT, 1000)], max_model_len=32)
+@at_both_lags
+def test_the_context_limit_ends_the_request(lag: int) -> None:
+    run = run_alone([request("a", PROMPT, 1000)], max_model_len=32, lag=lag)
     assert len(run.ids["a"]) == 32 - len(PROMPT)
     assert run.results["a"].last.finish == "length"
 
@@ -99,8 +103,10 @@ class CancellingInbox(LocalInbox):
         return super().poll(timeout_s)
 
 
-def test_cancel_takes_effect_within_one_step_and_frees_everything() -> None:
-    rank = EngineRank(engine_config(tiny_checkpoint("E2B")), SoloCommunicator(), torch.device("cpu"))
+@at_both_lags
+def test_cancel_takes_effect_within_one_step_and_frees_everything(lag: int) -> None:
+    """With lag 1 the step in flight holds a fourth token, which nobody gets."""
+    rank = EngineRank(engine_config(tiny_checkpoint("E2B"), lag=lag), SoloCommunicator(), torch.device("cpu"))
     submits = [request("stays", PROMPT, 20), request("goes", PROMPT[:5], 200)]
     alone = serve(rank, SoloCommunicator(), [submits[0]])
     inbox = CancellingInbox(submits, "goes", after=3)
@@ -120,9 +126,10 @@ def poison_one_row(rank: EngineRank, token_id: int) -> None:
     rank._model.embedding.table_VH[token_id] = float("nan")
 
 
-def test_nan_logits_end_their_request_alone() -> None:
+@at_both_lags
+def test_nan_logits_end_their_request_alone(lag: int) -> None:
     """The head is tied: a NaN embedding row is a NaN logit of every row, so give the head a table of its own."""
-    rank = EngineRank(engine_config(tiny_checkpoint("12B")), SoloCommunicator(), torch.device("cpu"))
+    rank = EngineRank(engine_config(tiny_checkpoint("12B"), lag=lag), SoloCommunicator(), torch.device("cpu"))
     rank._model._head._table_VH = rank._model._head._table_VH.clone()
     expected = serve(rank, SoloCommunicator(), [request("good", PROMPT, 12)])
     poison_one_row(rank, 251)
@@ -146,9 +153,10 @@ def test_the_warm_up_refuses_a_model_that_cannot_generate() -> None:
         rank.warm_up()
 
 
-def test_statistics_count_rows_and_tokens() -> None:
+@at_both_lags
+def test_statistics_count_rows_and_tokens(lag: int) -> None:
     run = run_alone([request("a", PROMPT, 10), request("b", PROMPT[:3], 4)])
-    rank = EngineRank(engine_config(tiny_checkpoint("31B")), SoloCommunicator(), torch.device("cpu"))
+    rank = EngineRank(engine_config(tiny_checkpoint("31B"), lag=lag), SoloCommunicator(), torch.device("cpu"))
     inbox = LocalInbox([request("a", PROMPT, 10), request("b", PROMPT[:3], 4)])
     rank.engine(inbox).run()
     stats = inbox.steps[-1].stats
@@ -188,7 +196,8 @@ def test_info_tells_the_fitted_length_and_the_backend() -> None:
     assert total <= 200_000
 
 
-def test_stop_while_requests_run_cancels_them() -> None:
+@at_both_lags
+def test_stop_while_requests_run_cancels_them(lag: int) -> None:
     class Stopping(LocalInbox):
         def poll(self, timeout_s: float) -> list[ToGang]:
             return [Stop()] if len(self.steps) == 5 else super().poll(timeout_s)
@@ -197,7 +206,7 @@ def test_stop_while_requests_run_cancels_them() -> None:
             assert isinstance(message, StepOutput)
             super().send(message)
 
-    rank = EngineRank(engine_config(tiny_checkpoint("E4B")), SoloCommunicator(), torch.device("cpu"))
+    rank = EngineRank(engine_config(tiny_checkpoint("E4B"), lag=lag), SoloCommunicator(), torch.device("cpu"))
     inbox = Stopping([request("a", PROMPT, 1000)])
     rank.engine(inbox).run()
     assert inbox.last("a").finish == "cancelled"

@@ -78,7 +78,7 @@ class Outcome:
         return sum(getattr(counter, field) for counter in self.counters.values() if counter is not None)
 
 
-def tiny_job(shape: Shape, tp: int, placement: str, *, is_memory_scarce: bool = False) -> Job:
+def tiny_job(shape: Shape, tp: int, placement: str, *, is_memory_scarce: bool = False, lag: int = 1) -> Job:
     target = tiny_checkpoint(shape)
     config = engine_config(
         target,
@@ -88,6 +88,7 @@ def tiny_job(shape: Shape, tp: int, placement: str, *, is_memory_scarce: bool = 
         max_model_len=LONGEST,
         num_draft_tokens=5,
         prefill_chunk=9,
+        lag=lag,
     )
     if is_memory_scarce:
         config = replace(config, kv_memory_bytes=least_memory(config))
@@ -98,7 +99,7 @@ def tiny_requests() -> list[Submit]:
     return mixed_requests(seed=30, max_tokens=40)
 
 
-def trained_job(tp: int, placement: str) -> Job:
+def trained_job(tp: int, placement: str, lag: int) -> Job:
     """The trained family, whose drafts are accepted as real ones are; half of the requests sample."""
     config = engine_config(
         embedded_path("gemray-tiny"),
@@ -107,6 +108,7 @@ def trained_job(tp: int, placement: str) -> Job:
         drafter_placement=placement,
         num_draft_tokens=8,
         max_step_tokens=128,
+        lag=lag,
         prefill_chunk=50,
     )
     return Job(config, trained_requests())
@@ -127,8 +129,8 @@ def plain_ids(kind: Kind) -> dict[str, list[int]]:
     return run.ids
 
 
-def job_of(kind: Kind, tp: int, placement: str) -> Job:
-    return trained_job(tp, placement) if kind == "trained" else tiny_job(kind, tp, placement)
+def job_of(kind: Kind, tp: int, placement: str, lag: int) -> Job:
+    return trained_job(tp, placement, lag) if kind == "trained" else tiny_job(kind, tp, placement, lag=lag)
 
 
 def serve_colocated(job: Job) -> tuple[Outcome, list[Round]]:
@@ -164,7 +166,7 @@ def serve_dedicated(gang: TorchCommunicator, jobs: list[Job]) -> list[Any]:
 
 @functools.cache
 def colocated(kind: Kind) -> tuple[Outcome, list[Round]]:
-    return serve_colocated(job_of(kind, 1, "colocated"))
+    return serve_colocated(job_of(kind, 1, "colocated", lag=0))
 
 
 def by_request(rounds: list[Round]) -> dict[str, list[Round]]:
@@ -179,7 +181,7 @@ def by_request(rounds: list[Round]) -> dict[str, list[Round]]:
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_ids_acceptance_and_drafts_equal_those_of_a_colocated_drafter(run_on_gang: RunOnGang, tp: int) -> None:
     kinds = KINDS[tp]
-    jobs = [job_of(kind, tp, "dedicated") for kind in kinds]
+    jobs = [job_of(kind, tp, "dedicated", lag=(i + 1) % 2) for i, kind in enumerate(kinds)]
     lead, *others, drafter = run_on_gang(tp + 1, serve_dedicated, jobs)
     assert others == [[None] * len(jobs)] * (tp - 1)
     for kind, outcome, rounds in zip(kinds, lead, drafter, strict=True):
@@ -195,7 +197,7 @@ def test_ids_acceptance_and_drafts_equal_those_of_a_colocated_drafter(run_on_gan
 def test_ids_are_the_plain_ones_when_sequences_push_each_other_out(run_on_gang: RunOnGang, tp: int) -> None:
     """Short of pages a step may draft less, so rounds may differ; ids may not, and drafts go on being accepted."""
     shapes: tuple[Shape, ...] = ("31B", "26B-A4B")
-    jobs = [tiny_job(shape, tp, "dedicated", is_memory_scarce=True) for shape in shapes]
+    jobs = [tiny_job(shape, tp, "dedicated", is_memory_scarce=True, lag=lag) for lag, shape in enumerate(shapes)]
     lead, *_, drafter = run_on_gang(tp + 1, serve_dedicated, jobs)
     for shape, outcome, rounds in zip(shapes, lead, drafter, strict=True):
         assert outcome.ids == plain_ids(shape)

@@ -16,6 +16,7 @@ from gemray_workers.messages import SpeculationCounters, Submit
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.checkpoints.tiny import VOCAB_SIZE, Shape, tiny_checkpoint
 from support.engine.engine_runner import Result, Run, request
+from support.engine.lags import at_both_lags
 from support.engine.random_requests import random_requests
 from support.engine.scripted_drafters import (
     Round,
@@ -108,9 +109,10 @@ def test_everything_a_client_sees_equals_the_run_without_drafts(seed: int) -> No
     texts = longest_texts(submits, plain)
     scripts = [always_right(texts), in_turn(*(right_until(texts, VOCAB_SIZE, j) for j in (0, 1, 2, 5, 8)))]
     scripts.append(in_turn(always_right(texts), stop_ids_of(submits, texts)))
-    for script, chunk in zip(scripts, (64, 5, 16), strict=True):
+    for i, (script, chunk) in enumerate(zip(scripts, (64, 5, 16), strict=True)):
         drafter = ScriptedDrafter(script)
-        run = drafting_rig().run(submits, drafter=drafter, max_model_len=72, prefill_chunk=chunk)
+        lag = (seed + i) % 2
+        run = drafting_rig().run(submits, drafter=drafter, max_model_len=72, prefill_chunk=chunk, lag=lag)
         assert_same_results(run, plain)
     finishes = {(r.last.finish, len(r.ids) > 1) for r in plain.results.values()}
     assert finishes >= {("stop_token", True), ("length", True)}
@@ -124,7 +126,8 @@ def stop_ids_of(submits: list[Submit], texts: Texts) -> Script:
     ]
 
 
-def test_a_stop_id_anywhere_in_an_accepted_block_ends_the_request_there() -> None:
+@at_both_lags
+def test_a_stop_id_anywhere_in_an_accepted_block_ends_the_request_there(lag: int) -> None:
     """Every place of a block, and every budget that ends before, at, and behind the stop."""
     free = plain_rig().run([request("free", PROMPT, 24)]).ids["free"]
     places = [j for j in range(1, 20) if free[j] not in free[:j]]
@@ -137,7 +140,7 @@ def test_a_stop_id_anywhere_in_an_accepted_block_ends_the_request_there() -> Non
             stopped = budget >= j + 1
             expected[request_id] = (free[: min(j + 1, budget)], "stop_token" if stopped else "length")
     drafter = ScriptedDrafter(always_right({s.request_id: PROMPT + free for s in submits}))
-    run = drafting_rig().run(submits, drafter=drafter, num_slots=16)
+    run = drafting_rig().run(submits, drafter=drafter, num_slots=16, lag=lag)
     for request_id, (ids, finish) in expected.items():
         result = run.results[request_id]
         assert (result.ids, result.last.finish) == (ids, finish), request_id
@@ -145,21 +148,24 @@ def test_a_stop_id_anywhere_in_an_accepted_block_ends_the_request_there() -> Non
         assert result.last.matched_stop_id == (ids[-1] if finish == "stop_token" else None)
 
 
-def test_stop_ids_before_min_tokens_are_neither_emitted_nor_accepted() -> None:
+@at_both_lags
+def test_stop_ids_before_min_tokens_are_neither_emitted_nor_accepted(lag: int) -> None:
     stops = tuple(range(0, VOCAB_SIZE, 3))
     submits = [request(f"r{m}", PROMPT, 20, stop_token_ids=stops, min_tokens=m) for m in (0, 1, 5, 12)]
     plain = plain_rig().run(submits)
     for script in (stop_ids_of(submits, {}), always_right(plain_texts(submits, plain.ids))):
-        run = drafting_rig().run(submits, drafter=ScriptedDrafter(script))
+        run = drafting_rig().run(submits, drafter=ScriptedDrafter(script), lag=lag)
         assert_same_results(run, plain)
     for submit in submits:
         assert not set(plain.ids[submit.request_id][: submit.params.min_tokens]) & set(stops)
 
 
 def counted(rounds: list[Round], run: Run, submit: Submit) -> SpeculationCounters:
-    """Counters from a drafter's own account: drafts that were accepted and not cut off by the ending."""
+    """Counters from a drafter's own account: drafts that were accepted and not cut off by the ending. A round that
+    was in flight when the request ended counts for nothing.
+    """
     end = len(submit.prompt_ids) + len(run.ids[submit.request_id])
-    own = [r for r in rounds if r.request_id == submit.request_id]
+    own = [r for r in rounds if r.request_id == submit.request_id and r.start + 1 < end]
     kept = [min(r.num_accepted, end - (r.start + 1)) for r in own]
     widest = max((len(r.drafts) for r in own), default=0)
     return SpeculationCounters(
@@ -170,13 +176,15 @@ def counted(rounds: list[Round], run: Run, submit: Submit) -> SpeculationCounter
     )
 
 
+@at_both_lags
 @pytest.mark.parametrize("seed", range(2))
-def test_counters_are_those_of_the_drafters_own_account(seed: int) -> None:
+def test_counters_are_those_of_the_drafters_own_account(seed: int, lag: int) -> None:
     submits = random_endings(10 + seed, 36)
     plain = plain_rig().run(submits, max_model_len=72)
     texts = longest_texts(submits, plain)
     drafter = ScriptedDrafter(in_turn(always_right(texts), randomly_right(texts, VOCAB_SIZE)))
-    run = drafting_rig().run(submits, drafter=drafter, max_model_len=72)
+    run = drafting_rig().run(submits, drafter=drafter, max_model_len=72, lag=lag)
+    assert lag == 1 or all(r.start + 1 < len(texts[r.request_id]) for r in drafter.rounds)
     found = [run.results[s.request_id].last.speculation for s in submits]
     assert found == [counted(drafter.rounds, run, s) for s in submits]
     whole = run.speculation
@@ -185,15 +193,16 @@ def test_counters_are_those_of_the_drafters_own_account(seed: int) -> None:
     assert sum(whole.accepted_per_position) == whole.accepted
 
 
+@at_both_lags
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("num_right", [0, 1, 2, 8])
-def test_acceptance_is_exactly_what_the_drafter_got_right(k: int, num_right: int) -> None:
+def test_acceptance_is_exactly_what_the_drafter_got_right(k: int, num_right: int, lag: int) -> None:
     """From a text of known length the number of rounds, and of steps, follows."""
     num_tokens = 25
     submit = request("a", PROMPT, num_tokens, num_draft_tokens=k)
     texts = plain_texts([submit], plain_rig().run([submit]).ids)
     drafter = ScriptedDrafter(right_until(texts, VOCAB_SIZE, num_right))
-    run = drafting_rig().run([submit], drafter=drafter)
+    run = drafting_rig().run([submit], drafter=drafter, lag=lag)
     expected: list[tuple[int, int]] = []
     generated = 1  # by the prompt's own step
     while generated < num_tokens:
@@ -225,12 +234,15 @@ def test_requests_of_one_batch_draft_as_they_asked() -> None:
     assert run.results["k0"].last.speculation == SpeculationCounters()
 
 
-def test_drafts_are_cut_to_the_room_left() -> None:
-    """Near the context limit and the budget, a round drafts no more than could be emitted."""
+@at_both_lags
+def test_drafts_are_cut_to_the_room_left(lag: int) -> None:
+    """Near the context limit and the budget, a round drafts no more than could be emitted: with lag 1 the host grants
+    more, and the device cuts.
+    """
     submits = [request("limit", PROMPT, 1000), request("budget", PROMPT, 11)]
     plain = plain_rig().run(submits, max_model_len=32)
     drafter = ScriptedDrafter(always_wrong(plain_texts(submits, plain.ids), VOCAB_SIZE))
-    run = drafting_rig().run(submits, drafter=drafter, max_model_len=32)
+    run = drafting_rig().run(submits, drafter=drafter, max_model_len=32, lag=lag)
     assert_same_results(run, plain)
     ends = {"limit": 32, "budget": len(PROMPT) + 11}
     for r in drafter.rounds:

@@ -1,8 +1,8 @@
 """Speculation is lossless: ids with any drafter equal ids without, to the id, in float64. No exceptions.
 
-1440 random requests (5 shapes, 4 drafters, 3 situations, 24 each) are served by an engine without a drafter and by
+1080 random requests (5 shapes, 4 drafters, 3 situations, 18 each) are served by an engine without a drafter and by
 one with; real drafters have their drafts replaced by a script's in two of three rounds, so that every number of
-accepted drafts occurs. Freed pages are NaN in all of them.
+accepted drafts occurs. Freed pages are NaN in all of them, and every second engine is a step ahead (lag 1).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from support.checkpoints.tiny import SHAPES, VOCAB_SIZE, WINDOW, Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import DFLASH_WINDOW, tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, engine_config, run_engine
+from support.engine.lags import lags_in_turn
 from support.engine.random_requests import MAX_MODEL_LEN, random_requests, scarce_pages, short_chunks
 from support.engine.scripted_drafters import (
     Script,
@@ -34,7 +35,7 @@ from support.engine.scripted_drafters import (
 )
 from support.engine.speculation_rig import Rig, solo_rig
 
-REQUESTS = 24
+REQUESTS = 18
 MAX_TOKENS = 40
 MASK_ID = 4
 DRAFTERS = ("scripted", "mtp", "mtp-centroids", "dflash")
@@ -113,39 +114,38 @@ def test_ids_equal_those_without_a_drafter(shape: Shape, drafter: str) -> None:
         plain = plain_run(shape, seed, most)
         scripted = drive(rig, drafter, plain_texts(submits, plain.ids))
         limits = {"max_model_len": MAX_MODEL_LEN} if situation is None else situation(seed, rig)
-        run = rig.run(submits, drafter=scripted, **limits)
+        run = rig.run(submits, drafter=scripted, lag=(1 + i + DRAFTERS.index(drafter)) % 2, **limits)
         assert outcome(run) == outcome(plain)
         assert (run.preemptions > 0) == (situation is scarce_pages)
         accepted |= {r.num_accepted for r in scripted.rounds}
-    assert accepted >= set(range(min(most, 7))), "rounds of every acceptance occur"
+    assert accepted >= set(range(min(most, 5))), "rounds of every acceptance occur"
 
 
-def check_own_drafts(shape: Shape, drafter: str) -> None:
+def check_own_drafts(shape: Shape, drafter: str, lag: int) -> None:
     """The real drafter's own drafts, round after round."""
     submits = random_requests(7, REQUESTS, num_draft_tokens=NUM_DRAFT_TOKENS[drafter], max_tokens=MAX_TOKENS)
     rig = rig_of(shape, drafter)
-    run = rig.run(submits, **short_chunks(7, rig))
+    run = rig.run(submits, lag=lag, **short_chunks(7, rig))
     assert outcome(run) == outcome(plain_run(shape, 7, NUM_DRAFT_TOKENS[drafter]))
     assert run.speculation.drafted > 500
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "mtp-centroids", "dflash"])
-@pytest.mark.parametrize("shape", ["E2B", "26B-A4B"])
-def test_ids_with_a_drafters_own_drafts(shape: Shape, drafter: str) -> None:
-    check_own_drafts(shape, drafter)
+@lags_in_turn("shape, drafter", ["E2B", "26B-A4B"], ["mtp", "mtp-centroids", "dflash"])
+def test_ids_with_a_drafters_own_drafts(shape: Shape, drafter: str, lag: int) -> None:
+    check_own_drafts(shape, drafter, lag)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_mtp_ids_for_every_k(k: int) -> None:
     """Through `EngineRank`, whose settings choose drafter and k."""
     submits = [s for s in random_requests(50 + k, 9, num_draft_tokens=8) if s.params.num_draft_tokens != 0]
-    assert_same_as_without(submits, "mtp", num_draft_tokens=k)
+    assert_same_as_without(submits, "mtp", num_draft_tokens=k, lag=k % 2)
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 5, 8, 11, 16])
 def test_dflash_ids_for_every_block_size(block_size: int) -> None:
     submits = [s for s in random_requests(60 + block_size, 9, num_draft_tokens=15) if s.params.num_draft_tokens != 0]
-    assert_same_as_without(submits, "dflash", num_draft_tokens=block_size - 1)
+    assert_same_as_without(submits, "dflash", num_draft_tokens=block_size - 1, lag=block_size % 2)
 
 
 def assert_same_as_without(submits: list[Submit], drafter: str, **settings: Any) -> None:

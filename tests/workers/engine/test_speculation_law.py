@@ -49,9 +49,14 @@ def requests(count: int, **params: Any) -> list[Submit]:
 
 
 def serve(
-    submits: list[Submit], *, table: Tensor = NEAR, greedy: bool = False, num_drafts: int = NUM_DRAFT_TOKENS
+    submits: list[Submit],
+    *,
+    table: Tensor = NEAR,
+    greedy: bool = False,
+    num_drafts: int = NUM_DRAFT_TOKENS,
+    lag: int = 1,
 ) -> Run:
-    return run_toy(TARGET, TableDrafter(TARGET, table, greedy=greedy), submits, num_draft_tokens=num_drafts)
+    return run_toy(TARGET, TableDrafter(TARGET, table, greedy=greedy), submits, num_draft_tokens=num_drafts, lag=lag)
 
 
 def transitions(submits: list[Submit], run: Run) -> Iterator[tuple[int, int]]:
@@ -109,9 +114,12 @@ def test_ids_do_not_depend_on_the_drafter() -> None:
     submits = [
         s for i, filters in enumerate(FILTERS) for s in requests(20 * (i + 1), temperature=1.0, **filters)[20 * i :]
     ]
-    plain = serve(submits, num_drafts=0).ids
+    plain = serve(submits, num_drafts=0, lag=0).ids
+    assert serve(submits, num_drafts=0).ids == plain
     for table, greedy in ((NEAR, False), (NEAR, True), (random_table(9), False), (TARGET.table_VV, False)):
-        assert serve(submits, table=table, greedy=greedy).ids == plain
+        late, at_once = (serve(submits, table=table, greedy=greedy, lag=lag) for lag in (1, 0))
+        assert late.ids == at_once.ids == plain
+        assert late.speculation == at_once.speculation
 
 
 def test_a_drafter_that_is_the_target_is_always_right() -> None:

@@ -54,12 +54,13 @@ class Job:
     submits: list[Submit]
     texts: Texts
     """What plain decoding gives, for scripts."""
+    lag: int
 
     def limits(self, rig: Rig) -> dict[str, Any]:
         """Keyword arguments of `Rig.run`."""
         if self.situation in SITUATIONS:
-            return SITUATIONS[self.situation](self.seed, rig)
-        return {"prefill_chunk": 16, "max_model_len": MAX_MODEL_LEN, "num_slots": 8}
+            return {**SITUATIONS[self.situation](self.seed, rig), "lag": self.lag}
+        return {"prefill_chunk": 16, "max_model_len": MAX_MODEL_LEN, "num_slots": 8, "lag": self.lag}
 
     @property
     def plain_ids(self) -> dict[str, list[int]]:
@@ -88,12 +89,13 @@ def job(
     path: Path | None = None,
     count: int = 6,
     max_tokens: int = MAX_TOKENS,
+    lag: int = 1,
 ) -> Job:
     directory = tiny_checkpoint(shape)
     path = drafter_path(directory, drafter) if path is None else path
     submits = random_requests(seed, count, num_draft_tokens=most, max_tokens=max_tokens)
     ids = solo_rig(directory).run(submits, max_model_len=MAX_MODEL_LEN).ids
-    return Job(shape, drafter, most, situation, seed, directory, path, submits, plain_texts(submits, ids))
+    return Job(shape, drafter, most, situation, seed, directory, path, submits, plain_texts(submits, ids), lag)
 
 
 def serve_speculating(comm: Communicator, jobs: list[Job]) -> list[Served]:
@@ -136,7 +138,8 @@ def test_ids_and_drafts_do_not_depend_on_tensor_parallelism(run_on_gang: RunOnGa
         ("31B", "scripted"),
     ]
     jobs = [
-        job(shape, drafter, NUM_DRAFT_TOKENS[drafter], "plenty", 3, count=9, max_tokens=10) for shape, drafter in kinds
+        job(shape, drafter, NUM_DRAFT_TOKENS[drafter], "plenty", 3, count=9, max_tokens=10, lag=(i + 1) % 2)
+        for i, (shape, drafter) in enumerate(kinds)
     ]
     solo = serve_speculating(SoloCommunicator(), jobs)
     assert [served.ids for served in solo] == [job.plain_ids for job in jobs]
@@ -154,12 +157,13 @@ def sweep(ks: list[int], blocks: list[int], first_seed: int) -> Iterator[Job]:
     for i, k in enumerate(ks):
         directory = tiny_checkpoint(mtp_shapes[i % 3])
         path = tiny_assistant(directory, centroids=bool(i % 2))
-        yield job(mtp_shapes[i % 3], "mtp", k, ("scarce", "chunks")[i % 2], first_seed + i, path=path)
+        yield job(mtp_shapes[i % 3], "mtp", k, ("scarce", "chunks")[i % 2], first_seed + i, path=path, lag=i // 2 % 2)
     for i, block_size in enumerate(blocks):
         directory = tiny_checkpoint(dflash_shapes[i % 2])
         path = tiny_dflash(directory, block_size=block_size)
         situation = ("scarce", "chunks")[i // 2 % 2]
-        yield job(dflash_shapes[i % 2], "dflash", block_size - 1, situation, first_seed + 50 + i, path=path)
+        seed = first_seed + 50 + i
+        yield job(dflash_shapes[i % 2], "dflash", block_size - 1, situation, seed, path=path, lag=(i + 1) % 2)
 
 
 @pytest.mark.slow
