@@ -90,9 +90,9 @@ class EngineConfig:
     capture: CaptureName = "start"
     """When graphs are captured: all at ``start``, so that nothing compiles while serving, or each at its first
     ``use``, for measurements of a few shapes."""
-    lag: int = ranged(Range(0, 1), 0)
-    """Steps that may be in flight while the next one is planned: 0, or 1 so that the device never waits for the
-    host. Tokens are the same."""
+    lag: int = ranged(Range(0, 1), 1)
+    """Steps that may be in flight while the next one is planned: 1, so that the device never waits for the host, or 0.
+    Tokens are the same."""
     poison_freed_pages: bool = False
     """Fill freed pages with NaN (debugging): a read of a freed page then cannot go unnoticed."""
     collective_timeout_s: float = ranged(DURATION, 60.0)

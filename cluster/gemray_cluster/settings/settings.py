@@ -161,7 +161,7 @@ class ServeSettings:
     )
     lag: int | None = _engine(
         INTEGER,
-        "Steps in flight while the next is planned: 0, or 1 so that devices never wait (default 0).",
+        "Steps in flight while the next is planned: 1, so that devices never wait, or 0 (default 1).",
         bounds="0 or 1",
     )
     collective_timeout_s: float | None = _engine(
