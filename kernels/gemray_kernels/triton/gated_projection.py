@@ -22,7 +22,6 @@ from gemray_kernels.triton.linear_choice import summands
 MOST_ROWS = 64
 MOST_INPUTS = 256
 """A program holds all inputs of its outputs."""
-OUTPUTS = 64
 
 
 def gated_projection(summands_STI: Tensor, factor_TI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -38,7 +37,8 @@ def gated_projection(summands_STI: Tensor, factor_TI: Tensor, weight_OI: Tensor)
     num_out = weight_OI.shape[0]
     out_1TO = torch.empty(1, num_rows, num_out, dtype=weight_OI.dtype, device=weight_OI.device)
     early = starts_early(factor_TI)
-    _gated_projection_kernel[(triton.cdiv(num_out, OUTPUTS),)](
+    outputs = 64 if weight_OI.dtype == torch.bfloat16 else 16  # what registers hold
+    _gated_projection_kernel[(triton.cdiv(num_out, outputs),)](
         summands_STI,
         factor_TI,
         weight_OI,
@@ -52,7 +52,7 @@ def gated_projection(summands_STI: Tensor, factor_TI: Tensor, weight_OI: Tensor)
         SUMMANDS=num_summands,
         BLOCK_T=max(16, triton.next_power_of_2(num_rows)),
         BLOCK_I=max(16, triton.next_power_of_2(num_in)),
-        BLOCK_O=OUTPUTS,
+        BLOCK_O=outputs,
         EARLY=early,
         num_warps=4,
         launch_pdl=early,
