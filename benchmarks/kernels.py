@@ -23,6 +23,8 @@ import torch
 import triton
 from torch import Tensor
 
+from gemray_kernels.reference.attention_inputs import KVWrite
+from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.table import REFERENCE, Kernels, triton_kernels
 from gemray_kernels.triton.paged_attention import paged_attention
 
@@ -85,7 +87,7 @@ def experts(kernels: Kernels, label: str, rows: int) -> Row:
     touched = []
     for _ in range(8):
         x_TH = random(rows, 2816)
-        weights, numbers = REFERENCE.choose_experts(random(rows, 128, dtype=torch.float32), random(128), 8)
+        weights, numbers = REFERENCE.route(random(1, rows, 128, dtype=torch.float32), random(128), 8)
         touched.append(len(numbers.unique()))
         calls.append(lambda x=x_TH, w=weights, n=numbers: kernels.gated_experts(x, w, n, gate_up, down))
     used = statistics.mean(touched)
@@ -93,36 +95,28 @@ def experts(kernels: Kernels, label: str, rows: int) -> Row:
 
 
 def small_kernels(kernels: Kernels, label: str, rows: int) -> Iterator[Row]:
-    """31B: hidden size 5376, 32 query and 16 KV heads of 256, MLP width 21504."""
-    heads, kv_heads, head_dim, hidden, width = 32, 16, 256, 5376, 21504
+    """31B: hidden size 5376, 32 query and 16 KV heads of 256."""
+    heads, kv_heads, head_dim, hidden = 32, 16, 256, 5376
     pages = [random(64 + rows // PAGE_SIZE, PAGE_SIZE, kv_heads, head_dim) for _ in range(2)]
-    slots = torch.randperm(64 * PAGE_SIZE, device=DEVICE)[:rows]
-    weight, head_weight, scale = random(hidden), random(head_dim), random(1)
+    places = torch.randperm(64 * PAGE_SIZE, device=DEVICE)[:rows]
+    norm, head_norm, scale = Norm(random(hidden), 1e-6), Norm(random(head_dim), 1e-6), random(1)
+    write = KVWrite(head_norm, True, *pages, places)
     sets = []
     for _ in range(8):
-        qkv = random(rows, (heads + 2 * kv_heads) * head_dim)
-        split = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=-1)
-        q, k, v = (part.view(rows, -1, head_dim) for part in split)
+        qkv = random(1, rows, (heads + 2 * kv_heads) * head_dim)
         angle = torch.rand(rows, 1, head_dim, device=DEVICE) * 6
-        cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
-        sets.append((random(rows, hidden), random(rows, hidden), q, k, v, cos, sin, random(rows, 2 * width)))
+        sets.append(
+            (random(rows, hidden), random(1, rows, hidden), qkv, angle.cos().bfloat16(), angle.sin().bfloat16())
+        )
     row, head = rows * hidden * 2, rows * head_dim * 2
     runs: list[tuple[str, int, Callable[..., object]]] = [
-        ("rms_norm", 2 * row, lambda x, r, *_: kernels.rms_norm(x, weight, 1e-6)),
-        ("add_rms_norm", 3 * row, lambda x, r, *_: kernels.add_rms_norm(r, x, weight, 1e-6, scale)),
+        ("rms_norm", 2 * row, lambda x, *_: kernels.rms_norm(x, norm.weight_D, 1e-6)),
+        ("add_then_norms", 4 * row, lambda x, parts, *_: kernels.add_then_norms(x, parts, norm, scale, [norm])),
         (
-            "norm_rope of Q",
-            2 * heads * head,
-            lambda x, r, q, k, v, cos, sin, _: kernels.norm_rope(q, head_weight, cos, sin, 1e-6),
+            "attention_inputs",
+            2 * (heads + 2 * kv_heads) * head,
+            lambda x, parts, qkv, cos, sin: kernels.attention_inputs(qkv, cos, sin, heads, head_norm, write),
         ),
-        (
-            "write_normed_kv",
-            4 * kv_heads * head,
-            lambda x, r, q, k, v, cos, sin, _: kernels.write_normed_kv(
-                k, v, head_weight, cos, sin, 1e-6, *pages, slots
-            ),
-        ),
-        ("gelu_tanh_and_mul", 3 * rows * width * 2, lambda *s: kernels.gelu_tanh_and_mul(s[-1])),
     ]
     for name, moved, run in runs:
         calls = [lambda run=run, s=s: run(*s) for s in sets]

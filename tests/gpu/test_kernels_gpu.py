@@ -77,7 +77,7 @@ def test_the_other_kernels(rows: int, dtype: torch.dtype) -> None:
 
     runs = kernel_runs("cuda", rows, rows=rows, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)
     errors = kernel_errors(triton_kernels(), runs, dtype)
-    assert len(errors) == len(runs) > 10
+    assert len(errors) == len(runs) > 6
     assert {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]} == {}
 
 
@@ -87,8 +87,8 @@ def test_equal_logits_choose_the_reference_s_experts() -> None:
     assert router_differences(triton_kernels(), "cuda") == 0
     logits = torch.randint(0, 4, (512, 128)).float()
     scale = torch.ones(128)
-    on_cpu = REFERENCE.choose_experts(logits, scale, 8)[1]
-    assert torch.equal(REFERENCE.choose_experts(logits.cuda(), scale.cuda(), 8)[1].cpu(), on_cpu)
+    on_cpu = REFERENCE.route(logits.unsqueeze(0), scale, 8)[1]
+    assert torch.equal(REFERENCE.route(logits.unsqueeze(0).cuda(), scale.cuda(), 8)[1].cpu(), on_cpu)
 
 
 def test_layouts_that_no_kernel_reads_are_refused() -> None:
@@ -102,22 +102,23 @@ def test_bfloat16_is_rounded_where_the_references_round() -> None:
     from gemray_kernels.table import REFERENCE, triton_kernels
 
     runs = kernel_runs("cuda", 1, rows=64, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)
-    del runs["choose_experts"]  # works on float32 logits whatever the dtype; its error is measured above
+    del runs["route"]  # works on float32 logits whatever the dtype; its error is measured above
     for name, run in runs.items():
         found, expected = run(triton_kernels(), torch.bfloat16), run(REFERENCE, torch.bfloat16)
         assert (found != expected).double().mean() < (0.1 if name == "gated_experts" else 0.01), name
 
 
 def test_a_row_of_nan_logits_leaves_the_other_rows_their_experts() -> None:
-    from gemray_kernels.triton.experts import choose_experts, gated_experts
+    from gemray_kernels.triton.experts import gated_experts
+    from gemray_kernels.triton.routing import route
 
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 128, generator=generator).cuda()
     x, scale = torch.randn(40, 256, generator=generator).cuda(), torch.ones(128, device="cuda")
     gate_up, down = torch.randn(128, 64, 256, device="cuda") / 16, torch.randn(128, 256, 32, device="cuda") / 6
-    clean = gated_experts(x, *choose_experts(logits, scale, 8), gate_up, down)
+    clean = gated_experts(x, *route(logits.unsqueeze(0), scale, 8), gate_up, down)
     logits[3] = torch.nan
-    weights, experts = choose_experts(logits, scale, 8)
+    weights, experts = route(logits.unsqueeze(0), scale, 8)
     assert weights[3].isnan().all()
     assert len(set(experts[3].tolist())) == 8
     found = gated_experts(x, weights, experts, gate_up, down)
@@ -132,7 +133,7 @@ def test_no_launch_waits_for_the_device_and_a_graph_holds_them() -> None:
 
     kernels = triton_kernels()
     runs = kernel_runs("cuda", 2, rows=8, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)
-    runs = {name: run for name, run in runs.items() if name not in ("choose_experts",)}
+    runs = {name: run for name, run in runs.items() if name not in ("route",)}
     case = AttentionCase([(5, 3000), (5, 90), (40, 1024)], 32, 4, 512)
     batch = case.batch(torch.bfloat16, "cuda", seed=1)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemray_kernels.reference.layer_norms import total
 from gemray_kernels.table import kernels_for
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.random_weights import random_weights
@@ -134,11 +135,11 @@ class Routed:
         self._logits: list[Tensor] = []
         kernels = kernels_for(CUDA, torch.bfloat16)
 
-        def choose(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-            self._logits.append(logits_TE)
-            return kernels.choose_experts(logits_TE, scale_E, top_k)
+        def route(summands_STE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+            self._logits.append(total(summands_STE, summands_STE.dtype))
+            return kernels.route(summands_STE, scale_E, top_k)
 
-        monkeypatch.setattr(weight_sharding, "kernels_for", lambda *_: replace(kernels, choose_experts=choose))
+        monkeypatch.setattr(weight_sharding, "kernels_for", lambda *_: replace(kernels, route=route))
         self._model = TargetModel(
             self.config,
             SoloCommunicator(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="the row kernels need triton, which not every platform has")
+pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from support.kernels.row_parity import cycle_of, random_case
 from support.kernels.triton_compile import compile_launches
@@ -23,7 +23,7 @@ def test_interpreted_row_kernels_equal_the_references() -> None:
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "12 cases\n"
+    assert result.stdout == "8 cases\n"
 
 
 def test_row_kernels_compile_for_hopper() -> None:

@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
-from gemray_kernels.triton.norm_rope import inverse_rms, load_halves, rotate
+from gemray_kernels.triton.rotation import inverse_rms, load_halves, rotate
 
 
 def attention_inputs(
@@ -31,8 +32,13 @@ def attention_inputs(
         return q_TND
     if write is not None and write.k_pages.stride() != write.v_pages.stride():
         raise ValueError("K and V pages must be laid out alike")
-    if not (cos_T1D.is_contiguous() and sin_T1D.is_contiguous() and summands_STO.stride(2) == 1):
-        raise ValueError("cosines, sines and rows of summands must be contiguous")
+    require_rows(summands=summands_STO)
+    require_contiguous(cos=cos_T1D, sin=sin_T1D)
+    if q_norm is not None:
+        require_contiguous(q_weight=q_norm.weight_D)
+    if write is not None:
+        require_rows(k_pages=write.k_pages, v_pages=write.v_pages)
+        require_contiguous(k_weight=write.k_norm.weight_D, kv_index=write.kv_index_T)
     norms = [norm for norm in (q_norm, None if write is None else write.k_norm) if norm is not None]
     has_v = summands_STO.shape[2] == (num_heads + 2 * num_kv_heads) * head_dim
     early = starts_early(summands_STO)

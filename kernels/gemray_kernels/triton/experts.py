@@ -21,28 +21,6 @@ from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.expert_tile import Tile
 
 
-def choose_experts(logits_TE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """As `gemray_kernels.reference.experts.choose_experts`."""
-    require_rows(logits=logits_TE)
-    require_contiguous(scale=scale_E)
-    num_rows, num_experts = logits_TE.shape
-    weights_TK = torch.empty(num_rows, top_k, dtype=logits_TE.dtype, device=logits_TE.device)
-    experts_TK = torch.empty(num_rows, top_k, dtype=torch.int64, device=logits_TE.device)
-    if num_rows:
-        _choose_experts_kernel[(num_rows,)](
-            logits_TE,
-            scale_E,
-            weights_TK,
-            experts_TK,
-            num_experts,
-            logits_TE.stride(0),
-            TOP_K=top_k,
-            BLOCK_E=triton.next_power_of_2(num_experts),
-            num_warps=4,
-        )
-    return weights_TK, experts_TK
-
-
 def gated_experts(
     x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor
 ) -> Tensor:
@@ -131,35 +109,6 @@ def down_tile(dtype: torch.dtype, num_rows: int) -> Tile:
     if num_rows <= 256:
         return Tile(pairs=16, outputs=64, inputs=64, num_warps=4, num_stages=4)
     return Tile(pairs=64, outputs=128, inputs=64, num_warps=4, num_stages=3)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _choose_experts_kernel(  # type: ignore[no-untyped-def]
-    logits_TE,
-    scale_E,
-    weights_TK,
-    experts_TK,
-    num_experts,
-    row_stride,
-    TOP_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    e_E = tl.arange(0, BLOCK_E)
-    inside = e_E < num_experts
-    logit_E = tl.load(logits_TE + row * row_stride + e_E, mask=inside, other=float("-inf"))
-    exp_E = tl.where(inside, tl.exp(logit_E - tl.max(logit_E, axis=0)), 0.0)
-    # A NaN ranks first, as the reference sorts it: every row chooses K different experts, and its weights are NaN.
-    key_E = tl.where(logit_E == logit_E, logit_E, float("inf"))  # noqa: PLR0124
-    is_better_EE = (key_E[None, :] > key_E[:, None]) | (
-        (key_E[None, :] == key_E[:, None]) & (e_E[None, :] < e_E[:, None])
-    )
-    rank_E = tl.sum(is_better_EE.to(tl.int32), axis=1)  # the padding is behind every expert: no better key, larger e
-    chosen_E = rank_E < TOP_K
-    total = tl.sum(tl.where(chosen_E, exp_E, 0.0), axis=0)
-    scale = tl.load(scale_E + e_E, mask=chosen_E, other=0.0).to(tl.float32)
-    tl.store(weights_TK + row * TOP_K + rank_E, exp_E / total * scale, mask=chosen_E)
-    tl.store(experts_TK + row * TOP_K + rank_E, e_E.to(tl.int64), mask=chosen_E)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_rows
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
@@ -18,6 +19,7 @@ BLOCK = 256
 
 def gelu_of_total_and_mul(summands_STO: Tensor, factor_TO: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.gelu_of_total_and_mul`."""
+    require_rows(summands=summands_STO, factor=factor_TO)
     num_summands, num_rows, width = summands_STO.shape
     out_TO = torch.empty(num_rows, width, dtype=factor_TO.dtype, device=factor_TO.device)
     if num_rows:

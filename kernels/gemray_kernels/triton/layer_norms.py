@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.rms_norm import warps_for
@@ -42,9 +43,7 @@ def add_experts_then_norms(
     norms: Sequence[Norm],
 ) -> tuple[Tensor, ...]:
     """As `gemray_kernels.reference.layer_norms.add_experts_then_norms`."""
-    return _launch(
-        residual_TD, dense_STD, post_norm, scale, norms, dense_norm, routed_TKD.contiguous(), weights_TK, routed_norm
-    )
+    return _launch(residual_TD, dense_STD, post_norm, scale, norms, dense_norm, routed_TKD, weights_TK, routed_norm)
 
 
 def _launch(
@@ -64,8 +63,12 @@ def _launch(
     outs = [torch.empty_like(residual_TD, memory_format=torch.contiguous_format) for _ in range(1 + len(norms))]
     if num_rows == 0:
         return tuple(outs)
-    if summands_STD.stride(2) != 1:
-        raise ValueError(f"summands of strides {summands_STD.stride()}: contiguous rows are allowed")
+    require_rows(residual=residual_TD, summands=summands_STD)
+    for norm in (post_norm, dense_norm, routed_norm, *norms):
+        if norm is not None:
+            require_contiguous(weight=norm.weight_D)
+    if weights_TK is not None and routed_TKD is not None:
+        require_contiguous(weights=weights_TK, routed=routed_TKD)
     eps = next(norm.eps for norm in (post_norm, *norms) if norm is not None)
     fill = residual_TD  # stands for tensors that this variant does not read
     block = triton.next_power_of_2(width)

@@ -23,33 +23,6 @@ def rms_norm_then_scale(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _normed(x, weight, eps, round_before_weight=True)
 
 
-def add_rms_norm(
-    residual_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float, scale: Tensor | None = None
-) -> Tensor:
-    """As `gemray_kernels.reference.rms_norm.add_rms_norm`."""
-    require_rows(residual=residual_TD, x=x_TD)
-    require_contiguous(weight=weight_D)
-    num_rows, width = x_TD.shape
-    out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
-    if num_rows:
-        block = triton.next_power_of_2(width)
-        _add_rms_norm_kernel[(num_rows,)](
-            residual_TD,
-            x_TD,
-            weight_D,
-            weight_D if scale is None else scale,
-            out_TD,
-            eps,
-            width,
-            residual_TD.stride(0),
-            x_TD.stride(0),
-            HAS_SCALE=scale is not None,
-            BLOCK=block,
-            num_warps=warps_for(block),
-        )
-    return out_TD
-
-
 def warps_for(block: int) -> int:
     """Warps of a program that holds `block` elements: about 16 a thread."""
     return min(max(block // 512, 1), 16)
@@ -109,31 +82,3 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     if HAS_WEIGHT:
         y_D = y_D * tl.load(weight_D + d_D, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + d_D, y_D.to(dtype), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_rms_norm_kernel(  # type: ignore[no-untyped-def]
-    residual_TD,
-    x_TD,
-    weight_D,
-    scale_1,
-    out_TD,
-    eps,
-    width,
-    residual_stride,
-    x_stride,
-    HAS_SCALE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    d_D = tl.arange(0, BLOCK)
-    inside = d_D < width
-    x_D = tl.load(x_TD + row * x_stride + d_D, mask=inside, other=0.0).to(tl.float32)
-    residual_D = tl.load(residual_TD + row * residual_stride + d_D, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_D + d_D, mask=inside, other=0.0).to(tl.float32)
-    dtype = out_TD.dtype.element_ty
-    y_D = x_D * (1.0 / tl.sqrt_rn(tl.sum(x_D * x_D, axis=0) / width + eps)) * weight
-    y_D = (residual_D + y_D.to(dtype).to(tl.float32)).to(dtype)
-    if HAS_SCALE:
-        y_D = (y_D.to(tl.float32) * tl.load(scale_1).to(tl.float32)).to(dtype)
-    tl.store(out_TD + row * width + d_D, y_D, mask=inside)

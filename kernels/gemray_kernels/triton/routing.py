@@ -10,11 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
 
 def route(summands_STE: Tensor, scale_E: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """As `gemray_kernels.reference.routing.route`; equal probabilities go to the smaller number."""
+    """As `gemray_kernels.reference.routing.route`; logits decide, and equal ones go to the smaller number."""
+    require_rows(summands=summands_STE)
+    require_contiguous(scale=scale_E)
     num_summands, num_rows, num_experts = summands_STE.shape
     weights_TK = torch.empty(num_rows, top_k, dtype=summands_STE.dtype, device=summands_STE.device)
     experts_TK = torch.empty(num_rows, top_k, dtype=torch.int64, device=summands_STE.device)
@@ -62,15 +65,14 @@ def _route_kernel(  # type: ignore[no-untyped-def]
     for s in tl.static_range(1, SUMMANDS):
         logit_E += tl.load(at_E + s * summand_stride, mask=inside, other=0.0)
     exp_E = tl.where(inside, tl.exp(logit_E - tl.max(logit_E, axis=0)), 0.0)
-    # A NaN ranks last but for the padding, so that every row chooses K different experts, and stays NaN as a weight.
-    key_E = tl.where(exp_E == exp_E, exp_E, -1.0)  # noqa: PLR0124
-    key_E = tl.where(inside, key_E, -2.0)
+    # A NaN ranks first, as the reference sorts it: every row chooses K different experts, and its weights are NaN.
+    key_E = tl.where(logit_E == logit_E, logit_E, float("inf"))  # noqa: PLR0124
     rank_E = tl.full([BLOCK_E], TOP_K, tl.int32)
     for k in tl.static_range(TOP_K):
-        best = tl.min(tl.where(key_E == tl.max(key_E, axis=0), e_E, BLOCK_E), axis=0)
-        is_best_E = e_E == best
-        rank_E = tl.where(is_best_E, k, rank_E)
-        key_E = tl.where(is_best_E, -3.0, key_E)
+        is_left_E = inside & (rank_E == TOP_K)
+        largest = tl.max(tl.where(is_left_E, key_E, float("-inf")), axis=0)
+        best = tl.min(tl.where(is_left_E & (key_E == largest), e_E, BLOCK_E), axis=0)
+        rank_E = tl.where(e_E == best, k, rank_E)
     chosen_E = rank_E < TOP_K
     total = tl.sum(tl.where(chosen_E, exp_E, 0.0), axis=0)
     tl.store(weights_TK + row * TOP_K + rank_E, exp_E / total * scale, mask=chosen_E)

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.reference import paged_attention
+from gemray_kernels.reference.attention_inputs import KVWrite
+from gemray_kernels.reference.layer_norms import Norm
+from gemray_kernels.slot_tables import Columns
 from gemray_kernels.table import REFERENCE, Kernels
 from gemray_workers.model.attention import AttentionKernel
 
@@ -101,49 +104,27 @@ def kernel_runs(
     def random(*shape: int, gain: float = 1.0) -> Tensor:
         return (torch.randn(shape, generator=generator) * gain).bfloat16().to(device)
 
-    x, residual, weight, scale = random(rows, width), random(rows, width), random(width), random(1)
-    qkv = random(rows, (heads + 2 * kv_heads) * head_dim)
+    x, weight, square = random(rows, width), random(width), random(width, width, gain=width**-0.5)
+    heads_TND = random(rows, heads, head_dim)
     head_weight = random(head_dim)
-    angle = torch.rand(rows, 1, head_dim, generator=generator).to(device) * 6
-    cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
-    slots = (torch.randperm(8 * rows, generator=generator)[:rows] + 16).to(device)
     logits = (torch.randn(rows, experts, generator=generator) * 2).to(device)
-    chosen_weights, chosen = REFERENCE.choose_experts(logits, random(experts), top_k)
+    chosen_weights, chosen = REFERENCE.route(logits.unsqueeze(0), random(experts), top_k)
     expert_width = 2 * head_dim + 8
     gate_up = random(experts, 2 * expert_width, width, gain=width**-0.5)
     down = random(experts, width, expert_width, gain=expert_width**-0.5)
 
-    def heads_of(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        parts = qkv.to(dtype).split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=-1)
-        q, k, v = (part.view(rows, -1, head_dim) for part in parts)
-        return q, k, v
-
-    def written(kernels: Kernels, dtype: torch.dtype, *, v_is_k: bool) -> Tensor:
-        _, k, v = heads_of(dtype)
-        pages = torch.zeros(2, rows + 2, 16, kv_heads, head_dim, dtype=dtype, device=device)
-        kernels.write_normed_kv(
-            k, k if v_is_k else v, head_weight.to(dtype), cos.to(dtype), sin.to(dtype), 1e-6, pages[0], pages[1], slots
-        )
-        return pages
-
     def routed(kernels: Kernels, dtype: torch.dtype) -> Tensor:
-        weights, numbers = kernels.choose_experts(logits, scale_E, top_k)
+        weights, numbers = kernels.route(logits.unsqueeze(0), scale_E, top_k)
         return torch.cat([weights.double(), numbers.double()], dim=1)
 
     scale_E = random(experts)
     return {
         "rms_norm": lambda k, t: k.rms_norm(x.to(t), weight.to(t), 1e-6),
-        "rms_norm of heads": lambda k, t: k.rms_norm(heads_of(t)[1], None, 1e-6),
-        "rms_norm_then_scale": lambda k, t: k.rms_norm_then_scale(heads_of(t)[0], head_weight.to(t), 1e-6),
-        "add_rms_norm": lambda k, t: k.add_rms_norm(residual.to(t), x.to(t), weight.to(t), 1e-6, None),
-        "add_rms_norm, scaled": lambda k, t: k.add_rms_norm(residual.to(t), x.to(t), weight.to(t), 1e-6, scale.to(t)),
-        "apply_rope": lambda k, t: k.apply_rope(heads_of(t)[0], cos.to(t), sin.to(t)),
-        "norm_rope": lambda k, t: k.norm_rope(heads_of(t)[0], head_weight.to(t), cos.to(t), sin.to(t), 1e-6),
-        "write_normed_kv": lambda k, t: written(k, t, v_is_k=False),
-        "write_normed_kv, V = K": lambda k, t: written(k, t, v_is_k=True),
-        "gelu_tanh_and_mul": lambda k, t: k.gelu_tanh_and_mul(x.to(t)),
-        "silu_and_mul": lambda k, t: k.silu_and_mul(x.to(t)),
-        "choose_experts": routed,
+        "rms_norm of heads": lambda k, t: k.rms_norm(heads_TND.to(t), None, 1e-6),
+        "rms_norm_then_scale": lambda k, t: k.rms_norm_then_scale(heads_TND.to(t), head_weight.to(t), 1e-6),
+        "gelu_linear": lambda k, t: k.gelu_linear(x.to(t), square.to(t)),
+        "silu_linear": lambda k, t: k.silu_linear(x.to(t), square.to(t)),
+        "route": routed,
         "gated_experts": lambda k, t: k.gated_experts(x.to(t), chosen_weights, chosen, gate_up.to(t), down.to(t)),
     }
 
@@ -162,8 +143,8 @@ def router_differences(kernels: Kernels, device: str) -> int:
     with_nan[0, 5] = torch.nan
     logits = torch.cat([logits, with_nan])
     scale = torch.ones(num_experts, device=device)
-    expected_weights, expected = REFERENCE.choose_experts(logits, scale, top_k)
-    weights, found = kernels.choose_experts(logits, scale, top_k)
+    expected_weights, expected = REFERENCE.route(logits.unsqueeze(0), scale, top_k)
+    weights, found = kernels.route(logits.unsqueeze(0), scale, top_k)
     is_nan_alike = weights.isnan().eq(expected_weights.isnan()).all(dim=1)
     return int((~((found == expected).all(dim=1) & is_nan_alike)).sum())
 
@@ -186,40 +167,60 @@ def accepted_transposed(kernels: Kernels, device: str) -> list[str]:
     def ids(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.int64, device=device)
 
-    def pages() -> tuple[Tensor, Tensor]:
-        return whole(2, 4, 2, 8), whole(2, 4, 2, 8)
-
-    heads, angles, head_weight = whole(3, 2, 8), whole(3, 1, 8), whole(8)
+    angles, head_weight = whole(3, 1, 8), whole(8)
+    norm, spaced_norm = Norm(head_weight, 1e-6), Norm(spaced(8), 1e-6)
+    columns = Columns(ids(4), 0, 4, 4, 4, 0)
     k = kernels
     calls: dict[str, Callable[[], object]] = {
         "rms_norm x": lambda: k.rms_norm(flipped(3, 8), head_weight, 1e-6),
         "rms_norm x of heads": lambda: k.rms_norm(flipped(3, 2, 8), None, 1e-6),
         "rms_norm weight": lambda: k.rms_norm(whole(3, 8), spaced(8), 1e-6),
         "rms_norm_then_scale x": lambda: k.rms_norm_then_scale(flipped(3, 8), head_weight, 1e-6),
-        "add_rms_norm residual": lambda: k.add_rms_norm(flipped(3, 8), whole(3, 8), head_weight, 1e-6, None),
-        "add_rms_norm x": lambda: k.add_rms_norm(whole(3, 8), flipped(3, 8), head_weight, 1e-6, None),
-        "add_rms_norm weight": lambda: k.add_rms_norm(whole(3, 8), whole(3, 8), spaced(8), 1e-6, None),
-        "apply_rope x": lambda: k.apply_rope(flipped(3, 2, 8), angles, angles),
-        "apply_rope cos": lambda: k.apply_rope(heads, whole(8, 1, 3).permute(2, 1, 0), angles),
-        "apply_rope sin": lambda: k.apply_rope(heads, angles, whole(8, 1, 3).permute(2, 1, 0)),
-        "norm_rope x": lambda: k.norm_rope(flipped(3, 2, 8), head_weight, angles, angles, 1e-6),
-        "norm_rope weight": lambda: k.norm_rope(heads, spaced(8), angles, angles, 1e-6),
-        "write_normed_kv k and v": lambda: k.write_normed_kv(
-            flipped(3, 2, 8), flipped(3, 2, 8), head_weight, angles, angles, 1e-6, *pages(), ids(3)
+        "add_then_norms residual": lambda: k.add_then_norms(flipped(3, 8), whole(1, 3, 8), norm, None, []),
+        "add_then_norms summands": lambda: k.add_then_norms(whole(3, 8), flipped(1, 3, 8), norm, None, []),
+        "add_then_norms weight": lambda: k.add_then_norms(whole(3, 8), whole(1, 3, 8), spaced_norm, None, []),
+        "add_then_norms next": lambda: k.add_then_norms(whole(3, 8), whole(1, 3, 8), norm, None, [spaced_norm]),
+        "add_experts_then_norms routed": lambda: k.add_experts_then_norms(
+            whole(3, 8), whole(1, 3, 8), norm, flipped(3, 2, 8), whole(3, 2), norm, norm, None, []
         ),
-        "write_normed_kv weight": lambda: k.write_normed_kv(
-            heads, heads, spaced(8), angles, angles, 1e-6, *pages(), ids(3)
+        "add_experts_then_norms weights": lambda: k.add_experts_then_norms(
+            whole(3, 8), whole(1, 3, 8), norm, whole(3, 2, 8), flipped(3, 2), norm, norm, None, []
         ),
-        "write_normed_kv pages": lambda: k.write_normed_kv(
-            heads, heads, head_weight, angles, angles, 1e-6, flipped(2, 4, 2, 8), flipped(2, 4, 2, 8), ids(3)
+        "attention_inputs summands": lambda: k.attention_inputs(flipped(1, 3, 8), angles, angles, 1, norm, None),
+        "attention_inputs cos": lambda: k.attention_inputs(
+            whole(1, 3, 8), whole(8, 1, 3).permute(2, 1, 0), angles, 1, norm, None
         ),
-        "write_normed_kv slots": lambda: k.write_normed_kv(
-            heads, heads, head_weight, angles, angles, 1e-6, *pages(), ids(3, 2)[:, 0]
+        "attention_inputs sin": lambda: k.attention_inputs(
+            whole(1, 3, 8), angles, whole(8, 1, 3).permute(2, 1, 0), 1, norm, None
         ),
-        "gelu_tanh_and_mul": lambda: k.gelu_tanh_and_mul(flipped(3, 8)),
-        "silu_and_mul": lambda: k.silu_and_mul(flipped(3, 8)),
-        "choose_experts logits": lambda: k.choose_experts(flipped(3, 4), whole(4), 2),
-        "choose_experts scale": lambda: k.choose_experts(whole(3, 4), spaced(4), 2),
+        "attention_inputs weight": lambda: k.attention_inputs(whole(1, 3, 8), angles, angles, 1, spaced_norm, None),
+        "attention_inputs pages": lambda: k.attention_inputs(
+            whole(1, 3, 16),
+            angles,
+            angles,
+            0,
+            None,
+            KVWrite(norm, True, flipped(2, 4, 2, 8), flipped(2, 4, 2, 8), ids(3)),
+        ),
+        "attention_inputs places": lambda: k.attention_inputs(
+            whole(1, 3, 16),
+            angles,
+            angles,
+            0,
+            None,
+            KVWrite(norm, True, whole(2, 4, 2, 8), whole(2, 4, 2, 8), ids(3, 2)[:, 0]),
+        ),
+        "embed ids": lambda: k.embed(ids(3, 2)[:, 0], whole(4, 8), columns, 1.0, None),
+        "embed table": lambda: k.embed(ids(3), flipped(4, 8), columns, 1.0, None),
+        "per_layer_inputs context": lambda: k.per_layer_inputs(flipped(1, 3, 16), whole(3, 16), norm, 1.0),
+        "per_layer_inputs tokens": lambda: k.per_layer_inputs(whole(1, 3, 16), flipped(3, 16), norm, 1.0),
+        "rope_tables positions": lambda: k.rope_tables(ids(3, 2)[:, 0], [head_weight], torch.float32),
+        "rope_tables frequencies": lambda: k.rope_tables(ids(3), [spaced(8)], torch.float32),
+        "gated_projection summands": lambda: k.gated_projection(flipped(1, 3, 8), whole(3, 8), whole(4, 8)),
+        "gated_projection factor": lambda: k.gated_projection(whole(1, 3, 8), flipped(3, 8), whole(4, 8)),
+        "gated_projection weight": lambda: k.gated_projection(whole(1, 3, 8), whole(3, 8), flipped(4, 8)),
+        "route summands": lambda: k.route(flipped(1, 3, 4), whole(4), 2),
+        "route scale": lambda: k.route(whole(1, 3, 4), spaced(4), 2),
         "gated_experts x": lambda: k.gated_experts(
             flipped(3, 8), whole(3, 2), ids(3, 2), whole(4, 8, 8), whole(4, 8, 4)
         ),
