@@ -14,9 +14,8 @@ from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.server.channel_options import client_options
 
 FOUR_TOKENS = pb.SamplingParameters(max_tokens=4)
-LONGEST_WAIT_S = 4.0
-"""For a first token. Two seconds are what a server should keep on a loaded machine of two cores; here the bad client
-and another test share the cores with it."""
+LONGEST_WAIT_S = 2.0
+"""For a first token, on a loaded machine of two cores."""
 
 
 @asynccontextmanager
