@@ -18,18 +18,11 @@ from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.drafters.mtp.config import AssistantConfig
 from gemray_workers.model.target import TargetModel
-from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.parallel.silent_communicator import SilentCommunicator
 from gemray_workers.rank.blueprint import Blueprint
 
 _META = torch.device("meta")
-
-
-class _Shape(SoloCommunicator):
-    """Rank 0 of some number of ranks, for models that are built to be counted."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: floa
 
 
 def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
-    comm = _Shape(config.tensor_parallel_size)
+    comm = SilentCommunicator(0, config.tensor_parallel_size)
     target = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=_META)
     weights = target.weight_targets()
     experts = _bytes([t for t in weights if ".experts." in t.name])
@@ -106,14 +99,16 @@ def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
         case "mtp":
             return Reads(dense, head, experts, _assistant_bytes(config, blueprint, target.shard, comm, batch))
         case "dflash":
-            own = _Shape(1) if config.drafter_placement == "dedicated" else comm
+            own = SilentCommunicator(0, 1) if config.drafter_placement == "dedicated" else comm
             drafters_head = head * (config.tensor_parallel_size // own.size)
             return Reads(dense, head, experts, _block_drafter_bytes(config, blueprint, own) + drafters_head)
         case _:
             return Reads(dense, head, experts, 0)
 
 
-def _assistant_bytes(config: EngineConfig, blueprint: Blueprint, shard: ShardIndices, comm: _Shape, batch: int) -> int:
+def _assistant_bytes(
+    config: EngineConfig, blueprint: Blueprint, shard: ShardIndices, comm: SilentCommunicator, batch: int
+) -> int:
     assert config.drafter_path is not None
     assistant = AssistantConfig.from_directory(config.drafter_path, blueprint.model)
     model = AssistantModel(assistant, shard, comm, dtype=config.torch_dtype, device=_META)
@@ -126,7 +121,7 @@ def _assistant_bytes(config: EngineConfig, blueprint: Blueprint, shard: ShardInd
     return _bytes(weights) - _bytes(table) + round(share * _bytes(table))
 
 
-def _block_drafter_bytes(config: EngineConfig, blueprint: Blueprint, comm: _Shape) -> int:
+def _block_drafter_bytes(config: EngineConfig, blueprint: Blueprint, comm: SilentCommunicator) -> int:
     assert config.drafter_path is not None
     drafter = DFlashConfig.from_directory(config.drafter_path, blueprint.model)
     return _bytes(DFlashModel(drafter, comm, dtype=config.torch_dtype, device=_META).weight_targets())

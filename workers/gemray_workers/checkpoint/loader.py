@@ -55,7 +55,7 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
-class _Load:
+class _WeightLoad:
     """A target and where it is stored: everything checked, ready to copy."""
 
     target: WeightTarget
@@ -119,13 +119,13 @@ def check_weights(
 
 def _matched(
     index: CheckpointIndex, targets: Sequence[WeightTarget], prefix: str, is_ignored: Callable[[str], bool]
-) -> tuple[list[_Load], set[str]]:
+) -> tuple[list[_WeightLoad], set[str]]:
     """Pair targets with stored tensors, in the order of the files; or raise with all that does not fit."""
     by_name = {_name_on_disk(target, index, prefix): target for target in targets}
     left_over = index.tensors.keys() - by_name.keys()
     ignored = {name for name in left_over if is_ignored(name)}
     # In the order of the data on disk, whatever the order of the targets.
-    loads = [_Load(by_name[name], stored) for name, stored in index.tensors.items() if name in by_name]
+    loads = [_WeightLoad(by_name[name], stored) for name, stored in index.tensors.items() if name in by_name]
 
     problems = [problem for load in loads for problem in _misfits(load)]
     if missing := by_name.keys() - index.tensors.keys():
@@ -148,7 +148,7 @@ def _name_on_disk(target: WeightTarget, index: CheckpointIndex, prefix: str) -> 
     return target.stand_in if is_missing and target.stand_in is not None else name
 
 
-def _misfits(load: _Load) -> Iterator[str]:
+def _misfits(load: _WeightLoad) -> Iterator[str]:
     stored, target = load.stored, load.target
     if stored.shape != target.shape:
         yield f"{stored.name} has shape {list(stored.shape)}, the model needs {list(target.shape)}"
@@ -184,7 +184,7 @@ def _spelled(source: tuple[slice, ...]) -> str:
 
 
 @torch.no_grad()
-def _copy_file(file: Path, loads: Iterable[_Load]) -> Iterator[int]:
+def _copy_file(file: Path, loads: Iterable[_WeightLoad]) -> Iterator[int]:
     """Copy a file's tensors; yields the bytes of each block copied."""
     try:
         with safe_open(file, framework="pt") as tensors:

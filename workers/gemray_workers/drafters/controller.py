@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Decision:
+class _DecidedLength:
     """What was decided on for one step."""
 
     load: Load
@@ -37,8 +37,8 @@ class DraftLengthController:
         self._adaptive = adaptive
         self._estimates = Estimates()
         self._alarm = AcceptanceAlarm()
-        self._newest = _Decision(Load.of(0, 0), num_draft_tokens, frozenset())
-        self._begun: deque[_Decision] = deque()  # steps that have not ended, oldest first
+        self._newest = _DecidedLength(Load.of(0, 0), num_draft_tokens, frozenset())
+        self._begun: deque[_DecidedLength] = deque()  # steps that have not ended, oldest first
         self._steps_without = 0  # since drafts were last decided on
         self._num_other_rows = 0  # of the step that ended last: the scheduler has not yet decided the next one's
 
@@ -47,18 +47,18 @@ class DraftLengthController:
         self._newest = self._decide(running)
         self._begun.append(self._newest)
 
-    def _decide(self, running: SequenceOf[Sequence]) -> _Decision:
+    def _decide(self, running: SequenceOf[Sequence]) -> _DecidedLength:
         decoding = [
             sequence
             for sequence in running
             if sequence.num_pending == 1 and sequence.least_computed and sequence.params.num_draft_tokens is None
         ]
         if not self._adaptive or not decoding:
-            return _Decision(self._newest.load, self._newest.length, frozenset())
+            return _DecidedLength(self._newest.load, self._newest.length, frozenset())
         mean_context = sum(sequence.least_computed for sequence in decoding) / len(decoding)
         load = Load.of(len(decoding), mean_context, self._num_other_rows)
         length = choose_draft_length(self._estimates, load, self._num_draft_tokens)
-        return _Decision(load, length, frozenset(sequence.running_slot for sequence in decoding))
+        return _DecidedLength(load, length, frozenset(sequence.running_slot for sequence in decoding))
 
     def __call__(self, sequence: Sequence) -> int:
         """Drafts for one sequence: a request that states a number gets it, whatever pays."""
@@ -81,7 +81,7 @@ class DraftLengthController:
             self._learn_time(decision, chosen, times)
             self._notice_giving_up(decision)
 
-    def _learn_time(self, decision: _Decision, chosen: SequenceOf[ScheduledRows], times: StepTimes) -> None:
+    def _learn_time(self, decision: _DecidedLength, chosen: SequenceOf[ScheduledRows], times: StepTimes) -> None:
         """The time goes to what the step had: limits may have cut drafts, and others' rows are known only now. A step
         that compiled a program tells no time.
         """
@@ -91,14 +91,14 @@ class DraftLengthController:
         if not times.compiled:
             self._estimates = self._estimates.with_step(had, length, times.draft + times.verify)
 
-    def _notice_giving_up(self, decision: _Decision) -> None:
+    def _notice_giving_up(self, decision: _DecidedLength) -> None:
         """More steps without drafts than it takes to measure plain decoding are a verdict."""
         self._steps_without = 0 if decision.length else self._steps_without + 1
         if self._steps_without > TRIES * PATIENCE:
             _warn(self._alarm.given_up())
 
 
-def _is_chosen(rows: ScheduledRows, decision: _Decision) -> bool:
+def _is_chosen(rows: ScheduledRows, decision: _DecidedLength) -> bool:
     """Whether the rows are of a sequence that the decision was for (a slot may since have a new one)."""
     return rows.slot in decision.slots and rows.start > 0
 

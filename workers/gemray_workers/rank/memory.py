@@ -11,17 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 import torch
-from torch import Tensor
 
 from gemray_workers.checkpoint.index import read_index
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError, CheckpointError
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import compute_dtype
+from gemray_workers.parallel.silent_communicator import SilentCommunicator
 from gemray_workers.rank.blueprint import Blueprint
 
 GIB = 1 << 30
@@ -122,7 +121,7 @@ def _left_of_control_group() -> int:
 def _target_bytes(blueprint: Blueprint) -> int:
     """Bytes of a model without memory, whose ranks never speak."""
     config = blueprint.config
-    comm = _Shape(0, config.tensor_parallel_size)
+    comm = SilentCommunicator(0, config.tensor_parallel_size)
     model = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=torch.device("meta"))
     return sum(copy.destination.nbytes for target in model.weight_targets() for copy in target.copies)
 
@@ -145,23 +144,3 @@ def _work_bytes(blueprint: Blueprint) -> int:
     choosing = min(scheduler.max_step_tokens, scheduler.max_num_seqs * (1 + scheduler.num_draft_tokens))
     logits = choosing * model.vocab_size // tp * compute_dtype(config.torch_dtype).itemsize
     return scheduler.max_step_tokens * width * config.torch_dtype.itemsize + logits
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A rank and size for a model that is never run."""
-
-    rank: int
-    size: int
-
-    def all_reduce(self, x: Tensor) -> NoReturn:
-        raise NotImplementedError
-
-    def all_gather(self, x: Tensor) -> NoReturn:
-        raise NotImplementedError
-
-    def broadcast_bytes(self, payload: bytes | None) -> NoReturn:
-        raise NotImplementedError
-
-    def barrier(self) -> NoReturn:
-        raise NotImplementedError

@@ -1,0 +1,32 @@
+"""Ranks of models that are built to be counted, not run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SilentCommunicator:
+    """A rank and a size, for a model without memory; every collective is refused."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> NoReturn:
+        """Refuse."""
+        raise NotImplementedError("a model that is counted does not run")
+
+    def all_gather(self, x: Tensor) -> NoReturn:
+        """Refuse."""
+        raise NotImplementedError("a model that is counted does not run")
+
+    def broadcast_bytes(self, payload: bytes | None) -> NoReturn:
+        """Refuse."""
+        raise NotImplementedError("a model that is counted does not run")
+
+    def barrier(self) -> NoReturn:
+        """Refuse."""
+        raise NotImplementedError("a model that is counted does not run")
