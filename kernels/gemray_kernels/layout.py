@@ -19,5 +19,14 @@ def require_contiguous(**tensors: Tensor) -> None:
             raise ValueError(f"{name} must be contiguous; {_layout(tensor)} is not")
 
 
+def aligned(count: int, itemsize: int) -> int:
+    """Round `count` elements of `itemsize` bytes up, so that what lies behind them begins at a multiple of 16 bytes.
+
+    Triton compiles a program anew for a pointer that does not, and a server must not compile while it serves.
+    """
+    step = 16 // itemsize
+    return -(-count // step) * step
+
+
 def _layout(tensor: Tensor) -> str:
     return f"shape {list(tensor.shape)} with strides {list(tensor.stride())}"

@@ -3,8 +3,8 @@
 No number of the host specializes a program, so a server compiles each kernel once, whatever its batches are.
 
 Shape legend: A sequences of a cycle and the null slot behind them, S a block of them, T rows, B a block of rows or of
-other elements, G KV groups, P block-table columns, R x Q a rectangle of rows, D sequences that draft, K most drafts of
-one.
+other elements, G KV groups, P block-table columns, R x Q = C a rectangle of rows, D sequences that draft,
+K most drafts of one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemray_kernels.layout import require_contiguous, require_rows
+from gemray_kernels.layout import aligned, require_contiguous, require_rows
 from gemray_kernels.sequence_tables import Cut, PageTables, QueryLayout, RowLayout, SequenceTables
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
@@ -56,36 +56,40 @@ def pack_rows(
     _check(cut_5A, tables, pages)
     device, num_seqs, num_groups = cut_5A.device, cut_5A.shape[1], len(pages.places)
     num_choosing, num_columns = rectangle
-    rows_4T = torch.empty(4, num_rows, dtype=torch.int64, device=device)
-    kv_index_GT = torch.empty(num_groups, num_rows, dtype=torch.int64, device=device)
+    stride, cells = aligned(num_rows, 8), num_choosing * num_columns
+    rows_4T = torch.empty(4, stride, dtype=torch.int64, device=device)
+    kv_index_GT = torch.empty(num_groups, stride, dtype=torch.int64, device=device)
     first_A = torch.empty(num_seqs, dtype=torch.int64, device=device)
-    counts = torch.empty(2 * num_seqs + 1, dtype=torch.int32, device=device)
-    rectangle_3RQ = torch.empty(3, num_choosing, num_columns, dtype=torch.int64, device=device)
+    query_start_Z = torch.empty(num_seqs + 1, dtype=torch.int32, device=device)
+    kv_len_A = torch.empty(num_seqs, dtype=torch.int32, device=device)
+    rectangle_3C = torch.empty(3, aligned(cells, 8), dtype=torch.int64, device=device)
     copied, block_tables = _empty_block_tables(pages, num_seqs)
-    blocks_of_rows = triton.cdiv(max(num_rows, num_choosing * num_columns), BLOCK)
+    blocks_of_rows = triton.cdiv(max(num_rows, cells), BLOCK)
     early = starts_early(cut_5A)
     _pack_kernel[(max(blocks_of_rows, num_seqs), 2 + num_groups)](
         cut_5A, tables.token_ids_NL, pages.pages, pages.places_G4,
-        rows_4T, kv_index_GT, first_A, counts, rectangle_3RQ, copied,
-        num_seqs, num_rows, num_choosing, num_columns, num_groups, tables.null_slot, tables.token_ids_NL.stride(0),
+        rows_4T, kv_index_GT, first_A, query_start_Z, kv_len_A, rectangle_3C, copied,
+        num_seqs, num_rows, stride, cells, rectangle_3C.stride(0), num_columns, num_groups,
+        tables.null_slot, tables.token_ids_NL.stride(0),
         -1 if block_mask is None else block_mask, BLOCKS=block_mask is not None,
         BLOCK=BLOCK, COLUMNS=COLUMNS, BLOCK_S=_block_of_sequences(tables), EARLY=early,
         num_warps=4, launch_pdl=early,
     )  # fmt: skip
-    token_ids_T, positions_T, sequence_T, offset_T = rows_4T.unbind()
+    token_ids_T, positions_T, sequence_T, offset_T = rows_4T[:, :num_rows].unbind()
+    slot_C, position_C, row_C = rectangle_3C[:, :cells].unbind()
     return RowLayout(
         token_ids_T=token_ids_T,
         positions_T=positions_T,
         sequence_T=sequence_T,
         offset_T=offset_T,
         first_A=first_A,
-        query_start_Z=counts[: num_seqs + 1],
-        kv_len_A=counts[num_seqs + 1 :],
-        kv_index_GT=kv_index_GT,
+        query_start_Z=query_start_Z,
+        kv_len_A=kv_len_A,
+        kv_index_GT=kv_index_GT[:, :num_rows],
         block_tables=block_tables,
-        slot_RQ=rectangle_3RQ[0],
-        position_RQ=rectangle_3RQ[1],
-        row_RQ=rectangle_3RQ[2],
+        slot_RQ=slot_C.view(rectangle),
+        position_RQ=position_C.view(rectangle),
+        row_RQ=row_C.view(rectangle),
     )
 
 
@@ -95,26 +99,29 @@ def query_rows(
     """As `gemray_kernels.reference.cycle_rows.query_rows`."""
     _check(cut_5A, tables, pages)
     device = cut_5A.device
-    rows_4D = torch.empty(4, num_drafting, dtype=torch.int64, device=device)
-    counts = torch.empty(2 * num_drafting + 1, dtype=torch.int32, device=device)
-    position_KD = torch.empty(num_drafts, num_drafting, dtype=torch.int64, device=device)
+    stride = aligned(num_drafting, 8)
+    rows_4D = torch.empty(4, stride, dtype=torch.int64, device=device)
+    query_start_Z = torch.empty(num_drafting + 1, dtype=torch.int32, device=device)
+    kv_len_D = torch.empty(num_drafting, dtype=torch.int32, device=device)
+    position_KD = torch.empty(num_drafts, stride, dtype=torch.int64, device=device)
     copied, block_tables = _empty_block_tables(pages, num_drafting)
     early = starts_early(cut_5A)
     _query_kernel[(num_drafting, 1 + len(pages.places))](
-        cut_5A, tables.token_ids_NL, pages.pages, pages.places_G4, rows_4D, counts, position_KD, copied,
-        cut_5A.shape[1], num_drafting, num_drafts, delta, tables.null_slot, tables.token_ids_NL.stride(0),
+        cut_5A, tables.token_ids_NL, pages.pages, pages.places_G4,
+        rows_4D, query_start_Z, kv_len_D, position_KD, copied,
+        cut_5A.shape[1], num_drafting, stride, num_drafts, delta, tables.null_slot, tables.token_ids_NL.stride(0),
         COLUMNS=COLUMNS, EARLY=early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
-    slot_D, token_ids_D, positions_D, nothing_written_D = rows_4D.unbind()
+    slot_D, token_ids_D, positions_D, nothing_written_D = rows_4D[:, :num_drafting].unbind()
     return QueryLayout(
         slot_D=slot_D,
         token_ids_D=token_ids_D,
         positions_D=positions_D,
-        query_start_Z=counts[: num_drafting + 1],
-        kv_len_D=counts[num_drafting + 1 :],
+        query_start_Z=query_start_Z,
+        kv_len_D=kv_len_D,
         nothing_written_D=nothing_written_D,
         block_tables=block_tables,
-        draft_position_KD=position_KD,
+        draft_position_KD=position_KD[:, :num_drafting],
     )
 
 
@@ -130,10 +137,11 @@ def _block_of_sequences(tables: SequenceTables) -> int:
 
 def _empty_block_tables(pages: PageTables, num_seqs: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Memory for rows of all groups' block tables, and each group's part of it."""
-    sizes = [num_seqs * place.width for place in pages.places]
+    rows = aligned(num_seqs, 4)
+    sizes = [rows * place.width for place in pages.places]
     copied = torch.empty(sum(sizes), dtype=torch.int32, device=pages.pages.device)
     parts: Sequence[Tensor] = torch.split(copied, sizes)
-    return copied, tuple(part.view(num_seqs, -1) for part in parts)
+    return copied, tuple(part.view(rows, -1)[:num_seqs] for part in parts)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])  # type: ignore[untyped-decorator]
@@ -164,7 +172,7 @@ def _copy_block_table(pages, places_G4, copied, group, slot, row, num_rows, COLU
     width = tl.load(places_G4 + group * 4 + 1)
     widths_before = tl.load(places_G4 + group * 4 + 3)
     source = pages + first_cell + slot * width
-    target = copied + widths_before * num_rows + row * width
+    target = copied + widths_before * ((num_rows + 3) // 4 * 4) + row * width
     for first in range(0, width, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         page = tl.load(source + column, mask=column < width, other=0)
@@ -175,7 +183,9 @@ def _copy_block_table(pages, places_G4, copied, group, slot, row, num_rows, COLU
     do_not_specialize=[
         "num_seqs",
         "num_rows",
-        "num_choosing",
+        "rows_stride",
+        "num_cells",
+        "cells_stride",
         "num_columns",
         "num_groups",
         "null_slot",
@@ -191,12 +201,15 @@ def _pack_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     rows_4T,
     kv_index_GT,
     first_A,
-    counts,
-    rectangle_3RQ,
+    query_start_Z,
+    kv_len_A,
+    rectangle_3C,
     copied,
     num_seqs,
     num_rows,
-    num_choosing,
+    rows_stride,
+    num_cells,
+    cells_stride,
     num_columns,
     num_groups,
     null_slot,
@@ -238,26 +251,27 @@ def _pack_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         if BLOCKS:
             token_B = tl.where(offset_B > 0, block_mask, token_B)
         tl.store(rows_4T + at_B, token_B, mask=is_row_B)
-        tl.store(rows_4T + num_rows + at_B, position_B, mask=is_row_B)
-        tl.store(rows_4T + 2 * num_rows + at_B, sequence_B.to(tl.int64), mask=is_row_B)
-        tl.store(rows_4T + 3 * num_rows + at_B, offset_B.to(tl.int64), mask=is_row_B)
+        tl.store(rows_4T + rows_stride + at_B, position_B, mask=is_row_B)
+        tl.store(rows_4T + 2 * rows_stride + at_B, sequence_B.to(tl.int64), mask=is_row_B)
+        tl.store(rows_4T + 3 * rows_stride + at_B, offset_B.to(tl.int64), mask=is_row_B)
         for group in range(num_groups):
             first_cell = tl.load(places_G4 + group * 4)
             width = tl.load(places_G4 + group * 4 + 1)
             page_size = tl.load(places_G4 + group * 4 + 2)
             cell_B = first_cell + slot_B * width + position_B // page_size
             page_B = tl.load(pages + cell_B, mask=is_row_B, other=0).to(tl.int64)
-            tl.store(kv_index_GT + group * num_rows + at_B, page_B * page_size + position_B % page_size, mask=is_row_B)
+            tl.store(
+                kv_index_GT + group * rows_stride + at_B, page_B * page_size + position_B % page_size, mask=is_row_B
+            )
     else:
         first_row_S = end_S - count_S
         if program == 0:
             start_S = tl.load(cut_5A + START * num_seqs + s_S, mask=is_seq_S, other=0).to(tl.int32)
             tl.store(first_A + s_S, first_row_S.to(tl.int64), mask=s_S < num_seqs)
-            tl.store(counts + s_S, first_row_S, mask=s_S < num_seqs)
-            tl.store(counts + num_seqs, num_rows)
+            tl.store(query_start_Z + s_S, first_row_S, mask=s_S < num_seqs)
+            tl.store(query_start_Z + num_seqs, num_rows)
             kv_len_S = tl.where(count_S > 0, start_S + count_S, 0)
-            tl.store(counts + num_seqs + 1 + s_S, kv_len_S, mask=s_S < num_seqs)
-        num_cells = num_choosing * num_columns
+            tl.store(kv_len_A + s_S, kv_len_S, mask=s_S < num_seqs)
         is_cell_B = at_B < num_cells
         sequence_B = at_B // num_columns
         column_B = at_B % num_columns
@@ -275,13 +289,13 @@ def _pack_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             offset_B = tl.minimum(column_B, drafts_B)
             row_B = first_B + tl.maximum(known_B - 1, 0) + offset_B
             position_B = start_B + known_B + offset_B
-        tl.store(rectangle_3RQ + at_B, tl.where(belongs_B, slot_B, null_slot), mask=is_cell_B)
-        tl.store(rectangle_3RQ + num_cells + at_B, position_B, mask=is_cell_B)
-        tl.store(rectangle_3RQ + 2 * num_cells + at_B, tl.minimum(row_B, num_rows - 1).to(tl.int64), mask=is_cell_B)
+        tl.store(rectangle_3C + at_B, tl.where(belongs_B, slot_B, null_slot), mask=is_cell_B)
+        tl.store(rectangle_3C + cells_stride + at_B, position_B, mask=is_cell_B)
+        tl.store(rectangle_3C + 2 * cells_stride + at_B, tl.minimum(row_B, num_rows - 1).to(tl.int64), mask=is_cell_B)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_seqs", "num_drafting", "num_drafts", "delta", "null_slot", "tokens_stride"]
+    do_not_specialize=["num_seqs", "num_drafting", "stride", "num_drafts", "delta", "null_slot", "tokens_stride"]
 )
 def _query_kernel(  # type: ignore[no-untyped-def]
     cut_5A,
@@ -289,11 +303,13 @@ def _query_kernel(  # type: ignore[no-untyped-def]
     pages,
     places_G4,
     rows_4D,
-    counts,
+    query_start_Z,
+    kv_len_D,
     position_KD,
     copied,
     num_seqs,
     num_drafting,
+    stride,
     num_drafts,
     delta,
     null_slot,
@@ -313,11 +329,11 @@ def _query_kernel(  # type: ignore[no-untyped-def]
         _copy_block_table(pages, places_G4, copied, part - 1, slot, d.to(tl.int64), num_drafting, COLUMNS)
         return
     tl.store(rows_4D + d, slot)
-    tl.store(rows_4D + num_drafting + d, tl.load(token_ids_NL + slot * tokens_stride + start))
-    tl.store(rows_4D + 2 * num_drafting + d, tl.maximum(start + delta, 0))
-    tl.store(rows_4D + 3 * num_drafting + d, start * 0)
-    tl.store(counts + d, d)
-    tl.store(counts + num_drafting, num_drafting)
-    tl.store(counts + num_drafting + 1 + d, start.to(tl.int32))
+    tl.store(rows_4D + stride + d, tl.load(token_ids_NL + slot * tokens_stride + start))
+    tl.store(rows_4D + 2 * stride + d, tl.maximum(start + delta, 0))
+    tl.store(rows_4D + 3 * stride + d, start * 0)
+    tl.store(query_start_Z + d, d)
+    tl.store(query_start_Z + num_drafting, num_drafting)
+    tl.store(kv_len_D + d, start.to(tl.int32))
     for k in range(num_drafts):
-        tl.store(position_KD + k * num_drafting + d, start + 1 + k)
+        tl.store(position_KD + k * stride + d, start + 1 + k)

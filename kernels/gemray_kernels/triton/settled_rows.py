@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemray_kernels.layout import require_contiguous, require_rows
+from gemray_kernels.layout import aligned, require_contiguous, require_rows
 from gemray_kernels.sequence_tables import NOTHING, SequenceTables, Settled
 from gemray_kernels.triton.cycle_rows import CHOOSES, DRAFTS, KNOWN, START
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
@@ -97,12 +97,16 @@ def committed_places(
     kv_index_GT: Tensor, sequence_T: Tensor, offset_T: Tensor, cut_5A: Tensor, accepted_A: Tensor
 ) -> Tensor:
     """As `gemray_kernels.reference.settled_rows.committed_places`."""
-    require_contiguous(kv_index=kv_index_GT, sequence=sequence_T, offset=offset_T, cut=cut_5A, accepted=accepted_A)
-    places_GT, early = torch.empty_like(kv_index_GT), starts_early(cut_5A)
+    require_rows(kv_index=kv_index_GT)
+    require_contiguous(sequence=sequence_T, offset=offset_T, cut=cut_5A, accepted=accepted_A)
     num_groups, num_rows = kv_index_GT.shape
+    shape = num_groups, aligned(num_rows, kv_index_GT.itemsize)
+    places_GT = torch.empty(shape, dtype=kv_index_GT.dtype, device=cut_5A.device)[:, :num_rows]
+    early = starts_early(cut_5A)
     if places_GT.numel():
         _places_kernel[(triton.cdiv(num_rows, BLOCK), num_groups)](
-            kv_index_GT, sequence_T, offset_T, cut_5A, accepted_A, places_GT, num_rows, cut_5A.shape[1],
+            kv_index_GT, sequence_T, offset_T, cut_5A, accepted_A, places_GT,
+            num_rows, cut_5A.shape[1], kv_index_GT.stride(0), places_GT.stride(0),
             BLOCK=BLOCK, EARLY=early, num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return places_GT
@@ -211,7 +215,7 @@ def _keep_kernel(  # type: ignore[no-untyped-def]
         tl.store(kept_NH + slot * kept_stride + h_H, kept_H, mask=h_H < width)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_seqs"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "num_seqs", "index_stride", "places_stride"])  # type: ignore[untyped-decorator]
 def _places_kernel(  # type: ignore[no-untyped-def]
     kv_index_GT,
     sequence_T,
@@ -221,16 +225,18 @@ def _places_kernel(  # type: ignore[no-untyped-def]
     places_GT,
     num_rows,
     num_seqs,
+    index_stride,
+    places_stride,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait_for_inputs(EARLY)
     row_B = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside_B = row_B < num_rows
-    at_B = tl.program_id(1) * num_rows + row_B
+    group = tl.program_id(1)
     sequence_B = tl.load(sequence_T + row_B, mask=inside_B, other=0)
     committed_B = tl.load(cut_5A + KNOWN * num_seqs + sequence_B, mask=inside_B, other=0)
     committed_B += tl.load(accepted_A + sequence_B, mask=inside_B, other=0)
     is_committed_B = tl.load(offset_T + row_B, mask=inside_B, other=0) < committed_B
-    place_B = tl.load(kv_index_GT + at_B, mask=inside_B, other=0)
-    tl.store(places_GT + at_B, tl.where(is_committed_B, place_B, 0), mask=inside_B)
+    place_B = tl.load(kv_index_GT + group * index_stride + row_B, mask=inside_B, other=0)
+    tl.store(places_GT + group * places_stride + row_B, tl.where(is_committed_B, place_B, 0), mask=inside_B)
