@@ -12,7 +12,6 @@ from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.reference.rope import inverse_frequencies
 from gemray_kernels.slot_tables import Columns
 from gemray_kernels.table import REFERENCE, Kernels
-from gemray_kernels.triton.linear import Gate, LinearTile, gated_linear_in_tiles, linear_in_tiles
 from support.kernels.kernel_parity import poisoned_memory, relative_error
 
 Run = Callable[[Kernels, torch.dtype], Tensor]
@@ -23,6 +22,8 @@ def fused_runs(
     device: str, seed: int, *, rows: int, width: int, heads: int, kv_heads: int, head_dim: int, experts: int, top_k: int
 ) -> dict[str, Run]:
     """By name: a function that runs one kernel on fixed random inputs, the same bfloat16 numbers in every dtype."""
+    from gemray_kernels.triton.linear import Gate, LinearTile, gated_linear_in_tiles, linear_in_tiles
+
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int, gain: float = 1.0) -> Tensor:
