@@ -16,8 +16,9 @@ from support.engine.near_ties import Parting, partings, told
 
 TARGET = embedded_path("gemray-tiny")
 DRAFTERS: tuple[EmbeddedName, ...] = ("gemray-tiny-assistant", "gemray-tiny-assistant-centroid", "gemray-tiny-dflash")
-NEAR_TIE: dict[DTypeName, float] = {"float64": 0.0, "float32": 1e-3, "bfloat16": 0.25}
-"""Most nats between two tokens where texts part: bfloat16 keeps 8 bits, and logits of 16 to 32 are an eighth apart."""
+NEAR_TIE: dict[DTypeName, float] = {"float64": 0.0, "float32": 1e-3, "bfloat16": 0.5}
+"""Most nats between two tokens where texts part: bfloat16 keeps 8 bits, and logits of 16 to 32 are an eighth apart.
+On a CPU 33 of 96 texts of 64 tokens parted from float32's, at gaps of up to 0.31 (MTP)."""
 ACCEPTANCE = 0.02
 """Most by which tokens a round may differ, relatively."""
 
