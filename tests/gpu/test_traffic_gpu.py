@@ -41,6 +41,6 @@ def test_nothing_changes_and_nothing_is_lost(
     )
     record_property("traffic", str(reports[0]))
     print(f"{name}: {reports[0]}")
-    assert traffic_faults(config, reports) == []
+    assert traffic_faults(reports) == []
     assert reports[0].preemptions
     assert reports[0].cancelled

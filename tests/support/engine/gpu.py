@@ -114,8 +114,7 @@ def run_engine_on(
     config: EngineConfig,
     make_inbox: Callable[[torch.device], InboxT],
     *,
-    on_loaded: Callable[[torch.device], None] = lambda _: None,
-    on_done: Callable[[torch.device], None] = lambda _: None,
+    on_step: Callable[[torch.device], None] = lambda _: None,
 ) -> InboxT | None:
     """On every rank of a gang of `config.gang_size`: load, serve an inbox to its end, leave. Rank 0 returns the inbox.
 
@@ -123,16 +122,14 @@ def run_engine_on(
         comm: of the processes.
         config: of the engine; its device decides where the ranks compute.
         make_inbox: of rank 0, once it has loaded.
-        on_loaded: on each rank, once it has loaded.
-        on_done: on each rank, when all is served.
+        on_step: on each rank, after each step.
     """
     device = device_of(config, comm.rank)
     with gang_of(comm, config) as gang:
         if config.drafter_placement == "dedicated" and gang.rank == config.tensor_parallel_size:
-            drafter = DrafterRank(config, gang, device)
-            on_loaded(device)
-            drafter.engine().run()
-            on_done(device)
+            drafter = DrafterRank(config, gang, device).engine()
+            while drafter.step():
+                on_step(device)
             return None
         if config.drafter_placement == "dedicated":
             target = gang.subgroup(config.tensor_parallel_size, "target")
@@ -140,9 +137,9 @@ def run_engine_on(
         else:
             rank = EngineRank(config, gang, device)
         inbox = make_inbox(device) if comm.rank == 0 else None
-        on_loaded(device)
-        rank.engine(inbox).run()
-        on_done(device)
+        engine = rank.engine(inbox)
+        while engine.step():
+            on_step(device)
         return inbox
 
 

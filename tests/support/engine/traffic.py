@@ -2,7 +2,8 @@
 
 Requests of every kind come and go in rounds. Each is one of a catalogue whose ids are known from plain decoding, alone;
 some are cancelled. Between two rounds the engine is idle: then its planner has found every page in its pool, and memory
-is read. The last round asks for more sequences at one time than may run, so that a lost one would show.
+is read. The first round and the last are one burst of the same requests, more than may run at one time: if the last has
+fewer running at one time than the first, a sequence's place is lost.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from support.engine.random_requests import SAMPLERS
 
 CANCELLED_SHARE = 0.3
 LEAST_ROUNDS = 2
+SAMPLES = 12
+"""Of the memory of a rank that knows of no rounds, while the traffic lasts."""
 MIB = 1 << 20
 
 
@@ -42,10 +45,10 @@ class Mismatch:
 
 @dataclass
 class TrafficReport:
-    """What a gang did under traffic, as rank 0 saw it; the other ranks fill in their memory alone."""
+    """What a gang did under traffic, as rank 0 saw it; the other ranks know of their memory alone."""
 
     device_bytes: list[int] = field(default_factory=list)
-    """Allocated on the rank's card, between rounds; before and after all of them on the other ranks. 0 on CPU."""
+    """Allocated on the rank's card, between rounds, or now and then on ranks that know of no rounds. 0 on CPU."""
     host_bytes: list[int] = field(default_factory=list)
     """Resident memory of the rank's process, at the same times."""
     finished: int = 0
@@ -58,8 +61,10 @@ class TrafficReport:
     faults: list[str] = field(default_factory=list)
     pages_left: dict[str, int] = field(default_factory=dict)
     """Pages in use when all was over, by KV group."""
-    most_at_one_time: int = 0
-    """Sequences that ran at one time in the last round."""
+    most_at_first: int = 0
+    """Sequences that ran at one time in the first burst."""
+    most_at_last: int = 0
+    """Sequences that ran at one time in the last one."""
 
     @property
     def rounds(self) -> int:
@@ -68,6 +73,8 @@ class TrafficReport:
 
     def growth(self, samples: list[int]) -> int:
         """Bytes by which memory grew from the first third of the rounds to the last, without the first of all."""
+        if not samples:
+            return 0
         later = samples[1:] if len(samples) > 3 else samples
         third = max(1, len(later) // 3)
         return int(median(later[-third:]) - median(later[:third]))
@@ -107,13 +114,14 @@ class TrafficInbox:
         """Few prompt tokens, not the fewest of output: many of them run at one time."""
         self._max_num_seqs, self._device = max_num_seqs, device
         self._rng, self._clock = random.Random(seed), clock
-        self._until = clock() + seconds
+        self._seconds = seconds
+        self._until: float | None = None
         self._arriving: list[Submit] = []
         self._open: dict[str, list[int]] = {}
         self._to_cancel: dict[str, int] = {}
         """By request: tokens after which it is cancelled."""
         self._cancels: list[ToGang] = []
-        self._is_last_round = False
+        self._is_burst = self._is_last_round = False
         self._stopped = False
 
     def poll(self, timeout_s: float) -> list[ToGang]:
@@ -121,7 +129,7 @@ class TrafficInbox:
         if not self._arriving and not self._open and not self._stopped and not self._begin_round():
             self._stopped = True
             return [Stop()]
-        count = len(self._arriving) if self._is_last_round else self._rng.randrange(5)
+        count = len(self._arriving) if self._is_burst else self._rng.randrange(5)
         arrived, self._arriving = self._arriving[:count], self._arriving[count:]
         for submit in arrived:
             self._open[submit.request_id] = []
@@ -136,7 +144,9 @@ class TrafficInbox:
         report.steps, report.preemptions = stats.step, stats.num_preemptions
         report.drafts_accepted, report.pages_left = stats.speculation.accepted, stats.pages_in_use
         if self._is_last_round:
-            report.most_at_one_time = max(report.most_at_one_time, stats.num_running)
+            report.most_at_last = max(report.most_at_last, stats.num_running)
+        elif self._is_burst:
+            report.most_at_first = max(report.most_at_first, stats.num_running)
         for delta in message.deltas:
             self._take(delta)
 
@@ -147,13 +157,16 @@ class TrafficInbox:
             return False
         if self.report.steps:
             self.report.note_memory(self._device)
+        if self._until is None:  # what was captured before counts for nothing
+            self._until = self._clock() + self._seconds
         self._is_last_round = self._clock() >= self._until and self.report.rounds >= LEAST_ROUNDS
-        count = 2 * self._max_num_seqs if self._is_last_round else self._rng.randrange(4, 3 * self._max_num_seqs)
+        self._is_burst = self._is_last_round or not self.report.rounds
+        count = 2 * self._max_num_seqs if self._is_burst else self._rng.randrange(4, 3 * self._max_num_seqs)
         for i in range(count):
-            submit = self._rng.choice(self._short if self._is_last_round else self._catalogue)
+            submit = self._short[i % len(self._short)] if self._is_burst else self._rng.choice(self._catalogue)
             name = f"{submit.request_id}|{self.report.rounds}.{i}"
             self._arriving.append(msgspec.structs.replace(submit, request_id=name))
-            if not self._is_last_round and self._rng.random() < CANCELLED_SHARE:
+            if not self._is_burst and self._rng.random() < CANCELLED_SHARE:
                 self._to_cancel[name] = self._rng.randrange(0, 10)
         return True
 
@@ -225,12 +238,19 @@ def traffic(
     seed: int = 0,
 ) -> TrafficReport:
     """On every rank of a gang of `config.gang_size`: load, and serve mixed traffic for so many seconds."""
-    report = TrafficReport()
+    report, interval = TrafficReport(), max(seconds, 1.0) / SAMPLES
+    last = time.monotonic()
+
+    def on_step(device: torch.device) -> None:
+        nonlocal last
+        if time.monotonic() - last >= interval:
+            report.note_memory(device)
+            last = time.monotonic()
 
     def inbox(device: torch.device) -> TrafficInbox:
         return TrafficInbox(
             submits, expected, seconds=seconds, max_num_seqs=config.max_num_seqs, device=device, seed=seed
         )
 
-    found = run_engine_on(comm, config, inbox, on_loaded=report.note_memory, on_done=report.note_memory)
+    found = run_engine_on(comm, config, inbox, on_step=on_step)
     return report if found is None else found.report
