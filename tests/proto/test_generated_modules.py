@@ -43,7 +43,7 @@ def lower_bounds() -> dict[str, str]:
 
 
 def generator_pins() -> dict[str, str]:
-    """Of the generator, which includes the oldest runtime packages."""
+    """Lower bounds of the generator, which includes the oldest runtime packages."""
     files = ("lowest.txt", "generator.txt")
     lines = [line for name in files for line in (ROOT / "proto" / name).read_text().splitlines()]
     return dict(line.partition(" ")[0].split("==") for line in lines if "==" in line)

@@ -61,9 +61,9 @@ class Load:
     between_tokens_limit_ms: float
     """... and its further tokens took at most this each, on average over the request."""
     seconds: float = 30.0
-    """For which requests arrive at each rate; those that have arrived are then served to their end."""
+    """How long requests arrive at each rate; those that have arrived are then served to their end."""
     warm_up_seconds: float = 5.0
-    """Of the first rate, before anything is measured."""
+    """Seconds of the first rate, before anything is measured."""
     sampling: SamplingName = "greedy"
     seed: int = 0
 

@@ -168,7 +168,7 @@ class RateRow(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that came at once share the time since the ones before."""
     tokens_per_s: float
     good_share: float
-    """Of the requests: first token within its limit, the others within theirs on average."""
+    """Share of the requests whose first token came within its limit and the others within theirs on average."""
     goodput: float
     """Good requests a second."""
     first_token_limit_ms: float

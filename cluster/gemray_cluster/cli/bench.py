@@ -18,11 +18,14 @@ def bench(
         typer.Option(metavar="FILE", help="TOML file of setups; flags win over it. With --address, of a load."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Of the suite's setups; may be repeated (default: all).")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A setup of the suite to run; may be repeated (default: all)."),
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="End then, and list the rows that were not run (default: no limit)."),
+        typer.Option(
+            metavar="SECONDS", help="Stop after this long and list the rows that were not run (default: no limit)."
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -58,16 +61,20 @@ def bench(
         int | None,
         typer.Option(metavar="INTEGER", help="Measured cycles of each batch; with --address, tokens of each request."),
     ] = None,
-    warm_up_steps: Annotated[int | None, typer.Option(metavar="INTEGER", help="Cycles before them.")] = None,
-    acceptance_length: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Make up acceptance: tokens a cycle (random weights only).")
+    warm_up_steps: Annotated[
+        int | None, typer.Option(metavar="INTEGER", help="Cycles before the measured ones.")
     ] = None,
-    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Cap of the KV pages of each rank.")] = None,
+    acceptance_length: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Simulate acceptance: tokens a cycle (random weights only).")
+    ] = None,
+    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the KV pages of each rank.")] = None,
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Weights from a seed: configs are enough.")
     ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Also record where a cycle's time goes.")] = False,
-    output: Annotated[str, typer.Option(metavar="DIR", help="For the report and the profiles.")] = "bench-results",
+    output: Annotated[
+        str, typer.Option(metavar="DIR", help="Directory for the report and the profiles.")
+    ] = "bench-results",
     peers: Annotated[
         str | None, typer.Option(metavar="FILE", help="TOML file of other engines' figures, for the Markdown table.")
     ] = None,

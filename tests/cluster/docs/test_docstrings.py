@@ -14,10 +14,12 @@ BARE = ("Of ", "See ")
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of every string that stands alone: docstrings, and those of attributes behind them."""
+    """Line and text of every string that stands alone (docstrings, and those of attributes) or is a flag's help."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
+                yield line, text.strip()
+            case ast.keyword(arg="help", value=ast.Constant(value=str(text), lineno=line)):
                 yield line, text.strip()
 
 
@@ -39,5 +41,5 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 @pytest.mark.parametrize("text", ["Of the slot.", "See `Engine`."])
 def test_a_bare_docstring_would_be_found(text: str) -> None:
-    source = f'class A:\n    slot: int\n    """{text}"""\n'
-    assert [found for _, found in docstrings(source) if found.startswith(BARE)] == [text]
+    source = f'class A:\n    slot: int\n    """{text}"""\n\n\nflag(help="{text}")\n'
+    assert [found for _, found in docstrings(source) if found.startswith(BARE)] == [text, text]
