@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
@@ -122,7 +124,13 @@ class GangWorker:
         return self._comm
 
     def close(self) -> None:
-        """Leave the gang."""
+        """Free this rank's part and leave the gang.
+
+        In this order: NCCL does not let go of a group while a captured graph holds one of its collectives.
+        """
+        self._engine_rank = None
+        self._drafter_rank = None
+        gc.collect()  # models, graphs and the engine refer to each other
         if self._comm is not None:
             self._comm.close()
             self._comm = None
