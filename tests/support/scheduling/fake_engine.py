@@ -126,7 +126,9 @@ class FakeEngine:
             self._write(slot, position, token_id)
         for position in range(start, start + rows.num_known + num_accepted):
             self._check_keys(slot, position, (slot.tokens + drafts)[: position + 1])
-        if slot.request_id in self.faults:
+        if rows.samples and slot.request_id in self.faults:  # its rows are computed, and nothing follows
+            slot.computed += rows.num_known + num_accepted
+            slot.is_done = True
             return SequenceOutcome(rows.slot, [], fault="NaN logits")
         token_ids = right[: num_accepted + 1] if rows.samples else []
         slot.computed += rows.num_known + num_accepted

@@ -2,14 +2,16 @@
 
 With lag 1 a step is planned and run before the host learns what the one before it gave. The made-up device runs plans
 in order and looks at every key that a row reads, so it notices a page that was granted anew too early, a window that
-was given back under rows in flight, and rows without pages.
+was given back under rows in flight, and rows without pages. Requests stop, fault, are cancelled and preempted, and now
+and then the gang fails: another goes on with what had been given out, and what was in flight is lost.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -60,26 +62,59 @@ class SchedulerMachine(RuleBasedStateMachine):
             KVGroupSpec("sliding", (0,), 1, 8, data.draw(st.sampled_from([1, 2, 4]), "page"), window, torch.float32),
             KVGroupSpec("full", (1,), 1, 8, 4, None, torch.float32),
         ]
-        num_pages = {
+        self.num_pages = {
             spec.name: most_pages(MAX_LEN, spec.page_size, spec.window, self.config.max_rows)
             + data.draw(st.sampled_from([3, 0, 8, 40]), "spare pages")
             for spec in self.specs
         }
         self.salt = data.draw(st.integers(0, 1 << 30), "acceptance")
-        self.scheduler = Scheduler(self.config, self.specs, num_pages, lambda seq: token_at(self.salt, seq.arrival, 6))
-        self.engine = FakeEngine(
-            self.specs,
-            lambda request_id, position, n: token_at(self.salt, int(request_id) * 1000 + position, n + 1),
-            max_model_len=MAX_LEN,
-            matches_stop_ids=data.draw(st.booleans(), "device matches stop ids"),
-        )
-        self.in_flight: deque[Flight] = deque()
+        self.matches_stop_ids = data.draw(st.booleans(), "device matches stop ids")
+        self.faulty: set[str] = set()
+        self.reported: dict[str, list[int]] = {}
+        self.start()
         self.submits: dict[str, Submit] = {}
         self.ids: dict[str, list[int]] = {}
         self.finals: dict[str, SequenceDelta] = {}
         self.prompt_logprobs: dict[str, list[float]] = {}
         self.cancelled: set[str] = set()
         self.work = 0
+
+    def start(self) -> None:
+        """A gang without requests."""
+        self.scheduler = Scheduler(
+            self.config, self.specs, self.num_pages, lambda seq: token_at(self.salt, seq.arrival, 6)
+        )
+        self.engine = FakeEngine(
+            self.specs,
+            lambda request_id, position, n: token_at(self.salt, int(request_id) * 1000 + position, n + 1),
+            faults=self.faulty,
+            max_model_len=MAX_LEN,
+            matches_stop_ids=self.matches_stop_ids,
+            reported_prompt_positions=self.reported,
+        )
+        self.in_flight: deque[Flight] = deque()
+        self.num_admissions: Counter[int] = Counter()
+        self.num_received = 0
+        self.life_finals: list[SequenceDelta] = []
+
+    @precondition(lambda self: self.live and not self.cancelled & self.live)
+    @rule()
+    def fail(self) -> None:
+        """The gang fails, whatever is in flight, and the coordinator replays what lives to another."""
+        assert self.scheduler.stats(0.0).generated_tokens == self.num_received
+        self.start()
+        for request_id in sorted(self.live, key=int):
+            submit = self.submits[request_id]
+            given = submit.num_prompt_logprobs + len(self.prompt_logprobs[request_id])
+            replay = msgspec.structs.replace(submit, emitted_ids=self.ids[request_id], num_prompt_logprobs=given)
+            self.scheduler.submit(replay)
+            self.work += len(submit.prompt_ids) + submit.params.max_tokens + 1
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fault(self, data: st.DataObject) -> None:
+        """From the next step on a request's logits are unusable."""
+        self.faulty.add(data.draw(st.sampled_from(sorted(self.live)), "faulty"))
 
     @rule(data=st.data(), count=st.integers(1, 5))
     def submit_some(self, data: st.DataObject, count: int) -> None:
@@ -141,6 +176,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_oldest(plan)
         for flight in self.in_flight:
             flight.live -= set(plan.released)
+        self.num_admissions.update(admission.slot for admission in plan.admitted)
+        for rows in plan.scheduled:
+            assert rows.epoch == self.num_admissions[rows.slot] - 1, "rows are of the sequence that has the slot now"
         names = {rows.slot: self.scheduler_id(rows.slot) for rows in plan.scheduled}
         self.in_flight.append(Flight(plan, self.engine.run(plan), names, set(names)))
         wants_logprobs = any(rows.prompt_logprobs_from is not None for rows in plan.scheduled)
@@ -165,6 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for rows in flight.plan.scheduled
             if rows.samples and rows.slot in flight.live and flight.names[rows.slot] not in self.finals
         }
+        expected -= {flight.names[outcome.slot] for outcome in flight.outcomes if outcome.fault is not None}
         deltas = self.scheduler.commit(flight.plan, flight.outcomes)
         assert {delta.request_id for delta in deltas if delta.token_ids} == expected
         for delta in deltas:
@@ -201,8 +240,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if delta.logprobs is not None:
             assert [entry.token_id for entry in delta.logprobs] == delta.token_ids
         self.ids[request_id] += delta.token_ids
+        self.num_received += len(delta.token_ids)
         if delta.finish is not None:
             self.finals[request_id] = delta
+            self.life_finals.append(delta)
 
     @property
     def live(self) -> set[str]:
@@ -227,9 +268,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id, submit in self.submits.items():
             self.check_result(request_id, submit)
         stats = self.scheduler.stats(0.0)
-        assert stats.generated_tokens == sum(len(self.ids[i]) - len(s.emitted_ids) for i, s in self.submits.items())
-        per_request = [final.speculation for final in self.finals.values() if final.speculation is not None]
-        assert len(per_request) == len(self.finals)
+        assert stats.generated_tokens == self.num_received
+        per_request = [final.speculation for final in self.life_finals if final.speculation is not None]
+        assert len(per_request) == len(self.life_finals)
         assert stats.speculation.drafted == sum(counters.drafted for counters in per_request)
         assert stats.speculation.accepted == sum(counters.accepted for counters in per_request)
 
@@ -238,6 +279,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         final = self.finals[request_id]
         if final.finish == "cancelled":
             assert request_id in self.cancelled
+            assert self.ids[request_id] == ids[: len(self.ids[request_id])]
+            return
+        if final.finish == "fault":
+            assert request_id in self.faulty
             assert self.ids[request_id] == ids[: len(self.ids[request_id])]
             return
         assert self.ids[request_id] == ids
