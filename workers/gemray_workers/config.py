@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -99,6 +100,10 @@ class EngineConfig:
     """How long a rank waits for its peers in a step before it gives up."""
     start_deadline_s: float = ranged(DURATION, 900.0)
     """How long a rank that has loaded waits for its peers to load, too."""
+
+    hf_configs: MutableMapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What transformers has made of config.json files (`checkpoint.hf_config`): ranks take from it what they find in
+    it, rather than import that, 4.5 s of CPU time each."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -32,7 +32,7 @@ from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.settings.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from gemray_workers.config import DeviceName
+    from gemray_workers.config import DeviceName, EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ async def serving(
         if asked is None:
             await asyncio.to_thread(_refuse_unfit, settings, device)
         engine_config = settings.engine_config(device)
+        await asyncio.to_thread(_read_configs, settings, engine_config)
         await look_before_start(
             num_ranks=settings.num_ranks,
             bundle=rank_bundle(cluster_config, engine_config.device),
@@ -114,5 +115,17 @@ def _warn_if_open(config: ServerConfig) -> None:
 
 def _refuse_unfit(settings: ServeSettings, device: DeviceName) -> None:
     """What the ranks would refuse is refused here, in the settings' names, if the drafter can be read from here."""
-    if settings.drafter is None or Path(settings.drafter).is_dir():
+    if _is_drafter_here(settings):
         settings.blueprint(device)
+
+
+def _read_configs(settings: ServeSettings, config: EngineConfig) -> None:
+    """Read what transformers is needed for, once for all ranks, if the drafter can be read from here."""
+    from gemray_workers.rank.blueprint import Blueprint
+
+    if _is_drafter_here(settings):
+        Blueprint.of(config)
+
+
+def _is_drafter_here(settings: ServeSettings) -> bool:
+    return settings.drafter is None or Path(settings.drafter).is_dir()

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
 from gemray_workers.checkpoint.vocabulary import StoredVocabulary, stored_vocabulary
@@ -105,15 +106,16 @@ class ModelConfig:
     """From config.json, both levels; generation_config.json and the tokenizer may add more (spec 3)."""
 
     @classmethod
-    def from_directory(cls, path: str | os.PathLike[str]) -> ModelConfig:
-        """Read ``config.json`` of a local Hugging Face directory.
+    def from_directory(cls, path: str | os.PathLike[str], known: HFConfigs | None = None) -> ModelConfig:
+        """Read ``config.json`` of a local Hugging Face directory. What is in `known` is not read again, what is not is
+        added to it.
 
         Raises:
             CheckpointError: `path` is no directory or has no readable config.json.
             InvalidField: the config describes something else than a Gemma 4 text decoder, or a variant that
                 gemray does not compute.
         """
-        root = _load_hf_config(Path(path))
+        root = _load_hf_config(Path(path), {} if known is None else known)
         text = root.get_text_config()
         prefix = _WEIGHT_PREFIXES[root.model_type]
         return cls._from_text_config(
@@ -180,9 +182,7 @@ class ModelConfig:
         }
 
 
-def _load_hf_config(directory: Path) -> Any:
-    from transformers import CONFIG_MAPPING
-
+def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
     if not directory.is_dir():
         raise CheckpointError(
             f"there is no directory {directory}; the model must be a local Hugging Face directory, "
@@ -207,10 +207,15 @@ def _load_hf_config(directory: Path) -> Any:
         text["hidden_size_per_layer_input"] = 0  # some exports say "off" with null (spec 11)
     if text.get("rope_scaling", 0) is None:
         del text["rope_scaling"]  # the same, and transformers would take rope_parameters for null
-    try:
-        return CONFIG_MAPPING[model_type].from_dict(content)
-    except Exception as error:  # strict config classes raise errors of several libraries
-        raise CheckpointError(f"{directory / 'config.json'} is not a valid {model_type} config: {error}") from error
+    key = fingerprint(content)
+    if key not in known:
+        from transformers import CONFIG_MAPPING
+
+        try:
+            known[key] = plain(CONFIG_MAPPING[model_type].from_dict(content))
+        except Exception as error:  # strict config classes raise errors of several libraries
+            raise CheckpointError(f"{directory / 'config.json'} is not a valid {model_type} config: {error}") from error
+    return known[key]
 
 
 def refuse_other_variants(text: Any) -> None:

@@ -41,14 +41,14 @@ class Blueprint:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Blueprint:
-        """Draw it.
+        """Draw it. What had to be read by transformers is kept in the config, for the ranks.
 
         Raises:
             InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or another (rows of a step).
             CheckpointError: a directory without a usable config.
             CapacityError: the KV memory holds not even one sequence.
         """
-        model = ModelConfig.from_directory(config.model_path)
+        model = ModelConfig.from_directory(config.model_path, config.hf_configs)
         drafter = plan_drafter(config, model)
         target_specs = kv_group_specs(
             model, tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_dtype

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.checkpoint.vocabulary import stored_vocabulary
 from gemray_workers.errors import CheckpointError, InvalidField
@@ -37,22 +38,18 @@ class AssistantConfig:
     """None: a dense head."""
 
     @classmethod
-    def from_directory(cls, path: str | os.PathLike[str], target: ModelConfig) -> AssistantConfig:
-        """Read an assistant's config.json and tie its layers to the target's donor layers.
+    def from_directory(
+        cls, path: str | os.PathLike[str], target: ModelConfig, known: HFConfigs | None = None
+    ) -> AssistantConfig:
+        """Read an assistant's config.json and tie its layers to the target's donor layers. What is in `known` is not
+        read again, what is not is added to it.
 
         Raises:
             CheckpointError: the directory holds no readable config.
             InvalidField: not an MTP assistant, or one of another target; both sides' values are named.
         """
-        from transformers import AutoConfig
-
         directory = Path(path)
-        try:
-            root = AutoConfig.from_pretrained(directory, local_files_only=True)
-        except Exception as error:  # strict config classes raise errors of several libraries
-            raise CheckpointError(f"{directory} holds no valid MTP assistant config: {error}") from error
-        if root.model_type not in MODEL_TYPES:
-            raise InvalidField("drafter model_type", root.model_type, "one of " + ", ".join(MODEL_TYPES))
+        root = _load_hf_config(directory, {} if known is None else known)
         text = root.get_text_config()
         refuse_other_variants(text)
         _check_against(root, text, target)
@@ -64,6 +61,26 @@ class AssistantConfig:
             backbone_hidden_size=root.backbone_hidden_size,
             centroids=_centroids(root, text),
         )
+
+
+def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
+    key = fingerprint(read_json_object(directory / "config.json"))
+    if key not in known:
+        from transformers import AutoConfig
+
+        try:
+            root = AutoConfig.from_pretrained(directory, local_files_only=True)
+        except Exception as error:  # strict config classes raise errors of several libraries
+            raise CheckpointError(f"{directory} holds no valid MTP assistant config: {error}") from error
+        _check_model_type(root.model_type)
+        known[key] = plain(root)
+    _check_model_type(known[key].model_type)
+    return known[key]
+
+
+def _check_model_type(model_type: str) -> None:
+    if model_type not in MODEL_TYPES:
+        raise InvalidField("drafter model_type", model_type, "one of " + ", ".join(MODEL_TYPES))
 
 
 def _decoder(root: Any, text: Any, target: ModelConfig, *, has_own_head: bool) -> ModelConfig:

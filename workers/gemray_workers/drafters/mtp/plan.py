@@ -43,7 +43,7 @@ class MTPPlan:
         self._path = path
         self._fill_weights = weight_source(config)
         self._position_delta = config.mtp_position_delta
-        self._assistant = AssistantConfig.from_directory(path, target)
+        self._assistant = AssistantConfig.from_directory(path, target, config.hf_configs)
         check_tensor_parallel(self._assistant.decoder, config.tensor_parallel_size)
         self.traits = DrafterTraits(
             method="mtp",

@@ -1,0 +1,92 @@
+"""Ranks take the coordinator's reading of a config.json, and import transformers only without one that fits."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemray_workers.checkpoint.hf_config import fingerprint
+from gemray_workers.drafters.mtp.config import AssistantConfig
+from gemray_workers.embedded import embedded_path
+from gemray_workers.errors import InvalidField
+from gemray_workers.model.config import ModelConfig
+from gemray_workers.rank.blueprint import Blueprint
+from support.checkpoints.tiny import tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
+from support.engine.engine_runner import engine_config
+
+BLUEPRINT_IN_A_PROCESS = """
+import pickle, sys
+config = pickle.load(sys.stdin.buffer)
+from gemray_workers.rank.blueprint import Blueprint
+import gemray_workers.rank.worker
+info = Blueprint.of(config).model_info()
+print(info.num_layers, "transformers" in sys.modules)
+"""
+
+
+def blueprint_elsewhere(config: Any) -> list[str]:
+    """Layers of the model that a fresh process makes of `config`, and whether it imported transformers."""
+    ran = subprocess.run(
+        [sys.executable, "-c", BLUEPRINT_IN_A_PROCESS], input=pickle.dumps(config), capture_output=True, check=True,
+        timeout=120,
+    )  # fmt: skip
+    return ran.stdout.decode().split()
+
+
+@pytest.mark.parametrize("drafter", [None, "gemray-tiny-assistant-centroid", "gemray-tiny-dflash"])
+def test_a_rank_with_the_reading_does_not_import_transformers(drafter: str | None) -> None:
+    path = None if drafter is None else str(embedded_path(drafter))
+    config = engine_config(embedded_path("gemray-tiny"), drafter_path=path, max_step_tokens=256)
+    layers = str(Blueprint.of(config).model.num_layers)
+    assert blueprint_elsewhere(config) == [layers, "False"]
+    assert blueprint_elsewhere(replace(config, hf_configs={})) == [layers, "True"]
+
+
+@pytest.mark.parametrize("shape", ["E2B", "26B-A4B", "31B"])
+@pytest.mark.parametrize("make", [None, tiny_assistant, tiny_dflash])
+def test_the_reading_gives_the_same_blueprint(shape: Any, make: Any) -> None:
+    target = tiny_checkpoint(shape)
+    drafter = None if make is None else str(make(target))
+    config = engine_config(target, drafter_path=drafter, max_step_tokens=256)
+    drawn = Blueprint.of(config)
+    passed_on = pickle.loads(pickle.dumps(config))
+    assert passed_on == config
+    assert set(passed_on.hf_configs) == set(config.hf_configs) != set()
+    again = Blueprint.of(passed_on)
+    assert again.model == drawn.model
+    assert again.model_info() == drawn.model_info()
+    assert again.drafter.traits == drawn.drafter.traits
+
+
+def test_another_config_on_a_ranks_node_is_read_there(tmp_path: Path) -> None:
+    """Equal paths, other files: the reading is of the content, not of the name."""
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint("31B"), directory)
+    config = engine_config(directory)
+    Blueprint.of(config)
+    content = json.loads((directory / "config.json").read_text())
+    content["text_config"]["rms_norm_eps"] = 1e-3
+    (directory / "config.json").write_text(json.dumps(content, indent=7))
+    assert Blueprint.of(config).model.rms_norm_eps == 1e-3
+
+
+def test_a_target_is_no_assistant_though_its_reading_is_known() -> None:
+    directory = tiny_checkpoint("31B")
+    known: dict[str, Any] = {}
+    target = ModelConfig.from_directory(directory, known)
+    with pytest.raises(InvalidField, match="drafter model_type"):
+        AssistantConfig.from_directory(directory, target, known)
+
+
+def test_fingerprints_tell_contents_apart_and_not_their_order() -> None:
+    assert fingerprint({"a": 1, "b": [2.0]}) == fingerprint({"b": [2.0], "a": 1})
+    assert len({fingerprint({"a": value}) for value in (1, 1.5, "1", None, [1])}) == 5
