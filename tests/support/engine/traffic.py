@@ -29,7 +29,7 @@ from support.engine.random_requests import SAMPLERS
 CANCELLED_SHARE = 0.3
 LEAST_ROUNDS = 2
 SAMPLES = 12
-"""Of the memory of a rank that knows of no rounds, while the traffic lasts."""
+"""Times that a rank which knows of no rounds reads its memory, while the traffic lasts."""
 MIB = 1 << 20
 
 
