@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-import torch
-
-from support.processes.gang import GangPools
-from support.random_cases.sweep import Cell, Tally, cells_for, run_cell, table
+from support.random_cases.sweep import Cell, Tally, cells_for, run_task, table
 
 BATCH = 10
 """Cases of one call of a gang."""
@@ -42,24 +38,6 @@ def _tasks(count: int, first_seed: int) -> Iterator[tuple[Cell, Sequence[int]]]:
     for cell, share in sorted(cells_for(count).items(), key=lambda item: item[0].gang_size):
         for first in range(0, share, BATCH):
             yield cell, range(first_seed + first, first_seed + min(first + BATCH, share))
-
-
-def run_task(cell: Cell, seeds: Sequence[int]) -> Tally:
-    """One call of a gang, in a process of the executor."""
-    torch.set_num_threads(1)
-    tally = Tally()
-    run_cell(_pools(cell.gang_size).run, cell, seeds, tally)
-    return tally
-
-
-@functools.lru_cache(maxsize=1)
-def _pools(_size: int) -> GangPools:
-    """Gangs of this process; another size ends the ranks of the one before."""
-    _held.close()
-    return _held
-
-
-_held = GangPools()
 
 
 def report(tallies: dict[Cell, Tally], output: Path) -> None:

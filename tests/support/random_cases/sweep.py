@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
-from support.processes.gang import RunOnGang
+import torch
+
+from support.processes.gang import GangPools, RunOnGang
 from support.random_cases.case import DEDICATED_TP, DRAFTERS, Case, DrafterName, draw_case
 from support.random_cases.serving import Served, serve_cases
 from support.random_cases.verdict import differences, prepare
@@ -90,6 +93,34 @@ def run_cell(run_on_gang: RunOnGang, cell: Cell, seeds: Sequence[int], tally: Ta
     lead, *_ = run_on_gang(cell.gang_size, serve_cases, [job for job, _ in prepared], timeout_s=TIMEOUT_S)
     for case, (_, expected), served in zip(cases, prepared, lead, strict=True):
         tally.add(case, served, differences(case, expected, served))
+
+
+class Worker:
+    """Of a process that runs calls one after the other: its ranks stay up for as long as gangs are of one size."""
+
+    def __init__(self) -> None:
+        self._pools = GangPools()
+        self._size = 1
+
+    def run(self, cell: Cell, seeds: Sequence[int]) -> Tally:
+        """One call of a gang."""
+        torch.set_num_threads(1)
+        if cell.gang_size != self._size:
+            self._pools.close()
+            self._size = cell.gang_size
+        tally = Tally()
+        run_cell(self._pools.run, cell, seeds, tally)
+        return tally
+
+
+@functools.cache
+def _worker() -> Worker:
+    return Worker()
+
+
+def run_task(cell: Cell, seeds: Sequence[int]) -> Tally:
+    """What an executor's process is given: one call of a gang."""
+    return _worker().run(cell, seeds)
 
 
 def table(tallies: dict[Cell, Tally]) -> Iterator[str]:
