@@ -14,7 +14,7 @@ from decode_kernels.measure import CEILING, Report, early, error, in_words, medi
 from gemray_kernels.reference import activation
 from gemray_kernels.table import REFERENCE, triton_kernels
 from gemray_kernels.triton import few_rows_experts, routing
-from gemray_kernels.triton.expert_tile import Tile
+from gemray_kernels.triton.expert_tile import ExpertTile
 
 UPS = (
     (16, 256, 4, 4),
@@ -61,7 +61,7 @@ def sweep(report: Report, rows: int, gate_up: Tensor, down: Tensor) -> None:
     floor = touched * 3 * 704 * 2816 * 2 / CEILING * 1e6
     before = median_us([partial(list_path, x, w, n, gate_up, down) for x, w, n in sets])
     up, dn = few_rows_experts.tiles_for(torch.bfloat16)
-    tiles = {f"up {u}": (Tile(16, *u), dn) for u in UPS} | {f"down {d}": (up, Tile(16, *d)) for d in DOWNS}
+    tiles = {f"up {u}": (ExpertTile(16, *u), dn) for u in UPS} | {f"down {d}": (up, ExpertTile(16, *d)) for d in DOWNS}
     found = {}
     with early(False):
         for name, pair in tiles.items():
@@ -84,7 +84,7 @@ def sweep(report: Report, rows: int, gate_up: Tensor, down: Tensor) -> None:
     )
 
 
-def outputs_us(sets: Sequence[Rows], gate_up: Tensor, down: Tensor, *tiles: tuple[Tile, Tile]) -> float:
+def outputs_us(sets: Sequence[Rows], gate_up: Tensor, down: Tensor, *tiles: tuple[ExpertTile, ExpertTile]) -> float:
     """Microseconds of the chosen experts' outputs, in tiles or in the kernel's own."""
     return median_us([partial(few_rows_experts.expert_outputs, x, n, gate_up, down, *tiles) for x, _, n in sets])
 

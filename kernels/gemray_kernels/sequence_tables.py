@@ -72,7 +72,7 @@ class PageTables:
 
 
 @unique
-class Cut(IntEnum):
+class CutField(IntEnum):
     """Rows of the int64 [5, A] that `cut_rows` makes: what is left of what each sequence was granted."""
 
     SLOT = 0

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.sequence_tables import Cut, PageTables, QueryLayout, RowLayout, SequenceTables
+from gemray_kernels.sequence_tables import CutField, PageTables, QueryLayout, RowLayout, SequenceTables
 
 
 def cut_rows(granted_S4: Tensor, tables: SequenceTables) -> Tensor:
-    """What each sequence has room for of what it was granted: int64 [5, A], by `Cut`.
+    """What each sequence has room for of what it was granted: int64 [5, A], by `CutField`.
 
     Args:
         granted_S4: int64: slot, known rows, drafts, whether it chooses a token; the null slot's entry last.
@@ -49,7 +49,7 @@ def pack_rows(
     the draft rows; it reads rows of others behind a sequence's own.
 
     Args:
-        cut_5A: by `Cut`.
+        cut_5A: by `CutField`.
         tables: the tokens, drafts among them.
         pages: block tables of the groups in which the rows are addressed.
         num_rows: T; no fewer than there are.
@@ -119,8 +119,8 @@ def drafting(cut_5D: Tensor, null_slot: int) -> tuple[Tensor, Tensor]:
 
     In a padded shape that is also a prompt chunk's entry, behind whose rows stand tokens that must stay.
     """
-    drafts = cut_5D[Cut.DRAFTS] > 0
-    return torch.where(drafts, cut_5D[Cut.SLOT], null_slot), cut_5D[Cut.START] * drafts
+    drafts = cut_5D[CutField.DRAFTS] > 0
+    return torch.where(drafts, cut_5D[CutField.SLOT], null_slot), cut_5D[CutField.START] * drafts
 
 
 def query_rows(
@@ -129,7 +129,7 @@ def query_rows(
     """One query for each of the first `num_drafting` sequences, which sees the committed keys and no more.
 
     Args:
-        cut_5A: by `Cut`.
+        cut_5A: by `CutField`.
         tables: the tokens.
         pages: block tables of the groups that are read.
         num_drafting: D.

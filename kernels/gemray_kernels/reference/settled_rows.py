@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemray_kernels.sequence_tables import NOTHING, Cut, SequenceTables, Settled
+from gemray_kernels.sequence_tables import NOTHING, CutField, SequenceTables, Settled
 
 
 def accepted_drafts(draft_ids_RK: Tensor, num_drafts_R: Tensor, chosen_ids_RQ: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def settle(
     """Accept drafts that equal what was chosen in their place, and write what is emitted over them.
 
     Args:
-        cut_5A: by `Cut`.
+        cut_5A: by `CutField`.
         chosen_RQ: int64: the token chosen behind the last known one of each of the first R sequences, and behind each
             of its drafts; -1 is none.
         tables: whose tokens are read and written.
@@ -50,14 +50,14 @@ def settle(
     # Padding names a sequence's last column again, so it must bring the same value.
     tables.token_ids_NL[at] = emitted_RQ.gather(1, offset_RQ)
     counts_R2 = torch.stack([drafts_R, accepted_R], dim=1) * chooses_R1
-    accepted_A = torch.zeros_like(cut_5A[Cut.SLOT])
+    accepted_A = torch.zeros_like(cut_5A[CutField.SLOT])
     accepted_A[:num_choosing] = counts_R2[:, 1]
     return Settled(accepted_A, ids_RQ, torch.cat([counts_R2, ids_RQ.masked_fill(~chooses_R1, NOTHING)], dim=1))
 
 
 def advance(cut_5A: Tensor, accepted_A: Tensor, tables: SequenceTables) -> None:
     """Count the known rows and the accepted drafts as computed."""
-    tables.computed_N.index_add_(0, cut_5A[Cut.SLOT], cut_5A[Cut.KNOWN] + accepted_A)
+    tables.computed_N.index_add_(0, cut_5A[CutField.SLOT], cut_5A[CutField.KNOWN] + accepted_A)
 
 
 def write_drafts(ids: Tensor, slot: Tensor, position: Tensor, tables: SequenceTables) -> Tensor:
@@ -79,14 +79,14 @@ def keep_last_rows(rows_TH: Tensor, cut_5A: Tensor, first_A: Tensor, accepted_A:
 
     Args:
         rows_TH: of a cycle's rows.
-        cut_5A: by `Cut`.
+        cut_5A: by `CutField`.
         first_A: int64, index into T of each sequence's first row.
         accepted_A: int64, drafts.
         kept_NH: written, the null slot's entry to anything.
     """
-    committed_A = cut_5A[Cut.KNOWN] + accepted_A
+    committed_A = cut_5A[CutField.KNOWN] + accepted_A
     row_A = (first_A + committed_A - 1).clamp(min=0)
-    slot_A = torch.where(committed_A > 0, cut_5A[Cut.SLOT], len(kept_NH) - 1)
+    slot_A = torch.where(committed_A > 0, cut_5A[CutField.SLOT], len(kept_NH) - 1)
     kept_NH[slot_A] = rows_TH[row_A]
 
 
@@ -99,8 +99,8 @@ def committed_places(
         kv_index_GT: int64.
         sequence_T: int64, index into A.
         offset_T: int64, of a row within its sequence.
-        cut_5A: by `Cut`.
+        cut_5A: by `CutField`.
         accepted_A: int64, drafts.
     """
-    committed_A = cut_5A[Cut.KNOWN] + accepted_A
+    committed_A = cut_5A[CutField.KNOWN] + accepted_A
     return kv_index_GT.masked_fill(offset_T >= committed_A[sequence_T], 0)

@@ -17,24 +17,24 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.layout import aligned, require_contiguous, require_rows
-from gemray_kernels.sequence_tables import Cut, PageTables, QueryLayout, RowLayout, SequenceTables
+from gemray_kernels.sequence_tables import CutField, PageTables, QueryLayout, RowLayout, SequenceTables
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
 BLOCK = 64
 """Rows, or elements of a rectangle, of one program."""
 COLUMNS = 1024
 """Block-table columns that are copied at a time."""
-START = tl.constexpr(int(Cut.START))
-KNOWN = tl.constexpr(int(Cut.KNOWN))
-DRAFTS = tl.constexpr(int(Cut.DRAFTS))
-CHOOSES = tl.constexpr(int(Cut.CHOOSES))
+START = tl.constexpr(int(CutField.START))
+KNOWN = tl.constexpr(int(CutField.KNOWN))
+DRAFTS = tl.constexpr(int(CutField.DRAFTS))
+CHOOSES = tl.constexpr(int(CutField.CHOOSES))
 
 
 def cut_rows(granted_S4: Tensor, tables: SequenceTables) -> Tensor:
     """As `gemray_kernels.reference.cycle_rows.cut_rows`."""
     require_contiguous(granted=granted_S4, computed=tables.computed_N, end=tables.end_N)
     num_seqs = len(granted_S4)
-    cut_5A = torch.empty(len(Cut), num_seqs, dtype=torch.int64, device=granted_S4.device)
+    cut_5A = torch.empty(len(CutField), num_seqs, dtype=torch.int64, device=granted_S4.device)
     early = starts_early(granted_S4)
     _cut_kernel[(triton.cdiv(num_seqs, BLOCK),)](
         granted_S4, tables.computed_N, tables.end_N, cut_5A, num_seqs,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Tile:
+class ExpertTile:
     """Pairs, outputs and inputs of one program's product."""
 
     pairs: int

@@ -18,7 +18,7 @@ from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.triton import few_rows_experts
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.dot import dot
-from gemray_kernels.triton.expert_tile import Tile
+from gemray_kernels.triton.expert_tile import ExpertTile
 
 
 def gated_experts(
@@ -93,22 +93,22 @@ def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_
     return outputs_TKH
 
 
-def gate_up_tile(dtype: torch.dtype, num_rows: int) -> Tile:
+def gate_up_tile(dtype: torch.dtype, num_rows: int) -> ExpertTile:
     """Few rows: weights stream through many small programs; many rows: larger tiles use them more than once."""
     if dtype == torch.float32:
-        return Tile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
+        return ExpertTile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
     if num_rows <= 256:
-        return Tile(pairs=16, outputs=32, inputs=128, num_warps=4, num_stages=4)
-    return Tile(pairs=64, outputs=64, inputs=64, num_warps=4, num_stages=3)
+        return ExpertTile(pairs=16, outputs=32, inputs=128, num_warps=4, num_stages=4)
+    return ExpertTile(pairs=64, outputs=64, inputs=64, num_warps=4, num_stages=3)
 
 
-def down_tile(dtype: torch.dtype, num_rows: int) -> Tile:
+def down_tile(dtype: torch.dtype, num_rows: int) -> ExpertTile:
     """As `gate_up_tile`; the second layer has fewer inputs and more outputs."""
     if dtype == torch.float32:
-        return Tile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
+        return ExpertTile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
     if num_rows <= 256:
-        return Tile(pairs=16, outputs=64, inputs=64, num_warps=4, num_stages=4)
-    return Tile(pairs=64, outputs=128, inputs=64, num_warps=4, num_stages=3)
+        return ExpertTile(pairs=16, outputs=64, inputs=64, num_warps=4, num_stages=4)
+    return ExpertTile(pairs=64, outputs=128, inputs=64, num_warps=4, num_stages=3)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

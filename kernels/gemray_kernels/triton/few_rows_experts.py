@@ -17,14 +17,18 @@ from torch import Tensor
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
-from gemray_kernels.triton.expert_tile import Tile
+from gemray_kernels.triton.expert_tile import ExpertTile
 
 MOST_ROWS = 16
 """An expert has at most one pair a row, and a program holds 16 pairs."""
 
 
 def expert_outputs(
-    x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor, tiles: tuple[Tile, Tile] | None = None
+    x_TH: Tensor,
+    experts_TK: Tensor,
+    gate_up_E2IH: Tensor,
+    down_EHI: Tensor,
+    tiles: tuple[ExpertTile, ExpertTile] | None = None,
 ) -> Tensor:
     """Outputs [T, K, H] of each row's experts, as `gemray_kernels.reference.routing.expert_outputs` has them.
 
@@ -87,14 +91,14 @@ def expert_outputs(
     return outputs_TKH
 
 
-def tiles_for(dtype: torch.dtype) -> tuple[Tile, Tile]:
+def tiles_for(dtype: torch.dtype) -> tuple[ExpertTile, ExpertTile]:
     """Tiles of the product up and of the product down."""
     if dtype == torch.float32:
-        small = Tile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
+        small = ExpertTile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
         return small, small
     return (
-        Tile(pairs=16, outputs=32, inputs=256, num_warps=4, num_stages=3),
-        Tile(pairs=16, outputs=64, inputs=64, num_warps=4, num_stages=6),
+        ExpertTile(pairs=16, outputs=32, inputs=256, num_warps=4, num_stages=3),
+        ExpertTile(pairs=16, outputs=64, inputs=64, num_warps=4, num_stages=6),
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.reference.cycle_rows import drafting
-from gemray_kernels.sequence_tables import Cut, RowLayout
+from gemray_kernels.sequence_tables import CutField, RowLayout
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.sampling.features import Features
@@ -86,7 +86,7 @@ class CycleRows:
 
     plan: CyclePlan
     cut_5A: Tensor
-    """int64 [5, A], by `Cut`."""
+    """int64 [5, A], by `CutField`."""
 
     @classmethod
     def of(cls, plan: CyclePlan, table_S4: Tensor, slots: SlotTable) -> CycleRows:
@@ -107,22 +107,22 @@ class CycleRows:
     @property
     def slot_A(self) -> Tensor:  # noqa: N802
         """Where each sequence stands in the slot table."""
-        return self.cut_5A[Cut.SLOT]
+        return self.cut_5A[CutField.SLOT]
 
     @property
     def start_A(self) -> Tensor:  # noqa: N802
         """Tokens computed before the cycle: position of the first row."""
-        return self.cut_5A[Cut.START]
+        return self.cut_5A[CutField.START]
 
     @property
     def known_A(self) -> Tensor:  # noqa: N802
         """Rows of tokens that are decided; 0 where the sequence has reached its end."""
-        return self.cut_5A[Cut.KNOWN]
+        return self.cut_5A[CutField.KNOWN]
 
     @property
     def drafts_A(self) -> Tensor:  # noqa: N802
         """Rows of drafts behind them; as many as could still be emitted, at most."""
-        return self.cut_5A[Cut.DRAFTS]
+        return self.cut_5A[CutField.DRAFTS]
 
     def drafting(self, slots: SlotTable) -> tuple[Tensor, Tensor]:
         """(slot, start) of the sequences that draft, [D] each: the null slot and 0 for those that have no room."""
