@@ -20,11 +20,10 @@ from gemray_workers.engine.build import EngineParts, Schedule, build_engine, bui
 from gemray_workers.engine.cycle import CycleRunner
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.graphs import GraphedCycle
-from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.kv.pool import KVPools
-from gemray_workers.messages import ModelInfo, RankInfo, Submit
+from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.target import TargetModel
@@ -32,12 +31,10 @@ from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name
 from gemray_workers.rank.memory import PATIENCE_S, MemoryNeeds, free_bytes, require_room
-from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.rank.warm_up import OneByOne, warm_up_requests
 from gemray_workers.sampling.verify import Accept, verify
 
 logger = logging.getLogger(__name__)
-
-WARM_UP_TOKENS = 3
 
 
 class EngineRank:
@@ -172,16 +169,24 @@ class EngineRank:
         logger.info("captured %d shapes of cycles in %.1f s, %.2f GiB", count, seconds, num_bytes / 2**30)
 
     def warm_up(self, accept: Accept = verify) -> None:
-        """Generate a few tokens through every part of a step; raise if the model gives no usable logits."""
+        """Generate a few tokens through every part of a step and each kind of choice.
+
+        Raises CheckpointError if the model gives no usable logits.
+        """
         if self._comm.rank != 0:
             self.engine(None, accept=accept).run()
             return
-        prompt = [min(2, self._blueprint.model.vocab_size - 1)]
-        inbox = LocalInbox([Submit(request_id="warm-up", prompt_ids=prompt, params=_warm_up_params())])
+        inbox = OneByOne(
+            warm_up_requests(
+                vocab_size=self._blueprint.model.vocab_size,
+                max_model_len=self._blueprint.pools.max_model_len,
+                prefill_chunk=self._config.prefill_chunk,
+            )
+        )
         self.engine(inbox, accept=accept).run()
-        fault = inbox.last("warm-up").fault
-        if fault is not None:
-            raise CheckpointError(f"{self._config.model_path} cannot generate: {fault}")
+        for delta in inbox.deltas:
+            if delta.fault is not None:
+                raise CheckpointError(f"{self._config.model_path} cannot generate ({delta.request_id}): {delta.fault}")
 
     def model_info(self) -> ModelInfo:
         """The served model, as clients see it."""
@@ -247,7 +252,3 @@ class EngineRank:
 
     def _remote_drafter(self, gang: TorchCommunicator) -> Drafter:
         return RemoteDrafter(gang, rank=self._comm.rank, drafter_rank=gang.size - 1)
-
-
-def _warm_up_params() -> SamplingParams:
-    return SamplingParams(temperature=1.0, top_k=64, top_p=0.95, min_p=0.0, seed=0, max_tokens=WARM_UP_TOKENS)

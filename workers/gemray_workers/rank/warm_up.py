@@ -1,0 +1,65 @@
+"""What a rank generates before it serves, so that what is compiled at a first use is compiled by then.
+
+Requests run one after the other: a batch of all would have the kernels of all at once, and of none alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from typing_extensions import override
+
+from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.messages import Stop, Submit, ToGang
+from gemray_workers.sampling.params import SamplingParams
+
+NUM_TOKENS = 3
+_MOST_LOGPROBS = 20
+_KINDS: dict[str, dict[str, object]] = {
+    "defaults": {},
+    "greedy": {"temperature": 0.0},
+    "whole vocabulary": {"top_k": 0, "top_p": 1.0},
+    "top_p": {"top_k": 0},
+    "min_p": {"top_k": 0, "top_p": 1.0, "min_p": 0.05},
+    "wide top_k": {"top_k": 1500, "top_p": 1.0},
+    "top_k 256": {"top_k": 200},
+    "top_k 1024": {"top_k": 1000},
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1},
+    "bias": {"logit_bias": {0: 1.0}},
+    "logprobs": {"logprobs": _MOST_LOGPROBS, "prompt_logprobs": _MOST_LOGPROBS},
+}
+"""What differs from the published defaults, for each part that a choice of tokens may have."""
+
+
+def warm_up_requests(*, vocab_size: int, max_model_len: int, prefill_chunk: int) -> list[Submit]:
+    """A request for each kind of choice, then a prompt of more than one chunk."""
+    token_id = min(2, vocab_size - 1)
+    submits = [_request(kind, [token_id] * 2, max_model_len, changes) for kind, changes in _KINDS.items()]
+    length = min(prefill_chunk + 2, max_model_len - 1)
+    return [*submits, _request("long prompt", [token_id] * length, max_model_len, {})]
+
+
+class OneByOne(LocalInbox):
+    """Hands a request over when the one before it has ended."""
+
+    def __init__(self, submits: Iterable[Submit]) -> None:
+        super().__init__([])
+        self._waiting = list(submits)
+
+    @override
+    def poll(self, timeout_s: float) -> list[ToGang]:
+        if self._open:
+            return []
+        if not self._waiting:
+            return [Stop()]
+        submit = self._waiting.pop(0)
+        self._open.add(submit.request_id)
+        return [submit]
+
+
+def _request(kind: str, prompt_ids: list[int], max_model_len: int, changes: dict[str, object]) -> Submit:
+    published = {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": 0.0, "seed": 0}
+    prompt_ids = prompt_ids[: max_model_len - 1]
+    max_tokens = min(NUM_TOKENS, max_model_len - len(prompt_ids))
+    params = SamplingParams(**{**published, "max_tokens": max_tokens, **changes})  # type: ignore[arg-type]
+    return Submit(request_id=f"warm-up: {kind}", prompt_ids=prompt_ids, params=params)
