@@ -1,4 +1,4 @@
-"""Run by `test_triton_cycles` in a process of its own: engines whose integers, lookups and angles are Triton's."""
+"""Run by `test_triton_cycles` in a process of its own: engines with Triton's kernels beside the products."""
 
 from __future__ import annotations
 
@@ -19,24 +19,35 @@ from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, engine_config, request, run_engine
 
 DRAFTERS: dict[str, Callable[[Path], Path] | None] = {"none": None, "mtp": tiny_assistant, "dflash": tiny_dflash}
-CASES: tuple[tuple[Shape, str], ...] = (("31B", "mtp"), ("31B", "dflash"), ("E4B", "none"))
+BESIDE_PRODUCTS = (
+    "rms_norm",
+    "rms_norm_then_scale",
+    "embed",
+    "per_layer_inputs",
+    "rope_tables",
+    "attention_inputs",
+    "add_then_norms",
+    "add_experts_then_norms",
+    "route",
+)
+CASES: tuple[tuple[Shape, str], ...] = (("31B", "mtp"), ("31B", "dflash"), ("26B-A4B", "none"), ("E4B", "none"))
 
 
 def ids_of(shape: Shape, method: str) -> dict[str, list[int]]:
     """Tokens of two requests, one of which samples, of other lengths."""
     directory = tiny_checkpoint(shape)
     make = DRAFTERS[method]
-    drafter = {} if make is None else {"drafter_path": str(make(directory)), "num_draft_tokens": 3}
+    drafter = {} if make is None else {"drafter_path": str(make(directory)), "num_draft_tokens": 2}
     config = engine_config(directory, max_num_seqs=4, dtype="float32", **drafter)
     sampled = {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "suppress_tokens": (5, 9)}
-    submits = [request("a", [5, 6, 7], 3, seed=1, **sampled), request("b", [6, 6, 7] * 5, 4)]
+    submits = [request("a", [5, 6, 7], 2, seed=1, **sampled), request("b", [6, 6, 7] * 2, 3)]
     return cast(Run, run_engine(SoloCommunicator(), config, submits)).ids
 
 
 def main() -> None:
     """Print a line a case: whether the ids are those of the references."""
     fast = triton_kernels()
-    kernels = replace(REFERENCE, embed=fast.embed, per_layer_inputs=fast.per_layer_inputs, rope_tables=fast.rope_tables)
+    kernels = replace(REFERENCE, **{name: getattr(fast, name) for name in BESIDE_PRODUCTS})
     for shape, method in CASES:
         expected = ids_of(shape, method)
         with pytest.MonkeyPatch.context() as patch:
