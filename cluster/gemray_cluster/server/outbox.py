@@ -13,6 +13,9 @@ from gemray_cluster.server.answer_size import refuse_too_large
 from gemray_cluster.server.errors import ClientStalled
 from gemray_cluster.server.status import Context
 
+MOST_UNREAD_BYTES = 32 << 20
+"""That a stream may hold for its client: log-probabilities of a long prompt would be hundreds of megabytes."""
+
 
 class Outbox:
     """Writes behind the engine's back, so that what the engine holds does not wait for the client.
@@ -25,12 +28,23 @@ class Outbox:
         self._deadline_s = deadline_s
         self._max_message_bytes = max_message_bytes
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._num_unread_bytes = 0
         self.failure: BaseException | None = None
         """Why nothing more can be written."""
 
     def put(self, message: Message) -> None:
-        """Write `message` when its turn comes. Raises AnswerTooLarge for one that gRPC would not carry."""
-        refuse_too_large(message.ByteSize(), self._max_message_bytes)
+        """Write `message` when its turn comes.
+
+        Raises AnswerTooLarge for one that gRPC would not carry, and ClientStalled when too much waits before it.
+        """
+        num_bytes = message.ByteSize()
+        refuse_too_large(num_bytes, self._max_message_bytes)
+        if self._num_unread_bytes > MOST_UNREAD_BYTES:
+            raise ClientStalled(
+                f"the client has left {self._num_unread_bytes} bytes of its stream unread, at most "
+                f"{MOST_UNREAD_BYTES} are kept"
+            )
+        self._num_unread_bytes += num_bytes
         self._messages.put_nowait(message)
 
     async def flushed(self) -> None:
@@ -48,6 +62,7 @@ class Outbox:
                 self.failure = ClientStalled(f"the client read nothing for {self._deadline_s:g} s")
             except grpc.aio.BaseError:  # the call was cancelled, and this heard of it first
                 self.failure = asyncio.CancelledError()
+            self._num_unread_bytes -= message.ByteSize()
             self._messages.task_done()
 
 

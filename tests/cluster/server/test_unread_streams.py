@@ -13,8 +13,9 @@ import pytest
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.server import outbox
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, serving
 from support.waiting import eventually
 
@@ -61,6 +62,27 @@ async def test_a_cancelled_stream_that_is_not_read_is_no_fault(
         await eventually(lambda: served.server.limiter.active == 0, 10)
         assert served.server.limiter.failed == 0
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_what_a_stream_keeps_for_its_client_is_bounded(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 log-probabilities for each of 8,000 positions are 2.5 MB; a client that reads gets them all."""
+    monkeypatch.setattr(outbox, "MOST_UNREAD_BYTES", 200_000)
+    gang = FakeGang(Script(prompt_chunk=64, delay_s=0.002), gang_info(max_model_len=8192))
+    sampling = pb.SamplingParameters(max_tokens=2, prompt_logprobs=20)
+    request = pb.GenerateStreamRequest(token_ids=pb.TokenIds(ids=[150] * 8000), sampling=sampling)
+    async with serving(tokenizer, gang, write_deadline_s=600) as served:
+        messages = await served.stream(request)
+        assert sum(len(message.delta.prompt_logprobs) for message in messages) == 7999
+        async with grpc.aio.insecure_channel(served.server.address, options=SMALL_WINDOW) as channel:
+            stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+            call = stub.GenerateStream(request)
+            await call.initial_metadata()
+            await eventually(lambda: served.server.limiter.failed == 1, 10)
+            assert served.server.limiter.active == 0
+            assert len(gang.cancelled) == 1, "the engine is told to stop"
+            call.cancel()
 
 
 async def test_an_answer_over_the_limit_counts_as_failed(tokenizer: ChatTokenizer) -> None:
