@@ -96,7 +96,7 @@ def run_cell(run_on_gang: RunOnGang, cell: Cell, seeds: Sequence[int], tally: Ta
 
 
 class Worker:
-    """Of a process that runs calls one after the other: its ranks stay up for as long as gangs are of one size."""
+    """Calls of one process, one after the other: its ranks stay up for as long as gangs are of one size."""
 
     def __init__(self) -> None:
         self._pools = GangPools()
