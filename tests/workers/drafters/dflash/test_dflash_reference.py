@@ -266,9 +266,11 @@ def test_a_wrong_mask_is_caught(wrong: dict[str, Any]) -> None:
     for layer in rig.drafter._model._layers:
         kernel = layer._kernel
 
-        def wrong_kernel(*args: Any, window: int | None, causal: bool, scale: float, kernel: Any = kernel) -> Tensor:
+        def wrong_kernel(
+            *args: Any, window: int | None, causal: bool, kernel: Any = kernel, **others: float | int | None
+        ) -> Tensor:
             window = None if window is None else window + wrong.get("more", 0)
-            masked: Tensor = kernel(*args, window=window, causal=wrong.get("causal", causal), scale=scale)
+            masked: Tensor = kernel(*args, window=window, causal=wrong.get("causal", causal), **others)
             return masked
 
         layer._kernel = wrong_kernel
