@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemray_workers.drafters.mtp import drafter as mtp_drafter
 from gemray_workers.messages import Submit
 from gemray_workers.model.batch import ForwardBatch
 from support.checkpoints.tiny import SHAPES, WINDOW, Shape, tiny_checkpoint
@@ -139,14 +140,13 @@ def test_a_drafter_with_a_fault_is_caught(fault: Callable[[Rig], Any]) -> None:
 def test_a_wrong_number_of_keys_is_caught(more_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is not committed, or all but the newest committed one."""
     rig = mtp_rig("E4B")
-    drafter: Any = rig.drafter
-    sound = drafter._one_query_each
+    sound = mtp_drafter._forward_batch
 
     def misaligned(*args: Any) -> ForwardBatch:
-        batch: ForwardBatch = sound(*args)
+        batch = sound(*args)
         return replace(batch, kv_len_S=batch.kv_len_S + more_keys)
 
-    monkeypatch.setattr(drafter, "_one_query_each", misaligned)
+    monkeypatch.setattr(mtp_drafter, "_forward_batch", misaligned)
     assert worst_difference("E4B", watch("E4B", rig).rounds, centroids=False) > 10 * TOLERANCE
 
 
@@ -169,5 +169,5 @@ def test_a_wrong_window_is_caught(more: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_unscaled_embedding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = mtp_rig("E4B")
     drafter: Any = rig.drafter
-    monkeypatch.setattr(drafter, "_embedding", drafter._embedding.lookup)
+    monkeypatch.setattr(drafter, "_embedding", functools.partial(drafter._embedding, scale=1.0))
     assert worst_difference("E4B", watch("E4B", rig).rounds, centroids=False) > 10 * TOLERANCE
