@@ -23,14 +23,13 @@ import torch
 import triton
 from torch import Tensor
 
+from decode_kernels.measure import CACHE_BYTES, DEVICE, median_us, random
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.table import REFERENCE, Kernels, triton_kernels
 from gemray_kernels.triton.paged_attention import paged_attention
 
-DEVICE = torch.device("cuda")
 PAGE_SIZE = 16
-CACHE_BYTES = 50 << 20
 REPLAYS = 15
 
 
@@ -43,11 +42,6 @@ class Row:
     bytes: int
     calls: list[Callable[[], object]]
     """The same work over different inputs."""
-
-
-def random(*shape: int, dtype: torch.dtype = torch.bfloat16, gain: float = 1.0) -> Tensor:
-    """Never zeros: they can run faster than data does."""
-    return (torch.randn(shape, device=DEVICE, dtype=torch.float32) * gain).to(dtype)
 
 
 def copies_for(num_bytes: int) -> int:
@@ -147,28 +141,7 @@ def copy_bandwidth() -> float:
     """Bytes a second of a large device-to-device copy, read and written bytes counted."""
     source = random(1 << 29)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / median_seconds([lambda: target.copy_(source)])
-
-
-def median_seconds(calls: list[Callable[[], object]]) -> float:
-    """Device time of one call."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1000 / len(calls))
-    return statistics.median(times)
+    return 2e6 * source.nbytes / median_us([lambda: target.copy_(source)], REPLAYS)
 
 
 def host_seconds(call: Callable[[], object]) -> float:
@@ -204,7 +177,7 @@ def main() -> None:
         if arguments.only not in row.kernel:
             continue
         try:
-            seconds = f"{median_seconds(row.calls) * 1e6:.1f}"
+            seconds = f"{median_us(row.calls, REPLAYS):.1f}"
             rate = f"{row.bytes / float(seconds) / 1e3:.0f}"
         except RuntimeError as error:  # some references read numbers on the host, which no graph can hold
             seconds, rate = f"no graph: {str(error).splitlines()[0][:40]}", ""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.layer_norms import total
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.checkpoint.vocabulary import HEAD
 from gemray_workers.model.weight_sharding import WeightSharding
@@ -104,7 +105,7 @@ class VocabParallelHead:
         """Logits before the soft-cap, which the choice of tokens applies as it reads them. Padding columns are -inf
         where there is no soft-cap, and anything where one follows."""
         parts_SRV = self._kernels.wide_summands(hidden_RH, self._table_VH)
-        logits_RV = parts_SRV[0] if len(parts_SRV) == 1 else parts_SRV.sum(0)
+        logits_RV = total(parts_SRV, parts_SRV.dtype)
         return self._without_padding(logits_RV) if self.softcap is None else logits_RV
 
     def capped(self, uncapped_RV: Tensor) -> Tensor:
