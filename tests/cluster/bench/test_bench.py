@@ -254,7 +254,7 @@ def test_an_embedded_model_is_called_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_ends_the_run_and_lists_what_was_left_out(shapes: Path, tmp_path: Path) -> None:
-    suite = read_suite(shapes / "suite.toml", {"steps": 100_000, "kv_memory": 1 << 30}, ["plain", "mtp"])
+    suite = read_suite(shapes / "suite.toml", {"steps": 3_500, "kv_memory": 1 << 30}, ["plain", "mtp"])
     began = time.monotonic()
     report = run_offline(suite, tmp_path, None, Console(quiet=True), time_limit_s=6.0)
     assert time.monotonic() - began < 60
