@@ -12,7 +12,7 @@ from gemray_cluster.text.channels import Channels
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from gemray_workers.messages import SequenceDelta, SpeculationCounters
+from gemray_workers.messages import FinishReason, SequenceDelta, SpeculationCounters
 
 
 class Generation:
@@ -31,14 +31,18 @@ class Generation:
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens given to the client, the one that ended the output included."""
+        """Tokens of the answer, those of earlier calls and the one that ended it included."""
         return self._output.num_tokens
 
     async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
         """The output, one piece an engine step. Closing it early stops the generation.
 
+        Nothing of what earlier calls gave is given again: a request that it ends has no pieces.
         Raises EngineFault and GangUnavailable: an output without an ending is never taken for a whole one.
         """
+        self._replay()
+        if self.ending is not None:
+            return
         async with aclosing(self._gang.generate(self.request.submit)) as deltas:
             async for delta in deltas:
                 if delta.finish == "fault":
@@ -58,6 +62,25 @@ class Generation:
                 if self.ending is not None:
                     return
         raise EngineFault("the engine ended the request without a reason")
+
+    def _replay(self) -> None:
+        """Bring text and stops to where the earlier calls left them: the same ids give the same, however grouped."""
+        submit = self.request.submit
+        ids, params = submit.emitted_ids, submit.params
+        if not ids:
+            return
+        finish: FinishReason | None = None
+        if ids[-1] in params.stop_token_ids and len(ids) > params.min_tokens:
+            finish = "stop_token"
+        elif len(ids) >= params.max_tokens:
+            finish = "length"
+        earlier = SequenceDelta(
+            request_id=submit.request_id,
+            token_ids=ids,
+            finish=finish,
+            matched_stop_id=ids[-1] if finish == "stop_token" else None,
+        )
+        self.ending = self._pieces_of(earlier)[-1].ending
 
     def _pieces_of(self, delta: SequenceDelta) -> list[OutputPiece]:
         """What a step added, cut where a thought begins or ends; none after the one that ends the output."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
 from gemray_cluster.server.chat import read_chat
-from gemray_cluster.server.fields import check_token_ids
+from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.text.control_tokens import RenderedText
 from gemray_cluster.text.tokenizer import ChatTokenizer
@@ -17,6 +17,7 @@ from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo, Submit
 from gemray_workers.model.config import ModelConfig
+from gemray_workers.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,14 @@ class RequestReader:
                 vocab_size=model.vocab_size,
                 max_message_bytes=max_answer_bytes,
             )
-        submit = Submit(request_id=request_id, prompt_ids=prompt_ids, params=params)
+        emitted_ids = self._emitted_ids(request, params)
+        submit = Submit(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            emitted_ids=emitted_ids,
+            num_prompt_logprobs=len(prompt_ids) - 1 if emitted_ids else 0,  # they come before the first token
+        )
         return AcceptedRequest(submit, stop_strings)
 
     def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
@@ -118,6 +126,16 @@ class RequestReader:
         ids = self._encode(kind, rendered) if rendered.text else []
         _check_prompt_length(kind, len(ids), model)
         return ids
+
+    def _emitted_ids(self, request: GenerationRequest, params: SamplingParams) -> list[int]:
+        """What earlier calls gave; raises InvalidField where no such call can have."""
+        ids = request.emitted_token_ids
+        at_most(
+            "emitted_token_ids", ids, params.max_tokens, "ids, which is what max_tokens and the model's length allow"
+        )
+        if ids and not request.sampling.HasField("seed"):
+            raise InvalidField("sampling.seed", Summary("unset"), "the seed of the calls that gave emitted_token_ids")
+        return list(check_token_ids("emitted_token_ids", ids, self.vocab_size))
 
     def _check_num_bytes(self, field: str, num_bytes: int, model: ModelInfo) -> None:
         """Refuse what no tokenizing could make fit: cutting megabytes into tokens takes seconds."""

@@ -130,7 +130,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     def _completion(self, generation: Generation) -> pb.Completion:
         if generation.ending is None:
             raise EngineFault("the engine ended the request without a reason")
-        completed(generation.ending.reason, generation.num_completion_tokens, generation.speculation)
+        num_new = generation.num_completion_tokens - len(generation.request.submit.emitted_ids)
+        completed(generation.ending.reason, max(0, num_new), generation.speculation)
         return convert.completion_of(generation, generation.ending, self._gang.info.model)
 
     def _state(self) -> pb.ServerState:

@@ -167,11 +167,12 @@ class FakeGang:
         limits = (script.fault_after, script.die_after, script.hush_after)
         limit = min((cut for cut in limits if cut is not None), default=None)
         ids, ending = self._output(submit)
+        ids = ids[len(submit.emitted_ids) :]
         finish: FinishReason | None = ending
         if limit is not None:
             ids, finish = ids[:limit], None
         params = submit.params
-        of_prompt = [] if params.prompt_logprobs is None else submit.prompt_ids[1:]
+        of_prompt = [] if params.prompt_logprobs is None else submit.prompt_ids[1 + submit.num_prompt_logprobs :]
         while script.prompt_chunk is not None and of_prompt:
             chunk, of_prompt = of_prompt[: script.prompt_chunk], of_prompt[script.prompt_chunk :]
             yield SequenceDelta(

@@ -1,0 +1,132 @@
+"""An answer that was cut off goes on behind what its client has, whatever that was."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, bad_request_of, serving
+from support.cluster.text import MULTILINGUAL, byte_ids
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
+    async with serving(tokenizer, FakeGang()) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _fresh_gang(served: Serving) -> None:
+    served.gang.script = Script()
+    served.gang.submitted.clear()
+
+
+async def check_every_cut(served: Serving, request: pb.GenerateStreamRequest) -> None:
+    """Cut a stream behind each of its deltas: the rest is what a call that knows them gives."""
+    *deltas, last = await served.stream(request)
+    for cut in range(len(deltas) + 1):
+        kept, missed = deltas[:cut], deltas[cut:]
+        again = pb.GenerateStreamRequest()
+        again.CopyFrom(request)
+        again.emitted_token_ids.extend(token_id for message in kept for token_id in message.delta.token_ids)
+        *rest, end = await served.stream(again)
+        assert _ids(rest) == _ids(missed)
+        assert _text(rest) == _text(missed)
+        assert [m.delta.logprobs for m in rest] == [m.delta.logprobs for m in missed]
+        if kept:
+            assert not any(message.delta.prompt_logprobs for message in rest)
+        if not (kept and not missed):  # the engine did nothing for it, and so found nothing cached
+            assert end == last
+        assert end.final.finish_reason == last.final.finish_reason
+        assert end.final.usage.completion_tokens == last.final.usage.completion_tokens
+
+
+def _ids(messages: list[pb.GenerateStreamResponse]) -> list[int]:
+    return [token_id for message in messages for token_id in message.delta.token_ids]
+
+
+def _text(messages: list[pb.GenerateStreamResponse]) -> str:
+    return "".join(message.delta.text for message in messages)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    size=st.integers(1, 4),
+    stop=st.lists(st.text(alphabet=" etaoin", min_size=1, max_size=2), max_size=2),
+    max_tokens=st.integers(1, 16),
+    min_tokens=st.integers(0, 1),
+    logprobs=st.sampled_from([None, 2]),
+)
+async def test_any_cut_of_an_answer(
+    served: Serving, seed: int, size: int, stop: list[str], max_tokens: int, min_tokens: int, logprobs: int | None
+) -> None:
+    served.gang.script = Script(group_sizes=(size,))
+    sampling = pb.SamplingParameters(
+        seed=seed,
+        stop=stop,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs,
+    )
+    await check_every_cut(served, pb.GenerateStreamRequest(request_id="same", text="Hi", sampling=sampling))
+
+
+async def test_cuts_inside_characters_thoughts_and_stop_strings(served: Serving, tokenizer: ChatTokenizer) -> None:
+    thought = [100, *tokenizer.encode("hush")[1:], 101]
+    text = byte_ids(tokenizer, (MULTILINGUAL[:12] + " ha ha tail").encode())
+    for stop in ([], ["a ta"], ["never"]):
+        served.gang.script = Script([*thought, *text, 106])
+        sampling = pb.SamplingParameters(seed=1, stop=stop)
+        await check_every_cut(served, pb.GenerateStreamRequest(request_id="same", text="Hi", sampling=sampling))
+
+
+async def test_the_rest_of_a_unary_answer(served: Serving) -> None:
+    request = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParameters(seed=3, max_tokens=9))
+    whole = await served.stub.Generate(request)
+    request.emitted_token_ids.extend(whole.token_ids[:4])
+    rest = await served.stub.Generate(request)
+    assert list(rest.token_ids) == list(whole.token_ids[4:])
+    assert whole.text.endswith(rest.text)
+    assert rest.completion.usage.completion_tokens == 9
+    assert served.gang.submitted[-1].emitted_ids == list(whole.token_ids[:4])
+
+
+async def test_an_answer_that_had_ended_asks_nothing_of_the_gang(served: Serving) -> None:
+    request = pb.GenerateStreamRequest(text="Hi", sampling=pb.SamplingParameters(seed=3, max_tokens=2))
+    request.emitted_token_ids.extend([180, 106])
+    (only,) = await served.stream(request)
+    assert only.final.finish_reason == pb.FINISH_REASON_STOP_TOKEN
+    assert only.final.stop_token_id == 106
+    assert served.gang.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "emitted", "field"),
+    [
+        ({}, [180], "sampling.seed"),
+        ({"seed": 1, "max_tokens": 2}, [180] * 3, "emitted_token_ids"),
+        ({"seed": 1}, [180] * 300, "emitted_token_ids"),  # more than the server fits
+        ({"seed": 1}, [2048], "emitted_token_ids"),
+    ],
+)
+async def test_what_no_call_can_have_given(
+    served: Serving, sampling: dict[str, Any], emitted: list[int], field: str
+) -> None:
+    request = pb.GenerateStreamRequest(text="Hi", sampling=pb.SamplingParameters(**sampling), emitted_token_ids=emitted)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stream(request)
+    assert bad_request_of(caught.value)[0] == field
+    assert served.gang.submitted == []
