@@ -170,7 +170,7 @@ def test_driver_from_start_through_a_dead_rank(pod: Pod) -> None:
     assert [pod.probe(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")] == [SERVING] * 3
 
     # A dead rank: not ready until another gang is, and alive all along, so that nothing restarts the container.
-    rank = next(process for process in pod.processes() if "RankHost" in " ".join(process.cmdline()))
+    rank = next(process for process in pod.processes() if "RankWorker" in " ".join(process.cmdline()))
     rank.kill()
     _watch_until(lambda: pod.probe("readinessProbe") != SERVING, pod)
     seen = _watch_until(lambda: pod.probe("readinessProbe") == SERVING, pod)

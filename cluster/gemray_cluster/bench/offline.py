@@ -23,10 +23,12 @@ from gemray_cluster.bench.sampling import SAMPLING
 from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup
 from gemray_workers.messages import Submit
 from gemray_workers.rank.blueprint import Blueprint
-from gemray_workers.rank.worker import GangWorker
+from gemray_workers.rank.process import ProcessLocation, RankSetup
+from gemray_workers.rank.worker import RankWorker
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.verify import Accept, verify
 
+LOOPBACK = "127.0.0.1"
 PROFILED_CYCLES = 3
 WATCHED_CYCLES = 8
 MEASURED_PREFILLS = 3
@@ -55,8 +57,12 @@ class OfflineRank:
         self._made_up = None if length is None else MadeUpAcceptance(length)
         self._is_warm = False
         started = time.monotonic()
-        self._worker = GangWorker(self._config, rank, rendezvous)
-        self._model, info = self._worker.load(accept=self._accept())
+        location = ProcessLocation("this machine", LOOPBACK, gpu=device.index if device.type == "cuda" else None)
+        self._worker = RankWorker(self._config, rank, lambda _config: location)
+        self._model, info = self._worker.load(
+            RankSetup(rendezvous=rendezvous, interface_ip=LOOPBACK, threads=torch.get_num_threads()),
+            accept=self._accept(),
+        )
         self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rate, device)
 
     def rows(self, profiles: Path | None) -> Iterator[AnyRow]:

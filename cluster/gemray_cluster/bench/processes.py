@@ -130,8 +130,6 @@ def _collect(gang: list[Connection], deadline: float, until: float) -> Iterator[
 def _serve(rank: int, connection: Connection, profiles: Path | None) -> None:
     """A rank's life: setups until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     import torch
 
     from gemray_cluster.bench.probes import Probes

@@ -13,10 +13,12 @@ from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import errors_by_cause, in_words, require_same_versions, same_model
 from gemray_cluster.gang.laps import Laps
-from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, RankFacts, RankSetup, StartProgress
+from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, StartProgress
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import GangInfo, ModelInfo, RankInfo
+from gemray_workers.rank.process import RankFacts, RankSetup
+from gemray_workers.rank.worker import RankWorker
 
 T = TypeVar("T")
 
@@ -50,7 +52,7 @@ class BringUp:
 
     async def meet(self) -> None:
         """Wait until every process is up. Raises `GangUnavailable` when one died or the ranks' software differs."""
-        self._facts = await _all("start", [rank.facts() for rank in self._ranks])
+        self._facts = await _all("start", [rank.call(RankWorker.facts) for rank in self._ranks])
         require_same_versions(self._facts)
         self._laps.end("processes")
         self._progress(StartProgress("processes", len(self._ranks), len(self._ranks)))
@@ -63,7 +65,8 @@ class BringUp:
     async def load(self) -> GangInfo:
         """Let all ranks join and load. Raises what a rank found wrong, or `GangUnavailable`."""
         one_node = len({fact.node_id for fact in self._facts}) == 1
-        rendezvous = await self._ranks[0].open_rendezvous(LOOPBACK if one_node else self._facts[0].node_ip)
+        meeting_ip = LOOPBACK if one_node else self._facts[0].node_ip
+        rendezvous = await self._ranks[0].call(RankWorker.open_rendezvous, meeting_ip)
         setups = [
             RankSetup(
                 rendezvous=rendezvous,
@@ -76,7 +79,7 @@ class BringUp:
 
         async def load(rank: Rank, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
             nonlocal loaded
-            parts = await rank.load(setup)
+            parts = await rank.call(RankWorker.load, setup)
             loaded += 1
             self._progress(StartProgress("load", loaded, total, f"(ready on {parts[1].host}, {parts[1].device})"))
             return parts

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemray_cluster.gang.client import GangUnavailable
-from gemray_cluster.gang.launcher import RankDied, RankFacts
+from gemray_cluster.gang.launcher import RankDied
 from gemray_workers.errors import CommunicationError, GemrayError
 from gemray_workers.messages import ModelInfo
+from gemray_workers.rank.process import RankFacts
 
 
 def errors_by_cause(tasks: Sequence[asyncio.Future[Any]]) -> list[tuple[int, BaseException]]:

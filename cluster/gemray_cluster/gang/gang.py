@@ -1,7 +1,7 @@
 """A gang's life, whoever launches its processes: start, serve, notice a failure, end.
 
 Nothing here blocks the event loop, and every wait has a deadline. The ranks run by themselves; this side sees
-them through the message channel (tokens, heartbeats) and through their processes (`Rank.run` ends when one dies).
+them through the message channel (tokens, heartbeats) and through their processes (`RankWorker.run` ends when one dies).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from gemray_workers.messages import (
     Stop,
     Submit,
 )
+from gemray_workers.rank.worker import RankWorker
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Gang:
         self._info = await ranks.load()
         self._stage = "waiting for the first step"
         self._runs = [
-            asyncio.create_task(_void(rank.run(self._channel.address if index == 0 else None)))
+            asyncio.create_task(rank.call(RankWorker.run, self._channel.address if index == 0 else None))
             for index, rank in enumerate(self._ranks)
         ]
         self._watchers = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch_runs())]
@@ -274,7 +275,7 @@ class Gang:
             logger.warning("%d ranks did not stop within %g s", len(running), self._config.stop_deadline_s)
             return
         await self._last_deltas()
-        closing = [asyncio.create_task(_void(rank.close())) for rank in self._ranks]
+        closing = [asyncio.create_task(rank.call(RankWorker.close)) for rank in self._ranks]
         await asyncio.wait(closing, timeout=max(0.1, deadline - time.monotonic()))
         for task in closing:
             task.cancel()
@@ -314,7 +315,3 @@ class Gang:
         for task in late:
             logger.error("while ending the gang: the cluster gave no answer within %g s", self._config.stop_deadline_s)
             task.cancel()
-
-
-async def _void(call: Awaitable[None]) -> None:
-    await call

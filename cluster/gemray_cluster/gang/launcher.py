@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-import msgspec
-
-from gemray_workers.channel import ChannelAddress
 from gemray_workers.errors import GemrayError
-from gemray_workers.messages import ModelInfo, RankInfo
+from gemray_workers.rank.worker import RankWorker
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RankDied(GemrayError):
     """A rank's process ended without a word: killed, crashed, or lost with its node."""
-
-
-class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank's process runs and with what."""
-
-    node_id: str
-    """The same for ranks that share a node."""
-    node_ip: str
-    host: str
-    pid: int
-    cores: int
-    """CPU cores that the process may use."""
-    versions: dict[str, str]
-    """Versions of what ranks must have in common, by distribution name."""
-
-
-class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told before it loads."""
-
-    rendezvous: str
-    """``tcp://host:port`` on rank 0's node."""
-    interface_ip: str
-    """The address whose network interface carries this rank's collectives."""
-    threads: int
-    """Threads of one operation on CPU tensors."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +32,13 @@ ProgressListener = Callable[[StartProgress], None]
 
 
 class Rank(Protocol):
-    """One rank's process. Every call may raise `RankDied`, or what the process raised."""
+    """One rank's process, in which the launcher has made a `RankWorker`."""
 
-    async def facts(self) -> RankFacts:
-        """Where the process runs; returns once it is up."""
-        ...
+    async def call(self, method: Callable[Concatenate[RankWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `method` of the process's worker returns; the first call waits until the process is up.
 
-    async def open_rendezvous(self, host: str) -> str:
-        """Serve the ranks' meeting point at a free port of `host`; its ``tcp://host:port``. Rank 0 alone."""
-        ...
-
-    async def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
-        """Join the gang and load this rank's shard; all ranks at the same time."""
-        ...
-
-    async def run(self, address: ChannelAddress | None) -> None:
-        """Step until told to stop; rank 0 is given the coordinator's address."""
-        ...
-
-    async def close(self) -> None:
-        """Leave the gang in order, after `run`."""
+        Raises what the method raised, or `RankDied` when the process is gone.
+        """
         ...
 
     async def kill(self) -> None:

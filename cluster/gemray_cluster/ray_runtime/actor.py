@@ -8,15 +8,18 @@ from typing import Any
 
 import ray
 
-from gemray_cluster.gang.rank_host import ProcessLocation
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError
+from gemray_workers.rank.process import ProcessLocation
+from gemray_workers.rank.worker import RankWorker
 
 CONTROL = "control"
 """Group of calls that are answered while `load` or `run` is busy."""
 ACTOR_OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {CONTROL: 2}}
-"""How a `RankHost` is made an actor: `load` and `run` share one thread, so that `run` may block, and control calls have
-two others. Ray never restarts it: a gang with a rank missing is rebuilt as a whole."""
+"""How a `RankWorker` is made an actor: long calls share one thread, so that `run` may block, and control calls have two
+others. Ray never restarts it: a gang with a rank missing is rebuilt as a whole."""
+LONG_CALLS = frozenset({RankWorker.load.__name__, RankWorker.run.__name__})
+"""Calls outside the group of control calls."""
 
 
 def locate_actor(config: EngineConfig) -> ProcessLocation:

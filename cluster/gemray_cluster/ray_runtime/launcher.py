@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -21,21 +22,18 @@ from gemray_cluster.gang.launcher import (
     ProgressListener,
     Rank,
     RankDied,
-    RankFacts,
-    RankSetup,
     StartProgress,
 )
-from gemray_cluster.gang.rank_host import GANG_WORKER, RankHost
 from gemray_cluster.gang.unless import unless
-from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, locate_actor, node_ip
+from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, LONG_CALLS, locate_actor, node_ip
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES, RaySession
 from gemray_cluster.ray_runtime.worker_log import last_words
-from gemray_workers.channel import ChannelAddress
 from gemray_workers.config import EngineConfig
-from gemray_workers.messages import ModelInfo, RankInfo
+from gemray_workers.rank.worker import RankWorker
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_")
@@ -46,7 +44,12 @@ class RayGang(Gang):
     """A `GangClient` whose ranks are Ray actors."""
 
     def __init__(
-        self, session: RaySession, config: ClusterConfig, engine: EngineConfig, *, worker_class: str = GANG_WORKER
+        self,
+        session: RaySession,
+        config: ClusterConfig,
+        engine: EngineConfig,
+        *,
+        worker_class: type[RankWorker] = RankWorker,
     ) -> None:
         """Start nothing yet.
 
@@ -54,7 +57,7 @@ class RayGang(Gang):
             session: an open one; repaired by `launch` when its Ray has died.
             config: placement and deadlines.
             engine: the engine's settings; one rank per tensor-parallel shard.
-            worker_class: ``module:class`` with the interface of `GangWorker`.
+            worker_class: made in each rank's process; tests put another one in its place.
         """
         super().__init__(RayLauncher(session, config, engine, worker_class), config, engine)
 
@@ -62,7 +65,9 @@ class RayGang(Gang):
 class RayLauncher:
     """Reserves a placement group and starts an actor in each of its bundles."""
 
-    def __init__(self, session: RaySession, config: ClusterConfig, engine: EngineConfig, worker_class: str) -> None:
+    def __init__(
+        self, session: RaySession, config: ClusterConfig, engine: EngineConfig, worker_class: type[RankWorker]
+    ) -> None:
         """Start nothing yet."""
         self._session = session
         self._config = config
@@ -111,14 +116,14 @@ class RayLauncher:
     def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
         assert self._group is not None
         forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
-        actor_class: Any = ray.remote(**ACTOR_OPTIONS)(RankHost)
+        actor_class: Any = ray.remote(**ACTOR_OPTIONS)(self._worker_class)
         actor = actor_class.options(
             name=f"{self._name}-rank{rank}",
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
             runtime_env={"env_vars": {NOSET_DEVICES: "1", **forwarded}},
-        ).remote(self._engine, rank, self._worker_class, locate_actor)
+        ).remote(self._engine, rank, locate_actor)
         return RayRank(actor, self._session)
 
 
@@ -131,24 +136,9 @@ class RayRank(Rank):
         self._session = session
 
     @override
-    async def facts(self) -> RankFacts:
-        return await _result(self.actor.facts.options(concurrency_group=CONTROL).remote())
-
-    @override
-    async def open_rendezvous(self, host: str) -> str:
-        return await _result(self.actor.open_rendezvous.options(concurrency_group=CONTROL).remote(host))
-
-    @override
-    async def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
-        return await _result(self.actor.load.remote(setup))
-
-    @override
-    async def run(self, address: ChannelAddress | None) -> None:
-        await _result(self.actor.run.remote(address))
-
-    @override
-    async def close(self) -> None:
-        await _result(self.actor.close.options(concurrency_group=CONTROL).remote())
+    async def call(self, method: Callable[Concatenate[RankWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        options = {} if method.__name__ in LONG_CALLS else {"concurrency_group": CONTROL}
+        return await _result(getattr(self.actor, method.__name__).options(**options).remote(*args, **kwargs))
 
     @override
     async def kill(self) -> None:

@@ -23,7 +23,7 @@ from gemray_workers.errors import CheckpointError
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
 from support import waiting
-from support.cluster.fake_worker import FAKE_WORKER, SILENT_PROMPT, expected_token
+from support.cluster.fake_worker import SILENT_PROMPT, FakeWorker, expected_token
 from support.cluster.process_launcher import ProcessLauncher
 
 CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
@@ -73,9 +73,9 @@ async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
     def make(model_path: str = "/fake", config: ClusterConfig = CONFIG) -> Gang:
         engine = engine_config(model_path)
         if launcher == "ray":
-            made.append(RayGang(RaySession(config, owned=False), config, engine, worker_class=FAKE_WORKER))
+            made.append(RayGang(RaySession(config, owned=False), config, engine, worker_class=FakeWorker))
         else:
-            made.append(Gang(ProcessLauncher(engine, FAKE_WORKER), config, engine))
+            made.append(Gang(ProcessLauncher(engine, FakeWorker), config, engine))
         return made[-1]
 
     yield make

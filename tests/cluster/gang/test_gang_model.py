@@ -19,9 +19,10 @@ from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.errors import CheckpointError, CommunicationError, InvalidField
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.worker import RankWorker
 from support.checkpoints.tiny import tiny_checkpoint
 from support.cluster.process_launcher import ProcessLauncher
-from support.cluster.slow_worker import DELAY_S, SLOW_WORKER
+from support.cluster.slow_worker import DELAY_S, SlowWorker
 from support.engine.engine_runner import engine_config, request, run_engine
 
 CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=60, stop_deadline_s=5)
@@ -85,7 +86,7 @@ async def test_ids_are_those_of_one_rank_and_a_death_is_noticed(launcher: str) -
 
 
 async def pid_of_last_rank(gang: Gang) -> int:
-    facts = await gang._ranks[-1].facts()  # answers while `run` blocks
+    facts = await gang._ranks[-1].call(RankWorker.facts)  # answers while `run` blocks
     assert psutil.pid_exists(facts.pid)
     return facts.pid
 
@@ -101,7 +102,7 @@ async def test_ranks_that_load_at_different_speeds_wait_for_each_other() -> None
     """Longer than a collective may take, and at most as long as a start may."""
     model = tiny_checkpoint("E2B")
     engine = engine_config(model, tensor_parallel_size=2, collective_timeout_s=DELAY_S / 4)
-    gang = Gang(ProcessLauncher(engine, SLOW_WORKER), CONFIG, engine)
+    gang = Gang(ProcessLauncher(engine, SlowWorker), CONFIG, engine)
     await gang.launch()
     try:
         assert len(await ids_of(gang, REQUESTS[0])) == 12
@@ -109,6 +110,6 @@ async def test_ranks_that_load_at_different_speeds_wait_for_each_other() -> None
         await gang.stop()
 
     engine = engine_config(model, tensor_parallel_size=2, start_deadline_s=DELAY_S / 4)
-    gang = Gang(ProcessLauncher(engine, SLOW_WORKER), CONFIG, engine)
+    gang = Gang(ProcessLauncher(engine, SlowWorker), CONFIG, engine)
     with pytest.raises(CommunicationError, match=r"rank 1 of 2 had not loaded its weights 1 s after rank 0"):
         await gang.launch()

@@ -13,12 +13,12 @@ import pytest
 from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import require_same_versions, same_model
-from gemray_cluster.gang.launcher import RankFacts
-from gemray_cluster.gang.rank_host import ProcessLocation, RankHost
 from gemray_cluster.ray_runtime.session import ClusterUnreachable, _reach
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import ModelInfo
+from gemray_workers.rank.process import ProcessLocation, RankFacts
+from gemray_workers.rank.worker import RankWorker
 
 ENGINE = EngineConfig(model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1)
 
@@ -56,16 +56,16 @@ def test_local_sizes_and_an_address_exclude_each_other() -> None:
 
 
 def test_the_meeting_point_listens_where_it_is_told_and_nowhere_else() -> None:
-    host = RankHost(ENGINE, 0, "x:y", here)
-    port = int(host.open_rendezvous("127.0.0.1").removeprefix("tcp://127.0.0.1:"))
+    worker = RankWorker(ENGINE, 0, here)
+    port = int(worker.open_rendezvous("127.0.0.1").removeprefix("tcp://127.0.0.1:"))
     listening = [c.laddr for c in psutil.Process().net_connections() if c.status == "LISTEN" and c.laddr.port == port]
     assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", port)]
-    host.close()
+    worker.close()
 
 
 def test_run_before_load_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="before load"):
-        RankHost(ENGINE, 0, "x:y", here).run(None)
+        RankWorker(ENGINE, 0, here).run(None)
 
 
 def test_an_invalid_field_crosses_processes_whole() -> None:

@@ -23,6 +23,7 @@ from gemray_cluster.ray_runtime.placement import (
 )
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.errors import CapacityError
+from gemray_workers.rank.worker import RankWorker
 from support.engine.engine_runner import engine_config
 
 
@@ -110,7 +111,7 @@ async def test_a_dedicated_drafter_on_another_node_is_told(
     monkeypatch.setattr("gemray_cluster.ray_runtime.placement._nodes_of_bundles", lambda group: nodes)
     monkeypatch.setattr(RayLauncher, "_start_actor", lambda *_: None)
     engine = engine_config("target", drafter_path="drafter", drafter_placement=placement)
-    launcher = RayLauncher(RaySession(ClusterConfig(), owned=False), ClusterConfig(), engine, "no worker is started")
+    launcher = RayLauncher(RaySession(ClusterConfig(), owned=False), ClusterConfig(), engine, RankWorker)
     await launcher.launch(3, lambda progress: None)
     await launcher.release()
     assert ("the dedicated drafter (rank 2) is on another node than rank 0" in caplog.text) == is_warned

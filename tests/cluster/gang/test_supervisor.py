@@ -22,7 +22,7 @@ from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from support import waiting
 from support.cluster.fake_gang import FakeGang
-from support.cluster.fake_worker import DEADLY_PROMPT, FAKE_WORKER, expected_token
+from support.cluster.fake_worker import DEADLY_PROMPT, FakeWorker, expected_token
 from support.cluster.process_launcher import ProcessLauncher
 
 CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
@@ -49,7 +49,7 @@ class Models:
             model_path=model, tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
             collective_timeout_s=20,
         )  # fmt: skip
-        return Gang(ProcessLauncher(engine, FAKE_WORKER), CONFIG, engine)
+        return Gang(ProcessLauncher(engine, FakeWorker), CONFIG, engine)
 
 
 class Listener:
@@ -203,7 +203,7 @@ async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
             model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
             collective_timeout_s=20,
         )  # fmt: skip
-        launcher = FragileLauncher(engine, FAKE_WORKER)
+        launcher = FragileLauncher(engine, FakeWorker)
         launcher.ground = asyncio.Event()
         grounds.append(launcher.ground)
         return Gang(launcher, CONFIG, engine)

@@ -93,7 +93,7 @@ def test_up_serve_generate_down(hosts: Hosts, tmp_path: Path) -> None:
 
 def _ranks_are_on_both(hosts: Hosts) -> None:
     for host in hosts.hosts:
-        ranks = ssh(hosts, host, "pgrep -fc RankHost || true")
+        ranks = ssh(hosts, host, "pgrep -fc RankWorker || true")
         assert int(ranks.stdout) >= 1, f"no rank on {host.name}"
 
 

@@ -9,9 +9,9 @@ import os
 import time
 
 import torch
+from typing_extensions import override
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
-from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError, CheckpointError, CommunicationError
 from gemray_workers.messages import (
     Cancel,
@@ -27,9 +27,11 @@ from gemray_workers.messages import (
     Stop,
     Submit,
 )
-from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.rank.process import RankSetup, set_up_process
+from gemray_workers.rank.worker import RankWorker
+from gemray_workers.sampling.verify import Accept, verify
 
-FAKE_WORKER = "support.cluster.fake_worker:FakeWorker"
 STEP_S = 0.005
 SILENT_PROMPT = [666]
 """A request with this prompt makes rank 0 hang."""
@@ -41,12 +43,10 @@ def expected_token(seed: int, position: int) -> int:
     return (seed * 7919 + position * 104729) % 1000
 
 
-class FakeWorker:
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: str) -> None:
-        self._config, self._rank, self._rendezvous = config, rank, rendezvous
-        self._comm: TorchCommunicator | None = None
-
-    def load(self) -> tuple[ModelInfo, RankInfo]:
+class FakeWorker(RankWorker):
+    @override
+    def load(self, setup: RankSetup, *, accept: Accept = verify) -> tuple[ModelInfo, RankInfo]:
+        set_up_process(self._rank, self._config.gang_size, setup)
         if self._config.model_path == "/missing":
             raise CheckpointError("/missing/config.json: no such file")
         if self._config.model_path == "/no-room":
@@ -57,9 +57,8 @@ class FakeWorker:
             os._exit(3)
         time.sleep({"/slow": 60.0, "/pauses": 3.0}.get(self._config.model_path, 0.0))
         size = self._config.tensor_parallel_size
-        self._comm = join_gang(
-            self._rank, size, self._rendezvous, device="cpu", timeout_s=self._config.collective_timeout_s
-        )
+        self._join(setup.rendezvous)
+        assert self._comm is not None
         total = self._comm.all_reduce(torch.tensor([self._rank + 1.0]))
         assert total.item() == size * (size + 1) / 2
         model = ModelInfo(
@@ -76,6 +75,7 @@ class FakeWorker:
             kv_groups=[],
         )
 
+    @override
     def run(self, address: ChannelAddress | None) -> None:
         assert self._comm is not None
         if address is None:
@@ -84,18 +84,14 @@ class FakeWorker:
             return
         channel = LeadChannel(address)
         try:
-            self._lead(channel, self._comm)
+            self._echo(channel, self._comm)
         except Exception as error:
             channel.send(GangFailed(f"rank 0: {error}"))
             raise
         finally:
             channel.close()
 
-    def close(self) -> None:
-        if self._comm is not None:
-            self._comm.close()
-
-    def _lead(self, channel: LeadChannel, comm: TorchCommunicator) -> None:
+    def _echo(self, channel: LeadChannel, comm: TorchCommunicator) -> None:
         running: dict[str, tuple[Submit, int]] = {}
         step = 0
         stopping = False

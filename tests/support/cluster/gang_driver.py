@@ -15,7 +15,7 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import Submit
 from gemray_workers.sampling.params import SamplingParams
-from support.cluster.fake_worker import FAKE_WORKER
+from support.cluster.fake_worker import FakeWorker
 
 
 async def main(address: str) -> None:
@@ -31,7 +31,7 @@ async def main(address: str) -> None:
 
     try:
         session = await RaySession.open(config)
-        gang = RayGang(session, config, engine, worker_class=FAKE_WORKER)
+        gang = RayGang(session, config, engine, worker_class=FakeWorker)
         await gang.launch(progress)
     except GemrayError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))

@@ -6,22 +6,25 @@ import asyncio
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, RankFacts, RankSetup
-from gemray_cluster.gang.rank_host import GANG_WORKER, ProcessLocation, RankHost
-from gemray_workers.channel import ChannelAddress
+from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied
 from gemray_workers.config import EngineConfig
-from gemray_workers.messages import ModelInfo, RankInfo
+from gemray_workers.rank.process import ProcessLocation
+from gemray_workers.rank.worker import RankWorker
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NODE = ("this-machine", "127.0.0.1")
 
 
 class ProcessLauncher:
-    def __init__(self, engine: EngineConfig, worker_class: str = GANG_WORKER) -> None:
+    def __init__(self, engine: EngineConfig, worker_class: type[RankWorker] = RankWorker) -> None:
         self._engine, self._worker_class = engine, worker_class
 
     async def launch(self, num_ranks: int, progress: ProgressListener) -> list[Rank]:
@@ -42,7 +45,7 @@ class ProcessLauncher:
 class ProcessRank:
     """A spawned process that answers calls over a pipe; one thread here reads the answers."""
 
-    def __init__(self, engine: EngineConfig, rank: int, worker_class: str) -> None:
+    def __init__(self, engine: EngineConfig, rank: int, worker_class: type[RankWorker]) -> None:
         # Ranks fork from a server that has imported torch and nothing of this process: seconds less each.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["gemray_workers.rank.worker", "support.cluster.fake_worker", __name__])
@@ -56,34 +59,19 @@ class ProcessRank:
         self._lock = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
 
-    async def facts(self) -> RankFacts:
-        return await self._call("facts")
-
-    async def open_rendezvous(self, host: str) -> str:
-        return await self._call("open_rendezvous", host)
-
-    async def load(self, setup: RankSetup) -> tuple[ModelInfo, RankInfo]:
-        return await self._call("load", setup)
-
-    async def run(self, address: ChannelAddress | None) -> None:
-        await self._call("run", address)
-
-    async def close(self) -> None:
-        await self._call("close")
-
     async def kill(self) -> None:
         self.process.kill()
         await asyncio.to_thread(self.process.join, 5)
 
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: Callable[Concatenate[RankWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
+        answer: asyncio.Future[T] = loop.create_future()
         with self._lock:
             if self._dead:
                 raise RankDied("its process died")
             number, self._calls = self._calls, self._calls + 1
             self._waiting[number] = (loop, answer)
-        self._pipe.send((number, method, args))
+        self._pipe.send((number, method.__name__, args, kwargs))
         return await answer
 
     def _read(self) -> None:
@@ -111,16 +99,16 @@ class ProcessRank:
             loop.call_soon_threadsafe(resolve)
 
 
-def _serve(pipe: Connection, engine: EngineConfig, rank: int, worker_class: str) -> None:
+def _serve(pipe: Connection, engine: EngineConfig, rank: int, worker_class: type[RankWorker]) -> None:
     torch.set_num_threads(1)
     gpu = rank if engine.device == "cuda" else None
-    host = RankHost(engine, rank, worker_class, lambda _config: ProcessLocation(*NODE, gpu=gpu))
+    worker = worker_class(engine, rank, lambda _config: ProcessLocation(*NODE, gpu=gpu))
     lock = threading.Lock()
 
-    def answer(number: int, method: str, args: tuple[Any, ...]) -> None:
+    def answer(number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         result, error = None, None
         try:
-            result = getattr(host, method)(*args)
+            result = getattr(worker, method)(*args, **kwargs)
         except Exception as raised:
             error = raised
         with lock:

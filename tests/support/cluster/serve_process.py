@@ -53,7 +53,7 @@ async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
 
 def ranks_of(process: asyncio.subprocess.Process) -> list[Process]:
     """The ranks' processes, workers of the server's own Ray."""
-    return [p for p in Process(process.pid).children(recursive=True) if "RankHost" in " ".join(p.cmdline())]
+    return [p for p in Process(process.pid).children(recursive=True) if "RankWorker" in " ".join(p.cmdline())]
 
 
 def ray_of(process: asyncio.subprocess.Process, name: str) -> Process:

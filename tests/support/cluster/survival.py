@@ -18,6 +18,7 @@ from gemray_cluster.gang.gang import Gang
 from gemray_cluster.gang.supervisor import Supervisor
 from gemray_workers.config import DeviceName, EngineConfig
 from gemray_workers.messages import Submit
+from gemray_workers.rank.worker import RankWorker
 from support import waiting
 from support.checkpoints.tiny import VOCAB_SIZE, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant
@@ -110,7 +111,7 @@ async def kill_and_go_on(
         for count, victim in enumerate(victims):
             before = lengths()
             await waiting.eventually(lambda before=before: _all_moved(before, lengths()), deadline_s)  # type: ignore[misc]
-            facts = await gangs[-1]._ranks[victim].facts()  # answers while `run` blocks
+            facts = await gangs[-1]._ranks[victim].call(RankWorker.facts)  # answers while `run` blocks
             began = time.monotonic()
             os.kill(facts.pid, signal.SIGKILL)
             found.tokens_at_kill.append(sum(lengths()))

@@ -6,9 +6,11 @@ import weakref
 from typing import Any, cast
 
 import pytest
+import torch
 
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
-from gemray_workers.rank.worker import GangWorker
+from gemray_workers.rank.process import ProcessLocation, RankSetup
+from gemray_workers.rank.worker import RankWorker
 from support.checkpoints.tiny import tiny_checkpoint
 from support.engine.engine_runner import engine_config
 
@@ -25,8 +27,10 @@ class WatchedComm:
 
 
 def test_the_engine_is_freed_before_the_gang_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = GangWorker(engine_config(tiny_checkpoint("31B")), 0, "tcp://127.0.0.1:1")
-    worker.load()
+    worker = RankWorker(
+        engine_config(tiny_checkpoint("31B")), 0, lambda _config: ProcessLocation("here", "127.0.0.1", gpu=None)
+    )
+    worker.load(RankSetup(rendezvous="tcp://127.0.0.1:1", interface_ip="127.0.0.1", threads=torch.get_num_threads()))
     assert worker._engine_rank is not None
     comm = WatchedComm(weakref.ref(worker._engine_rank))
     monkeypatch.setattr(worker, "_comm", cast(TorchCommunicator, comm))

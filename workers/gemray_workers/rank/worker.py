@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
 from gemray_workers.checkpoint.loader import ProgressFn
@@ -18,48 +19,66 @@ from gemray_workers.parallel.one_shot import use_one_shot_if_sound
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from gemray_workers.rank.drafter_rank import DrafterRank
+from gemray_workers.rank.process import LocateProcess, RankFacts, RankSetup, open_store, process_facts, set_up_process
 from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.verify import Accept, verify
 
 
-class GangWorker:
-    """A rank's life: join the gang, load, warm up, run until told to stop."""
+class RankWorker:
+    """A rank's process: says where it runs, joins the gang, loads, warms up, and runs until told to stop.
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: str) -> None:
-        """Do nothing yet.
+    The launcher makes one in each process; the coordinator calls its public methods from afar (`Rank.call`).
+    """
+
+    def __init__(self, config: EngineConfig, rank: int, locate: LocateProcess) -> None:
+        """Do nothing heavy yet.
 
         Args:
             config: the gang's settings, the same on every rank.
             rank: this process's rank.
-            rendezvous: ``tcp://host:port`` on rank 0's node.
+            locate: where this process runs.
         """
         self._config = config
         self._rank = rank
-        self._rendezvous = rendezvous
-        self._device = _device(config)
+        self._location = locate(config)
+        self._store: TCPStore | None = None
         self._comm: TorchCommunicator | None = None
         self._engine_rank: EngineRank | None = None
         self._drafter_rank: DrafterRank | None = None
 
-    def load(self, *, accept: Accept = verify) -> tuple[ModelInfo, RankInfo]:
+    def facts(self) -> RankFacts:
+        """Where this process runs and with what."""
+        return process_facts(self._location)
+
+    def open_rendezvous(self, host: str) -> str:
+        """Serve the ranks' meeting point at a free port of `host`; its ``tcp://host:port``. Rank 0 alone."""
+        self._store, rendezvous = open_store(host, self._config.collective_timeout_s)
+        return rendezvous
+
+    def load(self, setup: RankSetup, *, accept: Accept = verify) -> tuple[ModelInfo, RankInfo]:
         """Join the gang, load this rank's part, generate a few tokens. Every rank must be loading.
 
         Args:
+            setup: what the coordinator decided from all ranks' facts.
             accept: the rule of verification that will be run with: graphs that are captured now hold it.
         """
-        gang = self._join()
-        self_test(gang, device=self._device, dtypes=self._reduced_dtypes)
+        device = self._location.device()
+        self._location.bind_device()
+        set_up_process(self._rank, self._config.gang_size, setup)
+        gang = self._join(setup.rendezvous)
+        self_test(gang, device=device, dtypes=self._reduced_dtypes)
         with progress_bar("loading weights", rank=self._rank) as progress:
             if self._rank == self._config.tensor_parallel_size:
-                self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), self._device, progress)
+                self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), device, progress)
             else:
-                self._engine_rank = self._build_engine_rank(gang, progress)
+                self._engine_rank = self._build_engine_rank(gang, device, progress)
         if self._comm is not None:  # the warm-up's collectives have no patience for disks of other speeds
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
         return self._warm_up(accept)
 
     def run(self, address: ChannelAddress | None) -> None:
         """Step until the coordinator says stop; rank 0 is given the channel's address."""
+        self._location.bind_device()  # a call may come on another thread than the one before
         if address is None:
             self.run_offline(None)
         else:
@@ -98,14 +117,14 @@ class GangWorker:
         finally:
             channel.close()
 
-    def _build_engine_rank(self, gang: Communicator, progress: ProgressFn | None) -> EngineRank:
+    def _build_engine_rank(self, gang: Communicator, device: torch.device, progress: ProgressFn | None) -> EngineRank:
         if self._config.drafter_placement == "colocated":
-            use_one_shot_if_sound(gang, self._device, self._reduced_dtypes)
-            return EngineRank(self._config, gang, self._device, progress)
+            use_one_shot_if_sound(gang, device, self._reduced_dtypes)
+            return EngineRank(self._config, gang, device, progress)
         everyone = self._gang_of_many()
         target = everyone.subgroup(self._config.tensor_parallel_size, "target")
-        use_one_shot_if_sound(target, self._device, self._reduced_dtypes)
-        return EngineRank(self._config, target, self._device, progress, gang=everyone)
+        use_one_shot_if_sound(target, device, self._reduced_dtypes)
+        return EngineRank(self._config, target, device, progress, gang=everyone)
 
     @property
     def _reduced_dtypes(self) -> list[torch.dtype]:
@@ -134,19 +153,17 @@ class GangWorker:
         if self._comm is not None:
             self._comm.close()
             self._comm = None
+        self._store = None
 
-    def _join(self) -> Communicator:
+    def _join(self, rendezvous: str) -> Communicator:
         size = self._config.gang_size
         if size == 1:
             return SoloCommunicator()
         self._comm = join_gang(
-            self._rank, size, self._rendezvous, device=self._device, timeout_s=self._config.collective_timeout_s
+            self._rank,
+            size,
+            rendezvous,
+            device=self._location.device(),
+            timeout_s=self._config.collective_timeout_s,
         )
         return self._comm
-
-
-def _device(config: EngineConfig) -> torch.device:
-    """This process's device: the current CUDA device, which the launcher has set, or the CPU."""
-    if config.device == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
