@@ -20,7 +20,7 @@ from support.deployment.namespace_hosts import Host, Hosts, namespace_hosts, ssh
 
 ONPREM = ROOT / "cluster" / "ray-up" / "onprem.yaml"
 BIN = sysconfig.get_path("scripts")
-READY_DEADLINE_S = 150.0
+READY_DEADLINE_S = 400.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

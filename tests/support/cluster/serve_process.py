@@ -12,7 +12,7 @@ import grpc
 from psutil import Process
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
-START_S = 120
+START_S = 300
 
 
 @asynccontextmanager
