@@ -1,7 +1,7 @@
 """Follows each generation request from arrival to end: its metrics and its one log line.
 
-Two places know parts of the story, and neither has to know about this module: `TraceInterceptor` sees a call begin and
-end with its status, `TracedGang` sees its tokens. They meet in a context variable, which follows the call's task.
+`TraceInterceptor` sees a call begin and end with its status; the service tells what happens between (`identify`,
+`submitted`, `advanced`, `completed`). They meet in a context variable, which follows the call's task.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gemray_cluster.gang.client import GangClient, GangState
 from gemray_cluster.observability.metrics import RequestMetrics
-from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, SpeculationCounters, Submit
+from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 
 logger = logging.getLogger("gemray.request")
 
@@ -46,6 +45,20 @@ def identify(request_id: str) -> None:
     trace = _current.get()
     if trace is not None:
         trace.request_id = request_id
+
+
+def submitted(submit: Submit) -> None:
+    """The request of the call that runs here goes to the engine."""
+    trace = _current.get()
+    if trace is not None:
+        trace.submitted(submit)
+
+
+def advanced(delta: SequenceDelta) -> None:
+    """The engine gave the call that runs here tokens, an end, or both."""
+    trace = _current.get()
+    if trace is not None:
+        trace.delta(delta)
 
 
 def completed(reason: str, num_tokens: int, speculation: SpeculationCounters | None) -> None:
@@ -146,59 +159,6 @@ def key_values(fields: dict[str, object]) -> str:
 def _quoted(value: str) -> str:
     plain = value and value.isprintable() and not set(value) & set(' "=\\')
     return value if plain else json.dumps(value)
-
-
-class TracedGang:
-    """A `GangClient` that reports the tokens of each request to the trace of the call that asks for them."""
-
-    def __init__(self, gang: GangClient) -> None:
-        self._gang = gang
-
-    @property
-    def state(self) -> GangState:
-        """As the gang's."""
-        return self._gang.state
-
-    @property
-    def failure(self) -> str | None:
-        """As the gang's."""
-        return self._gang.failure
-
-    @property
-    def info(self) -> GangInfo:
-        """As the gang's."""
-        return self._gang.info
-
-    @property
-    def stats(self) -> EngineStats | None:
-        """As the gang's."""
-        return self._gang.stats
-
-    @property
-    def seconds_since_heartbeat(self) -> float:
-        """As the gang's."""
-        return self._gang.seconds_since_heartbeat
-
-    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
-        """As the gang's, with each delta reported."""
-        trace = _current.get()
-        if trace is not None:
-            trace.submitted(submit)
-        deltas = self._gang.generate(submit)
-        try:
-            async for delta in deltas:
-                if trace is not None:
-                    trace.delta(delta)
-                yield delta
-        finally:
-            # Closing this iterator must close the gang's at once, or a cancelled request would run on.
-            close = getattr(deltas, "aclose", None)
-            if close is not None:
-                await close()
-
-    async def stop(self) -> None:
-        """As the gang's."""
-        await self._gang.stop()
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gemray_cluster.gang.client import GangClient, GangUnavailable
+from gemray_cluster.observability.request_trace import advanced, submitted
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.requests import AcceptedRequest
 from gemray_cluster.text.channels import Channels
@@ -43,8 +44,10 @@ class Generation:
         self._replay()
         if self.ending is not None:
             return
+        submitted(self.request.submit)
         async with aclosing(self._gang.generate(self.request.submit)) as deltas:
             async for delta in deltas:
+                advanced(delta)
                 if delta.finish == "fault":
                     raise EngineFault(f"the engine could not go on: {delta.fault or 'no reason given'}")
                 if delta.finish == "cancelled":

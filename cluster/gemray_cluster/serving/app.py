@@ -20,7 +20,7 @@ from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.gang.supervisor import Supervisor
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
-from gemray_cluster.observability.request_trace import TracedGang, TraceInterceptor
+from gemray_cluster.observability.request_trace import TraceInterceptor
 from gemray_cluster.ray_runtime.device import asked_device, choose_device
 from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
@@ -68,7 +68,7 @@ async def serving(
     registry = CollectorRegistry()
     interceptor = TraceInterceptor(RequestMetrics(registry))
     registry.register(EngineCollector(lambda: supervisor))
-    server = GenerationServer(server_config, TracedGang(supervisor), reader, interceptors=[interceptor])
+    server = GenerationServer(server_config, supervisor, reader, interceptors=[interceptor])
     async with AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.close)

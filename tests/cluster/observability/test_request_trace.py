@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
-from gemray_cluster.observability.request_trace import RequestTrace, TracedGang, TraceInterceptor, key_values
+from gemray_cluster.observability.request_trace import RequestTrace, TraceInterceptor, key_values
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta
 from support.cluster.fake_gang import FakeGang, Script
@@ -61,16 +61,14 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(tokenizer: ChatTokenizer, script: Script, **config: object) -> AsyncIterator[Watched]:
+async def watched(tokenizer: ChatTokenizer, script: Script, **config: Any) -> AsyncIterator[Watched]:
     registry = CollectorRegistry()
     gang = FakeGang(script)
     registry.register(EngineCollector(lambda: gang))
     interceptor = TraceInterceptor(RequestMetrics(registry))
     endpoint = MetricsServer(registry, host="127.0.0.1", port=0)
     try:
-        async with serving(
-            tokenizer, gang, supervisor=TracedGang(gang), interceptors=[interceptor], **config
-        ) as running:
+        async with serving(tokenizer, gang, interceptors=[interceptor], **config) as running:
             yield Watched(running, registry, f"http://127.0.0.1:{endpoint.port}/metrics")
     finally:
         endpoint.close()
