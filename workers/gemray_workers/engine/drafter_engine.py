@@ -8,8 +8,7 @@ import torch
 
 from gemray_workers.drafters.dedicated.messages import DraftBatch, VerifiedBatch
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.apply_plan import apply_plan
-from gemray_workers.engine.planner import FollowPlanner
+from gemray_workers.engine.planner import FollowPlanner, apply_plan
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleRows, advance
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 import torch
 
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.apply_plan import apply_plan
 from gemray_workers.engine.cycle import CycleRunner
-from gemray_workers.engine.flight import Flight, HostResult
-from gemray_workers.engine.outcomes import OutcomeReader
-from gemray_workers.engine.planner import Planner
+from gemray_workers.engine.outcomes import Flight, OutcomeReader
+from gemray_workers.engine.planner import Planner, apply_plan
 from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.execution.host_copy import HostResult
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.execution.step_clock import StepTimes, clock_of
 from gemray_workers.kv.pool import KVPools

@@ -9,12 +9,14 @@ Shape legend: R rows of logits, V vocabulary rows of this rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gemray_kernels.sequence_tables import NOTHING
 from gemray_workers.engine.cycle import CycleOutput
-from gemray_workers.engine.flight import Flight
-from gemray_workers.execution.host_copy import to_device
+from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.execution.host_copy import HostResult, to_device
 from gemray_workers.execution.slots import SlotTable
+from gemray_workers.execution.step_clock import StepMarks
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.logprobs import token_logprobs
@@ -25,6 +27,19 @@ PROMPT_LOGPROB_ROWS = 128
 """Prompt rows whose logits are held at one time: a chunk's logits over a whole vocabulary would be gigabytes."""
 
 NO_LOGITS = "the model gave no usable logits (NaN, or every token masked) for the next token"
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step between its enqueueing and its commit."""
+
+    plan: StepPlan
+    cycle: CyclePlan
+    output: CycleOutput
+    marks: StepMarks
+    found: HostResult
+    wants_logprobs: bool
+    """Whether log-probabilities are to be read from `output`, which they must before the next step starts."""
 
 
 class OutcomeReader:

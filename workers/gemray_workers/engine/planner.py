@@ -1,21 +1,24 @@
-"""Where a rank's step plans come from: rank 0 schedules and sends, the others receive.
+"""Where a rank's step plans come from (rank 0 schedules and sends, the others receive), and how each applies them.
 
-The two classes have the same verbs, so that `Engine.step` reads the same on every rank.
+The two planners have the same verbs, so that `Engine.step` reads the same on every rank.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from gemray_workers.drafters.controller import DraftLengthController
+from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.engine.deltas_split import split_for_channel
 from gemray_workers.errors import InvalidField
 from gemray_workers.execution.compiled_programs import compiled_programs
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.execution.step_clock import StepTimes
+from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import (
     Cancel,
     EngineStats,
@@ -185,3 +188,19 @@ class FollowPlanner:
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Nothing: rank 0 speaks for the gang."""
+
+
+def apply_plan(plan: StepPlan, drafter: Drafter, slots: SlotTable, poisoned: Iterable[KVPools]) -> None:
+    """Forget the sequences that have left their slots, and bring the slot table to where the plan says.
+
+    Args:
+        plan: of this step.
+        drafter: told of each slot that is free or gets another sequence.
+        slots: the sequences.
+        poisoned: pools whose freed pages are filled with NaN; none outside of debugging.
+    """
+    for slot in (*plan.released, *(admission.slot for admission in plan.admitted)):
+        drafter.reset(slot)
+    slots.apply(plan)
+    for pools in poisoned:
+        pools.poison(plan.freed_pages)

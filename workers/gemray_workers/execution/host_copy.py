@@ -1,4 +1,4 @@
-"""Small tensors from the host, brought to the device without waiting for it."""
+"""Small tensors between the host and the device, copied without waiting for the device."""
 
 from __future__ import annotations
 
@@ -18,3 +18,23 @@ def to_device(
     outlive the call.
     """
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+class HostResult:
+    """A small device tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor | None) -> None:
+        """Enqueue the copy, behind all that the device still has to do."""
+        self._done: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor is not None and tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    def rows(self) -> list[list[int]]:
+        """Its rows; waits until they have arrived."""
+        if self._done is not None:
+            self._done.synchronize()
+        return [] if self._host is None else self._host.tolist()
