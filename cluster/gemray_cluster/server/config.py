@@ -8,14 +8,18 @@ from gemray_cluster.server.channel_options import DEFAULT_MAX_MESSAGE_BYTES
 from gemray_workers.errors import InvalidField
 from gemray_workers.ranges import AT_LEAST_ONE, DURATION, Range, check_ranges, ranged
 
+PORT = Range(0, 65535)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Where the server listens and what it accepts."""
 
     host: str = "127.0.0.1"
-    port: int = ranged(Range(0, 65535), 50051)
+    port: int = ranged(PORT, 50051)
     """0 takes a free one."""
+    metrics_port: int | None = ranged(PORT, None)
+    """Where Prometheus finds /metrics; None for nowhere."""
     max_live_requests: int = ranged(AT_LEAST_ONE, 256)
     """Running and queued together; one more is answered with RESOURCE_EXHAUSTED."""
     max_message_bytes: int = ranged(Range(1 << 16, unit="bytes"), DEFAULT_MAX_MESSAGE_BYTES)

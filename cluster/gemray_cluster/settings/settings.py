@@ -196,7 +196,9 @@ class ServeSettings:
 
     host: str | None = _server(TEXT, "Address to listen on (default 127.0.0.1).")
     port: int | None = _server(INTEGER, "gRPC port, 0 for a free one (default 50051).", bounds="0..65535")
-    metrics_port: int | None = _server(INTEGER, "Prometheus port on the same address (default: none).")
+    metrics_port: int | None = _server(
+        INTEGER, "Prometheus port on the same address, 0 for a free one (default: none).", bounds="0..65535"
+    )
     max_live_requests: int | None = _server(
         INTEGER, "Running and queued requests; more are refused (default 256).", bounds=">= 1"
     )

@@ -99,9 +99,36 @@ def test_the_charts_values_are_the_servers_defaults() -> None:
     schema = json.loads((ROOT / "helm/gemray/values.schema.json").read_text())
     bounds = ranges_of(EngineConfig) | ranges_of(ServerConfig)
     drafts = schema["properties"]["drafter"]["properties"]["draftTokens"]["oneOf"][1]
-    assert drafts["minimum"] == bounds["num_draft_tokens"].least
+    assert drafts == {"type": "integer", "minimum": bounds["num_draft_tokens"].least}
+    length = schema["properties"]["server"]["properties"]["maxModelLen"]["oneOf"][1]
+    assert length == {"type": "integer", "minimum": bounds["max_model_len"].least}
     assert schema["definitions"]["port"]["maximum"] == bounds["port"].most
+    assert re.search(rf"draftTokens: auto  # {bounds['num_draft_tokens']}, ", text)
+    assert re.search(rf"maxModelLen: 0  # {bounds['max_model_len']} tokens; 0: ", text)
     assert f"empty: {in_words(DEFAULT_KV_MEMORY)}" in text
+
+
+FLAG_ROW = re.compile(r"^\| `--([a-z-]+)[^|]*(?:\\\|[^|]*)?\|.* \((default .*|[<>=0-9].*)\) \|$", re.MULTILINE)
+"""A row of a table of flags that ends with the default, the range or both: ``(default 1; 0 or 1)``."""
+
+
+def test_the_readmes_table_tells_defaults_and_ranges_of_the_fields() -> None:
+    rows = FLAG_ROW.findall((ROOT / "README.md").read_text())
+    assert len(rows) >= 7
+    for flag, told in rows:
+        setting = SETTINGS[flag.replace("-", "_")]
+        in_help = re.search(r"\(default ([^:;)]+)[;)]", setting.metadata["help"])
+        default = in_help[1] if in_help else setting.default
+        parts = told.split("; ")
+        if parts[0].startswith("default "):
+            assert parts.pop(0) == f"default {default}", flag
+        assert parts in ([], [setting.metadata["bounds"]]), flag
+
+
+def test_the_documents_tell_the_deadlines_of_the_fields() -> None:
+    deploy = (ROOT / "docs/deploy.md").read_text()
+    assert f"`--max-rebuilds` failures within five minutes ({OWNERS['max_rebuilds'].default})" in deploy
+    assert f"`no room for the gang within {OWNERS['placement_deadline_s'].default:g} s`" in deploy
 
 
 def test_the_readme_tells_flags_that_exist() -> None:
@@ -109,4 +136,3 @@ def test_the_readme_tells_flags_that_exist() -> None:
     flags = set(re.findall(r"^\| `--([a-z-]+)", readme, re.MULTILINE))
     assert len(flags) > 5
     assert {flag.replace("-", "_") for flag in flags} <= SETTINGS.keys()
-    assert f"N times within five minutes ({OWNERS['max_rebuilds'].default})" in readme
