@@ -94,5 +94,5 @@ class Report:
         print("FAULT " + text, flush=True)
 
     def refused(self, tile: object, reason: Exception) -> None:
-        """Keep that a tile does not compile or run, which is no fault of a sweep."""
+        """Record that a tile does not compile or run; a sweep may contain such tiles."""
         self.rows.append({"part": "fault", "tile": str(tile), "fault": str(reason)[:200]})

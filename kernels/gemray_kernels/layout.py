@@ -1,4 +1,4 @@
-"""How the Triton kernels expect tensors to lie in memory: another layout is refused, never read as if it were this."""
+"""How the Triton kernels expect tensors to lie in memory: any other layout is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the choice of a token depends on beside its logits: tables with one entry a slot, and the rows that read them.
 
 The tables keep their addresses, so that a captured graph may read them; only their contents change. A row names its
-slot, and nothing about a row is known to the host but that it is there.
+slot, and all that the host knows of a row is that there is one.
 
 Shape legend: N slots, F numbers of a slot, R rows, V local vocabulary columns, W 32-bit words of V bits, M masks,
 B ids (drafts) before a row.

@@ -1,4 +1,4 @@
-"""Acceptance made up: cycles of real cost whose drafts are kept whether they are right or not.
+"""A stand-in for verification: cycles of real cost that keep a given number of drafts, right or wrong.
 
 Random weights accept nothing, and the time of a cycle does not depend on it; what a given acceptance length would
 give in tokens a second is measured by accepting that many. Only benchmarks of random weights may do this.

@@ -1,4 +1,4 @@
-"""What became of the requests of a load: when each one's tokens came, and the row that sums them up."""
+"""How the requests of a load were answered: when the tokens of each came, and the row that sums them up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Answer:
     messages: list[tuple[float, int]] = field(default_factory=list)
     """When tokens came, and how many at once."""
     refusal: str | None = None
-    """Why there was no whole answer."""
+    """Why the answer is missing or incomplete."""
 
     @property
     def first_token_s(self) -> float:
@@ -26,8 +26,8 @@ class Answer:
 
     @property
     def between_tokens_s(self) -> list[float]:
-        """One entry for each token behind the first message's: tokens that came at once share the time since the
-        message before."""
+        """Seconds of each token after the first message; tokens of one message share the time since the message
+        before."""
         return [
             (now - before) / count
             for (before, _), (now, count) in zip(self.messages, self.messages[1:], strict=False)

@@ -1,6 +1,6 @@
 """How many experts of a layer a batch touches: what a mixture-of-experts row really reads.
 
-Counted in cycles of their own, which nobody times. Shape legend: T rows, K experts a row.
+They are counted in extra cycles, which are not timed. Shape legend: T rows, K experts a row.
 """
 
 from __future__ import annotations

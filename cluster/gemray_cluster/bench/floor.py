@@ -1,7 +1,8 @@
 """The least a cycle can take: bytes of the weights that it needs, over the speed at which the device reads memory.
 
 Keys and values are left out (at a few hundred tokens they are below a percent), and so is all communication.
-Embedding tables count as heads, which read them whole; rows looked up are nothing beside that.
+Embedding tables are counted where they serve as heads, which read them whole; looking up single rows costs next to
+nothing.
 """
 
 from __future__ import annotations

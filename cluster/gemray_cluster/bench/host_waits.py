@@ -10,7 +10,7 @@ import torch
 
 
 class HostWaits:
-    """Watches from `start` to `stop`. What waits without torch's knowledge (an event, NCCL) is not seen."""
+    """Watches from `start` to `stop`. Waits that torch does not know of (for an event, in NCCL) are not seen."""
 
     def __init__(self) -> None:
         self._catch = warnings.catch_warnings(record=True)

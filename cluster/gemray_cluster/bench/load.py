@@ -1,4 +1,4 @@
-"""A load: requests that arrive by themselves, whether or not those before them are done."""
+"""A load: requests that arrive at their own times, whether or not earlier ones are done."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class Arrival:
     """Since the beginning."""
     prompt_ids: list[int]
     num_tokens: int
-    """It gives exactly so many."""
+    """Tokens that it generates, exactly."""
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Poisson arrivals at each of several rates, for so long, and what a good answer is."""
+    """Poisson arrivals at each of several rates, how long they last, and what counts as a good answer."""
 
     rates: tuple[float, ...]
     """Requests a second, on average; a row each."""
     prompt: Lengths
     output: Lengths
     first_token_limit_ms: float
-    """A request is good if its first token came within this time after its arrival ..."""
+    """A good request gets its first token within this time after its arrival."""
     between_tokens_limit_ms: float
-    """... and its further tokens took at most this each, on average over the request."""
+    """A good request's later tokens take at most this time each, on average."""
     seconds: float = 30.0
     """How long requests arrive at each rate; those that have arrived are then served to their end."""
     warm_up_seconds: float = 5.0

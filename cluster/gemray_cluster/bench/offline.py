@@ -36,7 +36,7 @@ MANY = 1 << 20
 
 
 class OfflineRank:
-    """A rank of a gang that serves nobody."""
+    """A rank of a gang that runs a benchmark's requests instead of a server's."""
 
     def __init__(self, setup: Setup, rank: int, rendezvous: str, probes: Probes) -> None:
         """Load; all ranks of the setup at the same time."""
@@ -133,7 +133,7 @@ class OfflineRank:
         return inbox
 
     def _experts(self, work: Decode) -> ExpertsTouched | None:
-        """Counted in a few cycles that nobody times; None on the other ranks, and without experts."""
+        """Count over a few cycles that are not timed; None on the other ranks, and without experts."""
         if self._moe is None:
             return None
         watch = ExpertsWatch(self._moe.num_experts, first=self._setup.warm_up_steps, steps=WATCHED_CYCLES)

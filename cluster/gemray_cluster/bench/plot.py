@@ -136,7 +136,7 @@ def _label(row: Row) -> str:
 
 
 def _legend_below(axes: Any, *, columns: int) -> None:
-    """Beside nothing that is drawn."""
+    """Put the legend below the axes, where it covers nothing."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=columns, fontsize=8, frameon=False)
 
 

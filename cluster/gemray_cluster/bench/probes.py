@@ -14,10 +14,10 @@ PRODUCT = {"cuda": (4096, 8192, 8192), "cpu": (256, 512, 512)}
 
 
 class Probes:
-    """The best that a process has seen each of its devices do.
+    """The best rates that this process has measured on each of its devices.
 
-    Setup after setup in one process, the same sum has measured 3.11 and 2.61 TB/s of one H100, for a reason not found.
-    A floor is of the device at its best.
+    In one process the same sum has measured 3.11 and 2.61 TB/s on one H100, in different setups; the reason was not
+    found. Floors use the best.
     """
 
     def __init__(self) -> None:

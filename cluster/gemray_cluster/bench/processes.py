@@ -1,4 +1,4 @@
-"""Plain processes, one a rank, that stay up from setup to setup. One that fails is ended, and the next starts fresh."""
+"""Plain processes, one a rank, that stay up from setup to setup. When a setup fails they are ended and started anew."""
 
 from __future__ import annotations
 

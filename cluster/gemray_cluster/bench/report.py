@@ -68,7 +68,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     prompt_len: int
     steps: int
     acceptance_asked: float | None
-    """Made up for the measurement; None: as the drafter really guessed."""
+    """Set for the measurement; None where the drafter's own drafts were verified."""
     acceptance_length: float
     """Tokens of a sequence in a cycle."""
     prefill: Spread
@@ -134,7 +134,7 @@ class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Many samples of one quantity, half of which and almost all of which are no larger."""
+    """Percentiles of many samples of one quantity."""
 
     p50: float
     p99: float

@@ -159,7 +159,7 @@ def _write(report: Report, output: Path, peers: Peers | None) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all: a run may be killed at any time."""
+    """Write the file whole or not at all: a run may be killed at any time."""
     unfinished = path.with_suffix(path.suffix + ".part")
     unfinished.write_text(text + ("" if text.endswith("\n") else "\n"), encoding="utf-8")
     os.replace(unfinished, path)

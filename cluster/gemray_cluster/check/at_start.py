@@ -1,4 +1,4 @@
-"""The checks that `gemray serve` makes of the cluster on its way up."""
+"""The checks that `gemray serve` makes of the cluster as it starts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 async def look_before_start(*, num_ranks: int, bundle: Resources, checkpoints: Checkpoints) -> None:
-    """Log what is not as it should be, each in a sentence.
+    """Log each finding that is not in order, in a sentence.
 
-    Room is left to placement, which waits for nodes that are still to come and says what it waits for. One unfit node
-    among others is no error: which nodes get ranks is not decided yet. Raises CapacityError when no node is fit.
+    Free resources are not checked here: placement waits for nodes that join later, and says what it waits for. One
+    unfit node among others is no error: which nodes get ranks is not decided yet. Raises CapacityError when no node is
+    fit.
     """
     results = await in_own_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, checkpoints=checkpoints)
     for result in results:

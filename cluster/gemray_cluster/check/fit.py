@@ -57,9 +57,10 @@ def _has_weights(directory: str) -> bool:
 
 
 def _check_memory(blueprint: Blueprint) -> None:
-    """The ranks' needs against the memory of this machine, where all of them run or one card of each: CapacityError.
+    """Compare what the ranks need with the memory of this machine: of its card for each rank, or of its CPU for all of
+    them. Raises CapacityError.
 
-    Without a card here the nodes' own are left to the ranks, which look before they load.
+    Without a card here nothing is compared: the ranks check the nodes' cards before they load.
     """
     import torch
 

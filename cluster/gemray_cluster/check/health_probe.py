@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _channel(address: str, tls_dir: Path | None, tls_name: str | None) -> grpc.Channel:
-    # A probe asks its own pod, so a proxy is never on the way.
+    # A probe asks its own pod, never through a proxy.
     if tls_dir is None:
         return grpc.insecure_channel(address, options=[NO_PROXY])
     certificate = (tls_dir / "tls.crt").read_bytes()

@@ -1,4 +1,4 @@
-"""What a server says of itself on stderr. What cannot be written there is dropped: an account never decides a life."""
+"""The server's messages on stderr. What cannot be written is dropped: a full disk must not end the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tell(message: str) -> None:
 
 
 def flush_or_forget() -> None:
-    """Let go of what stderr has not taken: Python would end with 120 for it."""
+    """Discard what stderr has not taken: Python would exit with 120 because of it."""
     try:
         sys.stderr.flush()
     except (OSError, ValueError):

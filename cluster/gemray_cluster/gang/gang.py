@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def no_listener(progress: StartProgress) -> None:
-    """Nobody watches the start."""
+    """Ignore the progress of a start."""
 
 
 class Gang:

@@ -1,4 +1,4 @@
-"""Where the time of a start went, for one line of the log."""
+"""How long the parts of a start took, for one line of the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Laps:
-    """Names the stretches of time between calls, from its making on."""
+    """Measures the time between calls, the first from when it was made."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -15,7 +15,7 @@ class Laps:
         self._laps: list[tuple[str, float]] = []
 
     def end(self, name: str) -> None:
-        """The stretch since the last call was spent on `name`."""
+        """Record the time since the last call under `name`."""
         now = self._clock()
         self._laps.append((name, now - self._last))
         self._last = now

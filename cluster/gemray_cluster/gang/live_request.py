@@ -9,15 +9,15 @@ import msgspec
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 
 FRUITLESS_FAILURES = 2
-"""A request that lived through so many failures without a token between them may be their cause; through more, it is
-taken to be."""
+"""After this many failures in a row without a token between them a request is suspected of causing them; after one more
+it is not run again."""
 
 
 class LiveRequest:
     """One request on its way through gangs that may fail."""
 
     def __init__(self, submit: Submit) -> None:
-        """It has got nothing yet."""
+        """Start without tokens."""
         self._submit = submit
         self._new_ids: list[int] = []
         self._num_prompt_logprobs = submit.num_prompt_logprobs
@@ -37,11 +37,11 @@ class LiveRequest:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it had better join the next gang alone."""
+        """Whether it should join the next gang alone."""
         return self._num_fruitless >= FRUITLESS_FAILURES
 
     def take(self, delta: SequenceDelta) -> SequenceDelta:
-        """Note what a gang gave, and give it with the counters of all gangs."""
+        """Record a delta of the gang; return it with counters summed over all gangs."""
         self._new_ids += delta.token_ids
         self._num_prompt_logprobs += len(delta.prompt_logprobs or ())
         if delta.token_ids:
@@ -59,10 +59,10 @@ class LiveRequest:
 
 
 class Suspects:
-    """Requests that may kill gangs join one after the other: so the one that does is alone, and the rest go on."""
+    """Lets suspected requests join a gang one at a time: the one that kills it is then alone, and the others go on."""
 
     def __init__(self) -> None:
-        """Nobody's turn."""
+        """Start with no request on trial."""
         self._lock = asyncio.Lock()
         self._on_trial: LiveRequest | None = None
 

@@ -17,7 +17,7 @@ class Stream:
     def __init__(self, request_id: str, wire_id: str) -> None:
         self.request_id = request_id
         self.wire_id = wire_id
-        """The request's id inside the gang, never used twice: what is late of a cancelled request finds no queue."""
+        """The request's id inside the gang, never used twice: late deltas of a cancelled request then find no queue."""
         self._arrived: asyncio.Queue[SequenceDelta | GangUnavailable] = asyncio.Queue()
 
     def put(self, item: SequenceDelta | GangUnavailable) -> None:

@@ -45,7 +45,7 @@ class WatchedGang(Protocol):
 
     @property
     def num_rebuilds(self) -> int:
-        """Times that it serves again after it had failed."""
+        """How often a failed gang was replaced."""
         ...
 
 

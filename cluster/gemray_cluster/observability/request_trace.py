@@ -41,28 +41,28 @@ _current: ContextVar[RequestTrace | None] = ContextVar("gemray_request_trace", d
 
 
 def identify(request_id: str) -> None:
-    """The call that runs here goes by `request_id`, given by the client or made for it."""
+    """Name the current call's request, by the client's id or one made for it."""
     trace = _current.get()
     if trace is not None:
         trace.request_id = request_id
 
 
 def submitted(submit: Submit) -> None:
-    """The request of the call that runs here goes to the engine."""
+    """Record that the current call's request goes to the engine."""
     trace = _current.get()
     if trace is not None:
         trace.submitted(submit)
 
 
 def advanced(delta: SequenceDelta) -> None:
-    """The engine gave the call that runs here tokens, an end, or both."""
+    """Record what the engine gave the current call: tokens, an end, or both."""
     trace = _current.get()
     if trace is not None:
         trace.delta(delta)
 
 
 def completed(reason: str, num_tokens: int, speculation: SpeculationCounters | None) -> None:
-    """The call that runs here gave its client this much: a stop string may have cut what the engine gave."""
+    """Record what the current call gave its client; a stop string may have cut what the engine gave."""
     trace = _current.get()
     if trace is not None:
         trace.finish = reason

@@ -19,7 +19,7 @@ ACTOR_OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "conc
 """How a `RankWorker` is made an actor: long calls share one thread, so that `run` may block, and control calls have two
 others. Ray never restarts it: a gang with a rank missing is rebuilt as a whole."""
 LONG_CALLS = frozenset({RankWorker.load.__name__, RankWorker.run.__name__})
-"""Calls outside the group of control calls."""
+"""Calls that are not control calls."""
 
 
 def locate_actor(config: EngineConfig) -> ProcessLocation:

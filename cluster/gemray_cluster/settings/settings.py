@@ -52,7 +52,7 @@ ENGINE_NAMES: Mapping[str, str] = {
 
 DEFAULT_KV_MEMORY: Mapping[str, int] = {"cpu": 1 << 30, "cuda": 16 << 30}
 SIMILAR = 0.75
-"""Likeness of names, in `difflib`'s measure: one may be a misspelling of the other."""
+"""How alike two names must be, as `difflib` measures it, for one to be a likely misspelling of the other."""
 
 DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "float32", "cuda": "bfloat16"}
 
@@ -312,7 +312,7 @@ def _from_environment(environment: Mapping[str, str]) -> Texts:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables that begin like a setting's and are none: each with the setting's that it may have been meant to be.
+    """Variables with a setting's prefix that name no setting, each with the variable that was probably meant, if any.
 
     They are no errors: Kubernetes and users' own scripts set such variables too.
     """

@@ -24,7 +24,8 @@ MOST_BYTES = 1 << 20
 """Larger tensors keep the links busy with other algorithms."""
 BLOCKS = MOST_BYTES // BLOCK_BYTES
 TRIES = 1 << 27
-"""How often a program looks for a peer, more than a minute; then its block of the sum is NaN, and the device free."""
+"""How often a program polls for a peer, more than a minute in all; after that its block of the sum is NaN and the
+device is free again."""
 
 
 def flag_count(size: int) -> int:

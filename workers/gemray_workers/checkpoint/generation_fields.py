@@ -85,7 +85,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 def check_other_fields(generation: Mapping[str, Any], *, honoured: Collection[str]) -> None:
-    """Refuse what would change the tokens and is not computed; log what nobody knows.
+    """Refuse fields that would change the tokens and are not computed; log unknown ones.
 
     Raises:
         InvalidField: such a field has a value that is not neutral.

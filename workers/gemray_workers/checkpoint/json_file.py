@@ -16,7 +16,7 @@ def refuse_broken_link(file: Path) -> None:
 
 
 def is_broken_link(file: Path) -> bool:
-    """Whether there is a link, and nothing behind it."""
+    """Whether `file` is a link to something that does not exist."""
     return file.is_symlink() and not file.exists()
 
 

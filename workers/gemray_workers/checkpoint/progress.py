@@ -14,7 +14,7 @@ from gemray_workers.checkpoint.loader import ProgressFn
 def progress_bar(
     description: str, *, rank: int, unit: str | None = None, stream: TextIO | None = None
 ) -> Iterator[ProgressFn | None]:
-    """Yield a callback, called with (done, total), that draws a bar, or None where nobody would see it.
+    """Yield a callback, called with (done, total), that draws a bar, or None where no terminal would show it.
 
     The numbers are bytes, or counts of `unit`.
 

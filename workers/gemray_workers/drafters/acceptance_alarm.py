@@ -1,9 +1,9 @@
 """A warning for drafters that hardly ever guess right: nearly always a fault of set-up, not of the drafter.
 
-All drafts that were made are counted, as the statistics count them. Judged are only those that had a chance: a draft
-behind a wrong one says nothing, so of a block of 15 whose first is wrong one is judged. The share accepted of the
-judged is never below that of all, so a drafter that is told to be wrong is so by either count, while a good one whose
-later positions are seldom reached is not.
+The statistics count every draft. The alarm counts only those that had a chance: a draft behind a wrong one says
+nothing, so a block of 15 whose first draft is wrong counts as one. That share of accepted drafts is never below the one
+of the statistics: a drafter that the alarm reports is wrong by either count, and a good one whose later positions are
+seldom reached is not reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 MIN_DRAFTS = 1000
 MIN_ACCEPTANCE = 0.05
 MIN_ROUNDS_GIVEN_UP = 16
-"""Rounds that tell a drafter that was given up: one that is right three times in ten has a hit in 299 of 300 cases."""
+"""Rounds needed to judge a drafter that was given up: one that is right three times in ten has a hit among them in 299
+of 300 cases."""
 _CAUSES = (
     "the drafter was made for another target or another fine-tune of it",
     "the target is quantised and the drafter was trained on the original",
@@ -49,7 +50,7 @@ class _Count:
 
 
 class AcceptanceAlarm:
-    """Watches windows of `MIN_DRAFTS` drafts, and the first few of a drafter that is given up before."""
+    """Watches windows of `MIN_DRAFTS` drafts, or fewer when the drafter is given up before that many."""
 
     def __init__(self) -> None:
         self._window = _Count()
@@ -73,7 +74,7 @@ class AcceptanceAlarm:
         return window.sentence("output is right but speculation only costs time")
 
     def given_up(self) -> str | None:
-        """The drafter is out of use, but for a try now and then; may be told in every step.
+        """Record that the drafter is no longer used, apart from an occasional try; may be called in every step.
 
         Returns a sentence, once, if acceptance since the start is below `MIN_ACCEPTANCE` in enough rounds. A drafter
         that was good before is not at fault when a text is hard to guess.

@@ -23,7 +23,7 @@ class _DecidedLength:
     load: Load
     length: int
     slots: frozenset[int]
-    """Those whose number of drafts is ours to choose."""
+    """Slots whose number of drafts the controller chooses."""
 
 
 class DraftLengthController:
@@ -65,8 +65,8 @@ class DraftLengthController:
         return self._num_draft_tokens if sequence.params.num_draft_tokens is not None else self._newest.length
 
     def end_step(self, plan: StepPlan, outcomes: SequenceOf[SequenceOutcome], times: StepTimes) -> None:
-        """Learn from the oldest step that has not ended: the alarm from every round, the choice from those that it was
-        made for.
+        """Learn from the oldest step that has not ended. The alarm counts every round, the choice only those of the
+        slots that it was made for.
         """
         decision = self._begun.popleft()
         for rows, outcome in zip(plan.scheduled, outcomes, strict=True):
@@ -82,8 +82,8 @@ class DraftLengthController:
             self._notice_giving_up(decision)
 
     def _learn_time(self, decision: _DecidedLength, chosen: SequenceOf[ScheduledRows], times: StepTimes) -> None:
-        """The time goes to what the step had: limits may have cut drafts, and others' rows are known only now. A step
-        that compiled a program tells no time.
+        """Record the time under what the step really had: limits may have cut drafts, and the rows of the others are
+        known only now. The time of a step that compiled a program is not used.
         """
         had = decision.load.beside(self._num_other_rows)
         length = round(sum(rows.num_drafts for rows in chosen) / len(chosen))
@@ -92,7 +92,7 @@ class DraftLengthController:
             self._estimates = self._estimates.with_step(had, length, times.draft + times.verify)
 
     def _notice_giving_up(self, decision: _DecidedLength) -> None:
-        """More steps without drafts than it takes to measure plain decoding are a verdict."""
+        """Tell the alarm when more steps went without drafts than measuring plain decoding takes."""
         self._steps_without = 0 if decision.length else self._steps_without + 1
         if self._steps_without > TRIES * PATIENCE:
             _warn(self._alarm.given_up())

@@ -6,8 +6,8 @@ the batch and how long they are. The best k has the most tokens a second; 0 stop
 never ids, so it may be tried out freely: a length whose time is unknown here is tried before it is judged.
 
 Steps are seldom alike: prompts are prefilled beside the decoding sequences, requests state numbers of their own, and
-limits cut what was asked for. So a time belongs to what the step really had, a decision to what was known before it,
-and a length that was asked for in vain a few times is no longer waited for.
+limits cut what was asked for. So a time is recorded under what the step really had, a decision under what was known
+before the step, and a length that was asked for in vain a few times is no longer waited for.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MEMORY = 0.05
 TRIES = 3
 """Steps at a length before its time is believed."""
 HELD_UP = 4
-"""Times a length's usual seconds from which a step tells nothing of it."""
+"""A step that takes this many times the usual seconds of its length was held up and does not count."""
 MOST_HELD_UP = 8
-"""Such steps in a row; one more, and the length is that slow."""
+"""How many steps in a row may be held up; after one more, the length is believed to be that slow."""
 PATIENCE = 4
-"""Times that a length is asked for without a step of that length before it is no longer waited for."""
+"""How often a length may be asked for without a step of that length, before it is no longer waited for."""
 RETRY_EVERY = 256
 """Steps after which a length other than the best is tried again: load and text change."""
 INITIAL_RATE = 0.8
@@ -38,7 +38,7 @@ ASSUMED_COST = 0.05
 
 @dataclass(frozen=True)
 class Load:
-    """What a step's time depends on beside the draft length, in classes wide enough to be met again."""
+    """What a step's time depends on beside the draft length, in classes so wide that loads recur."""
 
     batch: int
     """Class of the number of sequences whose draft length is chosen: powers of two."""
@@ -58,11 +58,11 @@ class Load:
         )
 
     def beside(self, num_other_rows: int) -> Load:
-        """The same sequences beside so many rows of others."""
+        """The same sequences beside `num_other_rows` rows of others."""
         return replace(self, other_rows=Load.of(0, 0, num_other_rows).other_rows)
 
     def distance(self, other: Load) -> int:
-        """Classes apart."""
+        """How many classes apart two loads are."""
         return (
             abs(self.batch - other.batch) + abs(self.context - other.context) + abs(self.other_rows - other.other_rows)
         )
@@ -72,9 +72,9 @@ class Load:
 class StepTime:
     """Measured seconds of steps with one draft length under one load.
 
-    What is averaged is the median of each three steps in a row, older ones remembered less and less. Steps that were
-    held up (the machine was busy, memory was paged in) take many times as long: a few of them in a row do not count,
-    and where nothing else had been measured, the first step that was not held up makes them forgotten.
+    The seconds are a moving average of the median of each three steps in a row. Steps that were held up (the machine
+    was busy, memory was paged in) take many times as long: a few of them in a row do not count, and if they came first,
+    the first step that was not held up replaces them.
     """
 
     seconds: float = 0.0
@@ -82,7 +82,7 @@ class StepTime:
     newest: tuple[float, ...] = ()
     """The last three steps that count."""
     num_held_up: int = 0
-    """Steps since the last that counts."""
+    """Steps held up since the last one that counts."""
 
     @property
     def is_known(self) -> bool:
@@ -90,7 +90,7 @@ class StepTime:
         return self.count >= TRIES
 
     def updated(self, seconds: float) -> StepTime:
-        """With one more step."""
+        """The time with one more step."""
         if HELD_UP * seconds < self.seconds:
             return StepTime(seconds, 1, (seconds,))
         if self.is_known and seconds > HELD_UP * self.seconds:

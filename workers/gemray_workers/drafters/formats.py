@@ -23,9 +23,10 @@ class UnservedFormat:
     reason: str
     """Why not, as a clause that follows the name."""
     marks: tuple[str, ...]
-    """It is named in an architecture, model_type or speculators algorithm: small letters and digits, as part of it."""
+    """Parts of an architecture, model_type or speculators algorithm that name the format, in small letters and
+    digits."""
     key_words: tuple[str, ...] = ()
-    """Words, or words in a row, that no key of a served format has; in a key with a value they tell the format."""
+    """Words that only keys of this format contain: such a key with a value identifies it."""
 
 
 # In the order of asking: a name that holds another (dflash2, peagle) comes before it.

@@ -149,7 +149,7 @@ class NoDrafter:
     def commit(
         self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
-        """Keep nothing."""
+        """Do nothing: it keeps no state."""
 
     def reset(self, slot: int) -> None:
-        """Hold nothing that could be forgotten."""
+        """Do nothing: it keeps no state."""

@@ -40,7 +40,7 @@ def bucket(num_sequences: int, max_drafts: int, prompt_rows: int) -> CycleShape:
         num_choosing=num_sequences,
         max_drafts=max_drafts,
         num_rows=rows + prompt_rows,
-        # Without prompts only what attention serves with one kernel less, yet any that fits.
+        # Without prompts the limit up to which attention needs one kernel less, or more if the drafts need more.
         most_rows=rows + prompt_rows if prompt_rows else max(1 + max_drafts, min(rows, FEW_ROWS)),
         num_block_rows=rows if max_drafts else 0,
     )

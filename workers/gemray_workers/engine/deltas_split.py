@@ -26,7 +26,7 @@ _BYTES_OF_LOGPROB = 20
 def split_for_channel(deltas: Sequence[SequenceDelta], most_bytes: int = MOST_BYTES) -> Iterator[list[SequenceDelta]]:
     """The deltas of a step in order, as lists of at most `most_bytes`; one list, possibly empty, when all fit in it.
 
-    A delta whose prompt log-probabilities alone are more goes in parts, the tokens and the end with the last one.
+    A delta whose prompt log-probabilities alone exceed that is cut; its tokens and its end go with the last part.
     """
     part: list[SequenceDelta] = []
     num_bytes = 0

@@ -31,7 +31,7 @@ NO_LOGITS = "the model gave no usable logits (NaN, or every token masked) for th
 
 @dataclass(frozen=True)
 class Flight:
-    """A step between its enqueueing and its commit."""
+    """A step that is enqueued and not yet committed."""
 
     plan: StepPlan
     cycle: CyclePlan
@@ -39,13 +39,13 @@ class Flight:
     marks: StepMarks
     found: HostResult
     wants_logprobs: bool
-    """Whether log-probabilities are to be read from `output`, which they must before the next step starts."""
+    """Whether log-probabilities must be read from `output`, before the next step starts."""
 
 
 class OutcomeReader:
     """Turns a flight into outcomes: equal ids on every rank, log-probabilities on rank 0, which publishes them.
 
-    The other ranks take part in the collectives, and keep nothing of 2.5 KB a prompt position.
+    The other ranks take part in the collectives and drop the results, 2.5 KB a prompt position.
     """
 
     def __init__(self, model: TargetModel, comm: Communicator, slots: SlotTable) -> None:

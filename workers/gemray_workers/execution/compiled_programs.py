@@ -23,7 +23,7 @@ class CompiledPrograms:
         return self._count
 
     def observe(self) -> None:
-        """One more."""
+        """Count one more program."""
         self._count += 1
 
 
@@ -42,7 +42,7 @@ def compiled_programs() -> CompiledPrograms:
 
 
 def _then(programs: CompiledPrograms, earlier: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Triton has one place for such a hook: whoever was there is still called."""
+    """Triton has room for one such hook; one that was set before is still called."""
 
     def compiled(**program: Any) -> Any:
         if not program.get("already_compiled"):

@@ -32,9 +32,9 @@ class CycleShape:
 
     num_sequences: int
     num_drafting: int
-    """The first so many have drafts."""
+    """How many sequences have drafts; they come first."""
     num_choosing: int
-    """The first so many may choose tokens, those that draft among them."""
+    """How many may choose tokens, those that draft included; they come first."""
     max_drafts: int
     num_rows: int
     """Room for rows."""

@@ -1,4 +1,4 @@
-"""How long the parts of a cycle took, without making the host wait for the device, and whether that tells anything.
+"""How long the parts of a cycle took, without making the host wait for the device, and whether the times are usable.
 
 On CUDA the marks are events on the stream, read once the cycle's ids have been read: by then they have passed.
 """
@@ -74,7 +74,7 @@ class HostMarks:
         self._compiling.end()
 
     def times(self) -> StepTimes:
-        """The marks' distances."""
+        """Times between the marks."""
         draft, verify = self._drafted - self._start, self._verified - self._drafted
         return StepTimes(draft, verify, self._gap, self._compiling.happened)
 
@@ -101,7 +101,7 @@ class CudaMarks:
         self._compiling.end()
 
     def times(self) -> StepTimes:
-        """The events' distances."""
+        """Times between the events."""
         self._verified.synchronize()
         gap = 0.0 if self._ended_before is None else self._ended_before.elapsed_time(self._start)
         draft, verify = self._start.elapsed_time(self._drafted), self._drafted.elapsed_time(self._verified)
@@ -124,7 +124,7 @@ class _Compiling:
 
 
 class HostClock:
-    """`HostMarks` in a row."""
+    """Makes `HostMarks` for one cycle after another."""
 
     def __init__(self) -> None:
         self._newest: HostMarks | None = None
@@ -140,7 +140,7 @@ class HostClock:
 
 
 class CudaClock:
-    """`CudaMarks` in a row."""
+    """Makes `CudaMarks` for one cycle after another."""
 
     def __init__(self) -> None:
         self._newest: CudaMarks | None = None

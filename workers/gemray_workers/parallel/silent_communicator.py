@@ -1,4 +1,4 @@
-"""Ranks of models that are built to be counted, not run."""
+"""A communicator for models whose bytes are counted and which never run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gemray_kernels.triton.one_shot_reduce import OneShotReduce
 
 Agree = Callable[[str | None], str | None]
-"""What every rank calls at the same place with what went wrong there, if anything; gives the first rank's trouble."""
+"""Called by every rank at the same place with its error, if it has one; returns the error of the first rank that has
+one."""
 
 
 class OneShotUnavailable(Exception):

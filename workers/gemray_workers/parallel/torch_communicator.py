@@ -77,7 +77,7 @@ class TorchCommunicator:
         self._rank = rank
         self._size = size
         self._one_shot: OneShotReduce | None = None
-        self._store: Store | None = store  # the groups lose their way home if rank 0 frees the store
+        self._store: Store | None = store  # the groups need rank 0's store as long as they live
         self._subgroups: Counter[str] = Counter()
         self._host = host
         self._device = device

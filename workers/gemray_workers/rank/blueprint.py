@@ -1,6 +1,6 @@
 """All that follows from settings and configs before a weight is read: groups, pools, drafter, backends.
 
-Every rank draws the same blueprint from the same settings, so ranks agree without asking.
+Every rank makes the same blueprint from the same settings, so ranks agree without asking.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Blueprint:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Blueprint:
-        """Draw it. What had to be read by transformers is kept in the config, for the ranks.
+        """Make the blueprint. What transformers had to read is kept in `config`, for the ranks.
 
         Raises:
             InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or another (rows of a step).
@@ -179,7 +179,7 @@ def _fit(
 
 
 def _weights(config: EngineConfig) -> list[Choice]:
-    """Told only where they are not the checkpoint's."""
+    """The weights as a choice, where they are not the checkpoint's."""
     if not config.random_weights:
         return []
     return [Choice("weights", "random", "random_weights asks for weights from a seed: answers mean nothing")]

@@ -1,7 +1,7 @@
 """How much memory a rank will take, told from configs and headers, and how much is free.
 
 Weights and pages are exact up to vocabulary padding; the work space is an estimate on the low side. So what is refused
-here could not have run, while a start on the edge may still run out, in the allocator's words.
+here could not have run, while a start that barely fits may still run out of memory, with the allocator's message.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _left_of_control_group() -> int:
 
 
 def _target_bytes(blueprint: Blueprint) -> int:
-    """Bytes of a model without memory, whose ranks never speak."""
+    """Bytes of the target's shard, from a model on the meta device whose ranks do not communicate."""
     config = blueprint.config
     comm = SilentCommunicator(0, config.tensor_parallel_size)
     model = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=torch.device("meta"))

@@ -1,4 +1,4 @@
-"""A rank's process as such: where it runs, what it runs with, and the store at which the ranks meet."""
+"""A rank's process: where it runs, what it runs with, and the store at which the ranks meet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a rank generates before it serves, so that what is compiled at a first use is compiled by then.
 
-Requests run one after the other: a batch of all would have the kernels of all at once, and of none alone.
+Requests run one at a time: a batch of them all would compile the kernels of the mixed batch and no others.
 """
 
 from __future__ import annotations

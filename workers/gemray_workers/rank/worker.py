@@ -72,7 +72,7 @@ class RankWorker:
                 self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), device, progress)
             else:
                 self._engine_rank = self._build_engine_rank(gang, device, progress)
-        if self._comm is not None:  # the warm-up's collectives have no patience for disks of other speeds
+        if self._comm is not None:  # the warm-up's collectives would time out waiting for a slower disk
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
         return self._warm_up(accept)
 

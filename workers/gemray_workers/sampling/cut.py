@@ -26,8 +26,8 @@ DIGIT_BITS = 8
 ID_BITS = 22
 """Bits of an id in the widest vocabulary that can be cut: four million ids."""
 ROWS_AT_A_TIME = 16
-"""What is computed of every column takes some 40 bytes of it in passing: so many rows' worth, 160 MiB, is held at once,
-beside the edited logits."""
+"""Rows that are worked on at once: working memory is about 40 bytes a column, 160 MiB in all, beside the edited
+logits."""
 
 
 def vocabulary_cut(
@@ -85,12 +85,12 @@ class _Order:
 
     @property
     def end(self) -> _Last:
-        """The end of the order, behind which nothing lies."""
+        """The last place in the order: nothing is cut."""
         value_R = self._edited_RV.new_full((len(self._edited_RV),), -torch.inf)
         return value_R, torch.full_like(value_R, 2**ID_BITS, dtype=torch.int64)
 
     def sum_up_to(self, last: _Last, amounts: _Amounts) -> Tensor:
-        """What the ids up to `last`, and it, count for together; int64 [R]."""
+        """Sum of the amounts of the ids up to and including `last`, int64 [R]."""
         sums = []
         for part in self._parts:
             edited_RV, value_R1, id_R1 = self._edited_RV[part], last[0][part, None], last[1][part, None]

@@ -22,11 +22,11 @@ class Features:
     noise: bool = False
     """A row draws from the whole vocabulary."""
     min_p: bool = False
-    """... of which min_p leaves a part."""
+    """min_p cuts the vocabulary of such a row."""
     top_p: bool = False
-    """... of which top_p leaves a part."""
+    """top_p cuts it."""
     wide_top_k: bool = False
-    """... of which a top_k above `MAX_CANDIDATES` leaves a part."""
+    """A top_k above `MAX_CANDIDATES` cuts it."""
     masks: bool = False
     """Some ids are forbidden."""
     penalties: bool = False
@@ -81,7 +81,7 @@ class Features:
 
     @property
     def cut(self) -> bool:
-        """Whether what can be drawn from the whole vocabulary is found out first."""
+        """Whether a filter must first cut the whole vocabulary."""
         return self.min_p or self.top_p or self.wide_top_k
 
     def of_drafts(self) -> Features:

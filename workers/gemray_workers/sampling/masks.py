@@ -39,7 +39,7 @@ class Forbidden:
 
 
 class MaskPool:
-    """Masks that sequences hold; one that nobody holds makes room for another."""
+    """Masks that sequences hold; a mask that none holds any more makes room for another."""
 
     def __init__(self, num_masks: int, shard: ShardIndices, device: torch.device) -> None:
         """Room for `num_masks` different masks, and the one that forbids nothing."""
@@ -56,7 +56,7 @@ class MaskPool:
         return len(self._held)
 
     def hold(self, forbidden: Forbidden) -> int:
-        """The mask of these ids; what was held once must be dropped once."""
+        """Hold the mask of these ids; each `hold` must be followed by one `drop`."""
         if not forbidden.allowed and not forbidden.banned:
             return NOTHING_FORBIDDEN
         holding = self._held.get(forbidden)

@@ -1,8 +1,8 @@
 """Finding the best ids of a vocabulary that is split over ranks, as if it were whole (spec section 6.3).
 
-Each rank offers `Candidates`, (value, id) pairs of its own columns; one all-gather brings everybody's offers
-together, and what follows is computed alike on every rank. Equal values are ordered by id, smallest first: with
-added vocabulary rank order is not id order, so ids decide, never ranks.
+Each rank offers `Candidates`, (value, id) pairs of its own columns; one all-gather brings all offers together, and what
+follows is computed alike on every rank. Equal values are ordered by id, smallest first: with added vocabulary rank
+order is not id order, so ids decide, never ranks.
 
 Shape legend: R rows, C candidates of a row.
 """

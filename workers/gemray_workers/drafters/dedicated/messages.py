@@ -27,17 +27,17 @@ class DraftBatch:
 
     @classmethod
     def read(cls, rows: CycleRows, slots: SlotTable) -> DraftBatch:
-        """The drafts that stand in a slot table."""
+        """Read the drafts from a slot table."""
         return cls(slots.token_ids_NL[_places(rows, slots)])
 
     @classmethod
     def receive(cls, rows: CycleRows, link: PointToPoint, source: int) -> DraftBatch:
-        """The drafts that a plan asks for."""
+        """Receive the drafts that a plan asks for."""
         shape = (rows.shape.num_drafting, rows.shape.max_drafts)
         return cls(link.receive(torch.empty(shape, dtype=torch.int64, device=rows.slot_A.device), source))
 
     def send(self, link: PointToPoint, to: int) -> None:
-        """To one target rank."""
+        """Send the drafts to one target rank."""
         link.send(self.ids_DK, to)
 
     def write(self, rows: CycleRows, slots: SlotTable) -> None:
@@ -58,7 +58,7 @@ class VerifiedBatch:
 
     @classmethod
     def of(cls, rows: CycleRows, slots: SlotTable, features_TFH: Tensor, accepted_A: Tensor) -> VerifiedBatch:
-        """From the target's slot table, emitted tokens in place."""
+        """Read the newest tokens from the target's slot table, once what is emitted stands there."""
         newest_A = slots.token_ids_NL[rows.slot_A, rows.start_A + rows.known_A + accepted_A]
         return cls(features_TFH, accepted_A, newest_A)
 
@@ -66,7 +66,7 @@ class VerifiedBatch:
     def receive(
         cls, rows: CycleRows, feature_shape: tuple[int, int], link: PointToPoint, dtype: torch.dtype
     ) -> VerifiedBatch:
-        """What the target found for the rows; `feature_shape` is (F, H)."""
+        """Receive what the target found for the rows; `feature_shape` is (F, H)."""
         device = rows.slot_A.device
         features_TFH = torch.empty((rows.shape.num_rows, *feature_shape), dtype=dtype, device=device)
         counts_2S = torch.empty((2, len(rows.slot_A)), dtype=torch.int64, device=device)
@@ -75,7 +75,7 @@ class VerifiedBatch:
         return cls(features_TFH, *counts_2S.unbind(0))
 
     def send(self, link: PointToPoint, to: int) -> None:
-        """To the drafter's worker."""
+        """Send it to the drafter's worker."""
         link.send(self.features_TFH, to)
         link.send(torch.stack([self.accepted_A, self.newest_A]), to)
 

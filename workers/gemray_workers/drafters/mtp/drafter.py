@@ -61,7 +61,8 @@ class MTPDrafter:
         return bytes_held(self._assistant.weight_targets())
 
     def propose(self, rows: CycleRows, slots: SlotTable) -> None:
-        """Draft one token after the other, for all sequences alike: what is too much for one is never read."""
+        """Draft one token after the other for all sequences alike; drafts beyond a sequence's own number are never
+        read."""
         queries = slots.row_kernels.query_rows(
             rows.cut_5A,
             slots.tables,
