@@ -36,7 +36,7 @@ def early(on: bool) -> Iterator[None]:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill new tensors with NaN, so that an output that nobody writes is seen."""
+    """Fill new tensors with NaN, so that an output that a kernel does not write shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

@@ -37,7 +37,7 @@ def check(report: Report, rows: int) -> None:
 
 
 def measure(report: Report, rows: int, summands: int, norm: Norm, head_norm: Norm) -> None:
-    """Time both kernels over products of so many summands."""
+    """Time both kernels over products of `summands` summands."""
     kernels = triton_kernels()
     pages = [random(64, 16, KV_HEADS, DIM) for _ in range(2)]
     write = KVWrite(head_norm, True, pages[0], pages[1], torch.randperm(64 * 16, device=DEVICE)[:rows])

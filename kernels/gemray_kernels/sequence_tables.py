@@ -1,7 +1,8 @@
 """What the device knows of the sequences that hold slots, and the rows that a cycle lays out from it.
 
 The tables keep their addresses, so that a captured graph may read them; only their contents change. The last slot is
-the null slot: it has no token computed, its end is 0, its pages are the null page, and it takes what belongs to nobody.
+the null slot: it has no token computed, its end is 0, its pages are the null page, and it takes rows and pages that
+belong to no sequence.
 
 Shape legend: N slots, L token columns, A sequences of a cycle and the null slot behind them, T rows, G KV groups,
 P block-table columns of a group, R x Q a rectangle of rows, D sequences that draft, K most drafts of one, Z bounds of

@@ -32,7 +32,8 @@ CASES = {
     "head dim of no power of two": AttentionCase([(3, 150)], 4, 2, 24),
 }
 PADDED = AttentionCase([(5, 70), (1, 9), (45, 0)], 4, 2, 16)
-"""Rows of the null slot, which see nothing and get zeros although nobody announced so many of one sequence."""
+"""Rows of the null slot, which see no key and get zeros although there are more of them than a sequence was said to
+have."""
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 One ZeroMQ connection over TCP, authenticated and encrypted by CURVE: the coordinator makes both key pairs, binds,
 and hands the address with the client's keys to rank 0. A message is two frames: its number in the direction it
-travels (8 bytes, from 0) and the msgpack of one `ToGang` or `FromGang`. The numbers make a loss visible: a stream
-with a hole in it must never reach a client, nor a request wait for ever because its `Submit` was lost.
+travels (8 bytes, from 0) and the msgpack of one `ToGang` or `FromGang`. The numbers make a loss visible: a client must
+never get a stream with a hole in it, and no request may wait endlessly because its `Submit` was lost.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class EngineConfig:
         return self.tensor_parallel_size + (self.drafter_placement == "dedicated")
 
     def step_tokens(self, num_draft_tokens: int) -> int:
-        """Rows of one forward pass for a drafter that makes at most so many drafts: as asked, or enough."""
+        """Rows of one forward pass: as configured, else enough for a drafter of `num_draft_tokens` drafts."""
         if self.max_step_tokens is not None:
             return self.max_step_tokens
         return max(USUAL_STEP_TOKENS, self.max_num_seqs * (1 + num_draft_tokens) + self.prefill_chunk)

@@ -121,7 +121,7 @@ class Setup:
             raise InvalidField(
                 "acceptance_length",
                 self.acceptance_length,
-                "unset, except with random weights: text made of drafts that nobody verified is wrong",
+                "unset, except with random weights: text made of unverified drafts is wrong",
             )
         if self.acceptance_length < 1:
             raise InvalidField("acceptance_length", self.acceptance_length, "a number >= 1")

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 def tell(message: str) -> None:
-    """Write a line, if stderr takes it: it may be a file on a full disk, or a pipe that nobody reads any more."""
+    """Write a line, if stderr takes it: it may be a file on a full disk, or a pipe without a reader."""
     with suppress(OSError, ValueError):
         print(message, file=sys.stderr, flush=True)
 

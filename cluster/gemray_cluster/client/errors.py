@@ -6,7 +6,7 @@ from gemray_workers.errors import GemrayError
 
 
 class ServerUnreachable(GemrayError):
-    """Nobody answers, or the server does not serve now."""
+    """No server answers, or it does not serve now."""
 
 
 class RequestRefused(GemrayError):

@@ -1,4 +1,4 @@
-"""A gang's life, whoever launches its processes: start, serve, notice a failure, end.
+"""A gang's life, however its processes are launched: start, serve, notice a failure, end.
 
 Nothing here blocks the event loop, and every wait has a deadline. The ranks run by themselves; this side sees
 them through the message channel (tokens, heartbeats) and through their processes (`RankWorker.run` ends when one dies).

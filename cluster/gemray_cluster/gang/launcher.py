@@ -1,4 +1,4 @@
-"""What a gang needs of whoever starts its processes: Ray in a cluster, multiprocessing in tests."""
+"""What a gang needs to start its processes and to call them: Ray in a cluster, multiprocessing in tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Launcher(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Return when what the processes run on has died, with the cause; the processes are of no use then."""
+        """Return, with the cause, when what the processes run on (a Ray cluster) has died; they cannot be used any
+        more."""
         ...
 
     async def release(self) -> None:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 async def in_own_thread(call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
     """`call(*arguments, **keywords)` in a thread of its own, which does not keep the process alive.
 
-    Ray's calls wait for ever when the cluster has gone away. A thread of `asyncio.to_thread` would then hold
+    Ray's calls never return when the cluster has gone away. A thread of `asyncio.to_thread` would then hold
     `asyncio.run`, and the interpreter after it, at the very end; this one can be left behind by a timeout. Not for
     starting Ray: its processes end with the thread that started them.
     """

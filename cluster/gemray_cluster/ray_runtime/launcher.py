@@ -151,8 +151,8 @@ class RayRank(Rank):
 async def _result(ref: ray.ObjectRef[T]) -> T:
     """A call's result. Raises what the actor's method raised, or RankDied when its process is gone."""
     try:
-        # Shielded: Ray sets the future's result from a thread of its own, whether or not anybody still waits. If nobody
-        # does, an error (we have killed the actor) is no news.
+        # Shielded: Ray sets the future's result from a thread of its own, even if nothing waits for it any more. Then
+        # an error (we have killed the actor) is not reported.
         answer = asyncio.wrap_future(ref.future())
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(answer)

@@ -1,4 +1,4 @@
-"""What a dead worker's own log says last: Ray tells that a process died, the process told why."""
+"""What a dead worker's own log says last: Ray says only that a process died, its log says why."""
 
 from __future__ import annotations
 

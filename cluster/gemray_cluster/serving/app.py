@@ -103,12 +103,12 @@ async def serving(
 
 
 def _warn_if_open(config: ServerConfig) -> None:
-    """Say so when whoever reaches the port may use the model."""
+    """Warn when anyone who can reach the port may use the model."""
     if is_this_machine(config.host) and not is_every_interface(config.host):
         return
     if config.auth_token_file is None and config.tls_client_ca_file is None:
         logger.warning(
-            "whoever reaches %s:%d may use this server: --auth-token-file or --tls-client-ca-file lets in only some",
+            "anyone who can reach %s:%d may use this server: see --auth-token-file and --tls-client-ca-file",
             config.host, config.port,
         )  # fmt: skip
 

@@ -89,7 +89,7 @@ def one_of(*names: str) -> Kind[str]:
 
 
 def _model(value: str) -> str:
-    """A directory's path as it stands, or the directory of an embedded model that is called by its name."""
+    """The path of a directory, unchanged, or the directory of an embedded model given by its name."""
     text = _text(value)
     return str(embedded_path(text)) if is_embedded(text) and not Path(text).exists() else text
 

@@ -2,7 +2,8 @@
 
 A chat template writes control tokens (turns, channels, tools) around what people wrote. Text of people that spells one
 must stay text, or a message could end its own turn and begin one of the system's. So the first character of each
-spelling is marked before the template runs, by a character that nobody used, and the marks are taken out again behind
+spelling is marked before the template runs, by a character that does not occur in the request, and the marks are taken
+out again behind
 it: where they stood, the text is cut into tokens as if no control token existed.
 """
 
@@ -36,7 +37,7 @@ class RenderedText:
 
 @dataclass(frozen=True)
 class Marks:
-    """One character that nobody used for each first character of a control token."""
+    """For each first character of a control token, one character that does not occur in the request."""
 
     mark_of: Mapping[str, str]
     pattern: re.Pattern[str]
@@ -70,7 +71,7 @@ class ControlTokens:
         self._pattern = pattern_of(ids)
         flags = backend.get_added_tokens_decoder()
         self._flags = {token: flags[token_id] for token, token_id in ids.items()}
-        # A copy for ever, as switching the one in use would change what other threads encode.
+        # A permanent copy: switching the one in use would change what other threads encode.
         self._plain: Tokenizer = Tokenizer.from_str(backend.to_str())
         self._plain.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ids])
         self._plain.encode_special_tokens = True

@@ -33,7 +33,7 @@ LOG2_E = log2(e)
 PROGRAMS_PER_ROW_BLOCK = 264
 """Enough programs for one block of rows, all KV heads together; more only add partial results."""
 LEAST_BLOCK_OF_SEQUENCES = 64
-"""Batches of up to so many sequences have programs in common."""
+"""Batches of up to this many sequences share their programs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`gemray check` for real, and the same checks on the way up of `gemray serve`."""
+"""`gemray check` for real, and the same checks at the start of `gemray serve`."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def test_a_drain_that_takes_too_long_says_whom_it_cut(tmp_path: Path) -> N
 
 
 async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
-    """What the server says is lost; it starts, serves, drains and ends as ever."""
+    """What the server writes is lost; it starts, serves, drains and ends as usual."""
     model = write_servable_checkpoint(tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

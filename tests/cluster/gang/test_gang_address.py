@@ -1,4 +1,5 @@
-"""A gang on a cluster that somebody else runs: found by address, closed to strangers, growing while we wait."""
+"""A gang on a cluster that was started elsewhere: found by address, closed without its token, growing while the gang
+waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that may never return hold nothing up."""
+"""Calls that may never return do not keep the process from ending."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ async def test_what_no_answer_carries_is_refused_before_any_work(tokenizer: Chat
 
 
 async def test_an_answer_that_grows_too_large_ends_at_once(tokenizer: ChatTokenizer) -> None:
-    """Nobody knows how long an output gets; 210 tokens of 20 fill the message, 3,000 are not waited for."""
+    """An output's length is not known before; 210 tokens with 20 log-probabilities each fill the message, and the call
+    ends without waiting for 3,000."""
     gang = FakeGang(Script(delay_s=0.0), gang_info(max_model_len=8192))
     async with serving(tokenizer, gang, max_message_bytes=LIMIT) as served:
         sampling = pb.SamplingParameters(max_tokens=3000, logprobs=20, ignore_eos=True)

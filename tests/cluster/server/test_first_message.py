@@ -1,4 +1,4 @@
-"""Calls that end, or stay, without a request message are answered, though their clients set no deadline."""
+"""Calls that end, or stay open, without a request message get an answer even if their clients set no deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that do not read hold nothing for ever, and what they leave is counted as what it is."""
+"""Clients that do not read give up their places in time, and their requests are counted by outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL_WINDOW = (
 
 @asynccontextmanager
 async def idle_client(served: Serving, number: int) -> AsyncIterator[list[Any]]:
-    """Streams that nobody reads."""
+    """Streams whose client does not read."""
     async with grpc.aio.insecure_channel(served.server.address, options=SMALL_WINDOW) as channel:
         stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
         calls = [stub.GenerateStream(UNREAD) for _ in range(number)]

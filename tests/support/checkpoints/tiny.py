@@ -178,7 +178,7 @@ def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tenso
     if name.endswith("layer_scalar"):
         return uniform(0.8, 1.1)
     if name.endswith(("model.norm.weight", "language_model.norm.weight")):
-        # Random signs turn the output away from the tied embedding of the last token, which would repeat for ever.
+        # Random signs turn the output away from the tied embedding of the last token, which greedy text would repeat.
         return uniform(0.5, 1.5) * normal(1.0).sign()
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         return uniform(0.3, 0.8)

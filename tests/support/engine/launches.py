@@ -17,7 +17,7 @@ from gemray_workers.model import weight_sharding
 from gemray_workers.sampling import state
 
 FREE = frozenset({"aten.promote_types.default", "aten.detach_.default", "aten.empty.memory_format"})
-"""They compute nothing."""
+"""Operations that compute nothing."""
 
 
 class Launches(TorchDispatchMode):

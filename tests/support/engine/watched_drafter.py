@@ -158,7 +158,7 @@ def _bits(pools: Any) -> list[Tensor]:
 
 
 class Faulty:
-    """A drafter with a fault: what it is given is changed on the way."""
+    """A drafter with a fault: what it is given is changed first."""
 
     weight_bytes = 0
 

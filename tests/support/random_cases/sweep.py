@@ -1,4 +1,4 @@
-"""Run many cases, cell by cell (TP and drafter), and count what was met on the way."""
+"""Run many cases, cell by cell (TP and drafter), and count which situations occurred."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class CancellingInbox(LocalInbox):
 
 @at_both_lags
 def test_cancel_takes_effect_within_one_step_and_frees_everything(lag: int) -> None:
-    """With lag 1 the step in flight holds a fourth token, which nobody gets."""
+    """With lag 1 the step in flight holds a fourth token, which is dropped."""
     rank = EngineRank(engine_config(tiny_checkpoint("E2B"), lag=lag), SoloCommunicator(), torch.device("cpu"))
     submits = [request("stays", PROMPT, 20), request("goes", PROMPT[:5], 200)]
     alone = serve(rank, SoloCommunicator(), [submits[0]])

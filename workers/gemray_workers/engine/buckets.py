@@ -32,7 +32,7 @@ def buckets(*, max_num_seqs: int, num_draft_tokens: int, prompt_rows: Sequence[i
 
 
 def bucket(num_sequences: int, max_drafts: int, prompt_rows: int) -> CycleShape:
-    """Room for so many sequences that all draft and choose, and for prompt rows beside them."""
+    """Room for `num_sequences` sequences that all draft and choose, and for prompt rows beside them."""
     rows = num_sequences * (1 + max_drafts)
     return CycleShape(
         num_sequences=num_sequences,

@@ -2,8 +2,8 @@
 
 Rank 0 decides and sends step plans; each rank applies the same plans to the same table, so nothing but the plan ever
 travels. What a cycle reads and writes lies in device tensors that keep their addresses. One slot more than sequences
-can hold, the null slot, takes what belongs to nobody: it has no token computed, its end is 0 and its pages are the null
-page.
+can hold, the null slot, takes rows that belong to no sequence: it has no token computed, its end is 0 and its pages are
+the null page.
 
 Shape legend: N slots, the null slot last; L token columns, P block-table columns.
 """

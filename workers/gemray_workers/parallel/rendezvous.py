@@ -22,7 +22,7 @@ class JoinDeadline:
         self._started = time.monotonic()
 
     def remaining(self) -> timedelta:
-        """Time left, never zero (torch reads zero as for ever)."""
+        """Time left, never zero (torch takes zero as no limit)."""
         return timedelta(seconds=max(0.001, self._timeout_s - (time.monotonic() - self._started)))
 
     def error(self, why: object) -> CommunicationError:

@@ -162,7 +162,7 @@ def _fit(
             max_step_tokens=config.step_tokens(num_draft_tokens),
             num_draft_tokens=num_draft_tokens,
             lag=config.lag,
-            # A length that nobody asked for must not leave a server that holds one request at a time.
+            # A default length must not leave room for one request at a time only.
             longest_share=0.5 if config.max_model_len is None else 1.0,
         )
 

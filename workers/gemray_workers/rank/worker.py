@@ -1,4 +1,4 @@
-"""One rank of a gang, whoever launches it: Ray in a cluster, plain processes in tests."""
+"""One rank of a gang, launched by Ray in a cluster and as a plain process in tests."""
 
 from __future__ import annotations
 

@@ -39,4 +39,4 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of each chosen token and of this many top tokens; None for none."""
     prompt_logprobs: int | None = None
     num_draft_tokens: int | None = None
-    """At most so many drafts a step; 0 turns speculation off for this request, None leaves it to the server."""
+    """Most drafts a step; 0 turns speculation off for this request, None leaves the number to the server."""
