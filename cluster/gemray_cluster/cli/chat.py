@@ -54,9 +54,8 @@ def chat(
                 for event in call:
                     if event.HasField("delta"):
                         stopwatch.token_came()
-                        if not event.delta.is_thought:  # a thought is shown, and not kept for the next question
-                            answer += event.delta.text
-                        print(event.delta.text, end="", flush=True)
+                        answer += event.delta.text  # a thought is shown, and not kept for the next question
+                        print(event.delta.reasoning + event.delta.text, end="", flush=True)
                 print(f"\n[{stopwatch.report(event.final)}]", file=sys.stderr)
             except KeyboardInterrupt:
                 call.cancel()

@@ -47,13 +47,13 @@ def in_messages(delta: pb.Delta, max_message_bytes: int) -> Iterator[pb.Delta]:
     """A delta, with what is too much of its prompt's log-probabilities in deltas before it."""
     most = min(STREAM_MESSAGE_BYTES, max_message_bytes // 2)
     if delta.ByteSize() > most and delta.prompt_logprobs:
-        part = pb.Delta(is_thought=delta.is_thought)
+        part = pb.Delta()
         num_bytes = 0
         for entry in delta.prompt_logprobs:
             size = _entry_bytes(entry)
             if num_bytes + size > most:
                 yield part
-                part, num_bytes = pb.Delta(is_thought=delta.is_thought), 0
+                part, num_bytes = pb.Delta(), 0
             part.prompt_logprobs.append(entry)
             num_bytes += size
         yield part

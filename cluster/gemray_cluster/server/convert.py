@@ -24,6 +24,7 @@ FINISH_REASONS = {
     "stop_token": pb.FINISH_REASON_STOP_TOKEN,
     "stop_string": pb.FINISH_REASON_STOP_STRING,
     "length": pb.FINISH_REASON_LENGTH,
+    "tool_call": pb.FINISH_REASON_TOOL_CALL,
 }
 
 SERVER_STATES = {
@@ -45,14 +46,24 @@ DRAFTER_PLACEMENTS = {
 RANK_ROLES = {"target": pb.RANK_ROLE_TARGET, "drafter": pb.RANK_ROLE_DRAFTER}
 
 
-def delta_of(piece: OutputPiece) -> pb.Delta:
-    """One step's output."""
+def delta_of(piece: OutputPiece, request_id: str) -> pb.Delta:
+    """One step's output. Its calls go by the request's id."""
     return pb.Delta(
         token_ids=piece.token_ids,
         text=piece.text,
         logprobs=token_logprobs(piece.logprobs),
         prompt_logprobs=token_logprobs(piece.prompt_logprobs),
-        is_thought=piece.is_thought,
+        reasoning=piece.reasoning,
+        tool_calls=[
+            pb.ToolCallDelta(
+                index=call.index,
+                id=None if call.name is None else f"{request_id}-{call.index}",
+                name=call.name,
+                arguments_json=call.arguments,
+                is_complete=call.is_complete,
+            )
+            for call in piece.calls
+        ],
     )
 
 
@@ -68,6 +79,7 @@ def completion_of(generation: Generation, ending: Ending, model: ModelInfo) -> p
             prompt_tokens=len(submit.prompt_ids),
             cached_tokens=generation.cached_tokens,
             completion_tokens=generation.num_completion_tokens,
+            reasoning_tokens=generation.num_reasoning_tokens,
         ),
         speculation=speculation(counters, model) if counters and counters.rounds else None,
         seed=submit.params.seed,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from gemray_cluster.gang.client import GangClient, GangUnavailable
 from gemray_cluster.observability.request_trace import advanced, submitted
 from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.requests import AcceptedRequest
-from gemray_cluster.text.channels import Channels
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
+from gemray_cluster.text.structure import HEADER, open_thought_of
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import FinishReason, SequenceDelta, SpeculationCounters
 
@@ -23,8 +23,12 @@ class Generation:
         self._gang = gang
         self.request = request
         params = request.submit.params
-        self._output = OutputStream(Detokenizer(tokenizer), request.stop_strings, min_tokens=params.min_tokens)
-        self._channels = Channels(tokenizer, request.submit.prompt_ids)
+        self._output = OutputStream(
+            Detokenizer(tokenizer),
+            request.stop_strings,
+            min_tokens=params.min_tokens,
+            open_thought=_open_thought(tokenizer, request.submit.prompt_ids),
+        )
         self.ending: Ending | None = None
         """Set once `pieces` is exhausted."""
         self.cached_tokens = 0
@@ -34,6 +38,11 @@ class Generation:
     def num_completion_tokens(self) -> int:
         """Tokens of the answer, those of earlier calls and the one that ended it included."""
         return self._output.num_tokens
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Those of them that belong to thoughts."""
+        return self._output.num_reasoning_tokens
 
     async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
         """The output, one piece an engine step. Closing it early stops the generation.
@@ -53,15 +62,14 @@ class Generation:
                 if delta.finish == "cancelled":
                     raise GangUnavailable("the server cancelled the request")
                 self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-                pieces = self._pieces_of(delta)
+                piece = self._output.push(delta)
                 if delta.speculation is not None:
                     # A delta holds the accepted drafts of its round and one token more; a stop string may cut it.
-                    dropped = range(sum(len(piece.token_ids) for piece in pieces), len(delta.token_ids) - 1)
+                    dropped = range(len(piece.token_ids), len(delta.token_ids) - 1)
                     self.speculation = delta.speculation.without_acceptances(dropped)
-                self.ending = pieces[-1].ending
-                for piece in pieces:
-                    if not piece.is_empty:
-                        yield piece
+                self.ending = piece.ending
+                if not piece.is_empty:
+                    yield piece
                 if self.ending is not None:
                     return
         raise EngineFault("the engine ended the request without a reason")
@@ -83,13 +91,10 @@ class Generation:
             finish=finish,
             matched_stop_id=ids[-1] if finish == "stop_token" else None,
         )
-        self.ending = self._pieces_of(earlier)[-1].ending
+        self.ending = self._output.push(earlier).ending
 
-    def _pieces_of(self, delta: SequenceDelta) -> list[OutputPiece]:
-        """What a step added, cut where a thought begins or ends; none after the one that ends the output."""
-        pieces: list[OutputPiece] = []
-        for part, is_thought in self._channels.parts(delta):
-            pieces.append(self._output.push(part, is_thought=is_thought))
-            if pieces[-1].ending is not None:
-                break
-        return pieces
+
+def _open_thought(tokenizer: ChatTokenizer, prompt_ids: Sequence[int]) -> str | None:
+    """What a prompt holds of a thought that it leaves open, as far as its header could go."""
+    start = open_thought_of(prompt_ids, tokenizer.control_ids)
+    return None if start is None else tokenizer.decode(prompt_ids[start : start + len(HEADER)])

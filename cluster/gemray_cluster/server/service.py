@@ -21,6 +21,7 @@ from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id, text_cost
 from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
+from gemray_cluster.server.whole_answer import WholeAnswer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 SERVICE_NAME: str = SERVICE.full_name
@@ -52,23 +53,18 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Run to the end and answer once."""
         async with errors_as_statuses(context):
             request_id = await _echo_request_id(request, context)
-            response = pb.GenerateResponse(request_id=request_id)
-            texts = []
+            answer = WholeAnswer(request_id)
             num_bytes, most = 0, self._config.max_message_bytes
             async with (
                 self._run(request, request_id, context, max_answer_bytes=most) as generation,
                 aclosing(generation.pieces()) as pieces,
             ):
                 async for piece in pieces:
-                    delta = convert.delta_of(piece)
+                    delta = convert.delta_of(piece, request_id)
                     num_bytes += delta.ByteSize()
                     refuse_too_large(num_bytes, most)  # what follows would be computed for nothing
-                    texts.append(delta.text)
-                    response.token_ids.extend(delta.token_ids)
-                    response.logprobs.extend(delta.logprobs)
-                    response.prompt_logprobs.extend(delta.prompt_logprobs)
-                response.text = "".join(texts)
-                response.completion.CopyFrom(self._completion(generation))
+                    answer.add(delta)
+                response = answer.whole(self._completion(generation))
                 refuse_too_large(response.ByteSize(), most)  # here, so that it counts as failed
             return response
 
@@ -83,7 +79,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 # The place is given back once the engine is done, however slowly the client reads.
                 async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as all_:
                     async for piece in all_:
-                        for delta in in_messages(convert.delta_of(piece), config.max_message_bytes):
+                        for delta in in_messages(convert.delta_of(piece, request_id), config.max_message_bytes):
                             box.put(pb.GenerateStreamResponse(request_id=request_id, delta=delta))
                     final = self._completion(generation)
                     box.put(pb.GenerateStreamResponse(request_id=request_id, final=final))

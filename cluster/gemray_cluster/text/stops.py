@@ -33,10 +33,11 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop string that ended the text."""
 
-    def push(self, piece: str, control: str = "") -> str:
+    def push(self, piece: str, control: str = "", *, ends_run: bool = False) -> str:
         """Add one token's text, or the spelling of a control token; returns what may be shown.
 
-        Once `matched` is set the text has ended.
+        A control token that ends a run of text lies between two texts that are shown apart: no string without control
+        tokens reaches across it. Once `matched` is set the text has ended.
         """
         self._num_tokens += 1
         if not self._patterns:
@@ -51,6 +52,9 @@ class StopMatcher:
             self._is_shown.append(False)
             if (shown := self._ended(text, [p for p in self._written_out if p.advance(char)])) is not None:
                 return shown
+        if ends_run:
+            for pattern in self._of_shown:
+                pattern.forget()
         keep = max(
             max((pattern.partial for pattern in self._of_shown), default=0),
             max((self._num_shown(pattern.partial) for pattern in self._written_out), default=0),
@@ -98,6 +102,10 @@ class _Pattern:
         matched = self._matched if self._matched < len(self.stop) else self._shorter[self._matched]
         self._matched = self._next(matched, char)
         return self._matched == len(self.stop)
+
+    def forget(self) -> None:
+        """Begin again: what comes is not behind what came."""
+        self._matched = 0
 
     def _next(self, matched: int, char: str) -> int:
         while matched and self.stop[matched] != char:

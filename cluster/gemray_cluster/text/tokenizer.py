@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +155,10 @@ class ChatTokenizer:
         marked_tools = map_texts(list(tools or []), marks.put_into)
 
         def rendered(but_not: Sequence[str]) -> RenderedText:
+            kept = [but_not if message["role"] in ANSWERING_ROLES else () for message in messages]
             marked = [
-                {
-                    key: marks.put_into(text, but_not=but_not if message["role"] in ANSWERING_ROLES else ())
-                    for key, text in message.items()
-                }
-                for message in messages
+                map_texts(dict(message), partial(marks.put_into, but_not=tokens))
+                for message, tokens in zip(messages, kept, strict=True)
             ]
             return marks.take_out_of(self._render(marked, marked_tools, enable_thinking))
 

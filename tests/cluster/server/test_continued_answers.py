@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.calls import call_ids
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, bad_request_of, serving
 from support.cluster.text import MULTILINGUAL, byte_ids
@@ -43,6 +44,7 @@ async def check_every_cut(served: Serving, request: pb.GenerateStreamRequest) ->
         *rest, end = await served.stream(again)
         assert _ids(rest) == _ids(missed)
         assert _text(rest) == _text(missed)
+        assert _structure(rest) == _structure(missed)
         assert [m.delta.logprobs for m in rest] == [m.delta.logprobs for m in missed]
         if kept:
             assert not any(message.delta.prompt_logprobs for message in rest)
@@ -58,6 +60,13 @@ def _ids(messages: list[pb.GenerateStreamResponse]) -> list[int]:
 
 def _text(messages: list[pb.GenerateStreamResponse]) -> str:
     return "".join(message.delta.text for message in messages)
+
+
+def _structure(messages: list[pb.GenerateStreamResponse]) -> tuple[str, str]:
+    """Thoughts, and what is said of calls."""
+    calls = [call for message in messages for call in message.delta.tool_calls]
+    said = [(call.index, call.id, call.name, call.arguments_json, call.is_complete) for call in calls]
+    return "".join(message.delta.reasoning for message in messages), repr(said)
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -91,6 +100,17 @@ async def test_cuts_inside_characters_thoughts_and_stop_strings(served: Serving,
         served.gang.script = Script([*thought, *text, 106])
         sampling = pb.SamplingParameters(seed=1, stop=stop)
         await check_every_cut(served, pb.GenerateStreamRequest(request_id="same", text="Hi", sampling=sampling))
+
+
+async def test_cuts_inside_calls(served: Serving, tokenizer: ChatTokenizer) -> None:
+    ids = [*call_ids(tokenizer, "f", {"a": "b"}), *call_ids(tokenizer, "g", {"n": [1]}), 50]
+    served.gang.script = Script(ids)
+    request = pb.GenerateStreamRequest(request_id="same", text="Hi", sampling=pb.SamplingParameters(seed=1))
+    await check_every_cut(served, request)
+    body: dict[str, Any] = {"sampling": request.sampling, "text": "Hi", "emitted_token_ids": ids[:10]}
+    rest = await served.stub.Generate(pb.GenerateRequest(request_id="same", **body))
+    assert [(call.name, call.is_incomplete) for call in rest.tool_calls] == [("", False), ("g", False)]
+    assert rest.tool_calls[1] == pb.ToolCall(id="same-1", name="g", arguments_json='{"n":[1]}')
 
 
 async def test_the_rest_of_a_unary_answer(served: Serving) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import BOS_ID, SPECIAL_TOKENS, ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script, gang_info
-from support.cluster.serving import DEFAULTS, Serving, serving
+from support.cluster.serving import DEFAULTS, Serving, joined, serving
 from support.cluster.text import MULTILINGUAL, byte_ids
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,18 +32,6 @@ def _fresh_gang(served: Serving) -> None:
     served.gang.gang_info = gang_info()
     served.gang.submitted.clear()
     served.gang.cancelled.clear()
-
-
-def joined(messages: list[pb.GenerateStreamResponse]) -> pb.GenerateResponse:
-    """What a client makes of a stream: deltas concatenated, then exactly one final message."""
-    assert [message.WhichOneof("event") for message in messages] == ["delta"] * (len(messages) - 1) + ["final"]
-    whole = pb.GenerateResponse(request_id=messages[-1].request_id, completion=messages[-1].final)
-    for message in messages[:-1]:
-        whole.token_ids.extend(message.delta.token_ids)
-        whole.text += message.delta.text
-        whole.logprobs.extend(message.delta.logprobs)
-        whole.prompt_logprobs.extend(message.delta.prompt_logprobs)
-    return whole
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -46,6 +46,26 @@ class Serving:
         return [message async for message in self.stub.GenerateStream(request, **call)]
 
 
+def joined(messages: Sequence[pb.GenerateStreamResponse]) -> pb.GenerateResponse:
+    """What a client makes of a stream: deltas concatenated, then exactly one final message."""
+    assert [message.WhichOneof("event") for message in messages] == ["delta"] * (len(messages) - 1) + ["final"]
+    whole = pb.GenerateResponse(request_id=messages[-1].request_id, completion=messages[-1].final)
+    for message in messages[:-1]:
+        delta = message.delta
+        whole.token_ids.extend(delta.token_ids)
+        whole.text += delta.text
+        whole.reasoning += delta.reasoning
+        whole.logprobs.extend(delta.logprobs)
+        whole.prompt_logprobs.extend(delta.prompt_logprobs)
+        for piece in delta.tool_calls:
+            if piece.HasField("name"):
+                whole.tool_calls.add(id=piece.id, name=piece.name, is_incomplete=True)
+            call = whole.tool_calls[piece.index]
+            call.arguments_json += piece.arguments_json
+            call.is_incomplete &= not piece.is_complete
+    return whole
+
+
 def reader_of(tokenizer: ChatTokenizer, *, vocab_size: int = VOCAB_SIZE) -> RequestReader:
     """A reader for a model of the tokenizer's size."""
     return RequestReader(tokenizer, DEFAULTS, vocab_size)
@@ -61,7 +81,7 @@ async def serving(
     **config: Any,
 ) -> AsyncIterator[Serving]:
     """Serve `gang` (or `supervisor`, when the gang comes later) on a free port."""
-    reader = reader_of(tokenizer)
+    reader = reader_of(tokenizer, vocab_size=gang.gang_info.model.vocab_size)
     server = GenerationServer(ServerConfig(port=0, **config), supervisor or gang, reader, interceptors=interceptors)
     await server.start()
     try:

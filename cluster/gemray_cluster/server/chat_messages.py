@@ -1,0 +1,100 @@
+"""The messages of a chat: checked, and written as chat templates expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.fields import at_most
+from gemray_cluster.server.json_input import read_object
+from gemray_cluster.text.control_tokens import ANSWERING_ROLES
+from gemray_cluster.text.tool_calls import NAME
+from gemray_workers.errors import InvalidField, Summary
+
+ROLES = ("system", "developer", "user", "assistant", "model", "tool")
+"""Roles of a message; templates write what they do not know as it stands, a misspelt role too."""
+MAX_MESSAGES = 8192
+"""Rendering takes about 20 us a message, however short."""
+MAX_TOOL_CALLS = 128
+"""Most calls of one message."""
+MAX_CALL_ID_CHARS = 256
+FUNCTION_NAME_ALLOWED = "1 to 256 characters: letters, digits and _ . / : -"
+
+
+def read_messages(messages: Sequence[pb.ChatMessage]) -> list[dict[str, Any]]:
+    """Each message with the fields that it has; raises InvalidField."""
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise InvalidField(
+            "chat.messages", Summary(f"{len(messages)} messages"), f"at least one message, at most {MAX_MESSAGES}"
+        )
+    called: dict[str, str] = {}
+    return [_read(f"chat.messages[{index}]", message, called) for index, message in enumerate(messages)]
+
+
+def _read(field: str, message: pb.ChatMessage, called: dict[str, str]) -> dict[str, Any]:
+    """One message; `called` are the functions of the calls before it by their ids, and gets those of this one."""
+    if message.role not in ROLES:
+        raise InvalidField(f"{field}.role", Summary.of_text(message.role), "one of " + ", ".join(ROLES))
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.role == "tool":
+        read |= _read_answer(field, message, called)
+    else:
+        _refuse(f"{field}.name", message.HasField("name"), "a tool's message")
+        _refuse(f"{field}.tool_call_id", message.HasField("tool_call_id"), "a tool's message")
+    if message.role in ANSWERING_ROLES:
+        if message.tool_calls:
+            read["tool_calls"] = _read_calls(f"{field}.tool_calls", message.tool_calls, called)
+        if message.HasField("reasoning"):
+            read["reasoning"] = read["reasoning_content"] = message.reasoning  # templates use either name
+    else:
+        _refuse(f"{field}.tool_calls", bool(message.tool_calls), "an assistant's message")
+        _refuse(f"{field}.reasoning", message.HasField("reasoning"), "an assistant's message")
+    return read
+
+
+def _read_answer(field: str, message: pb.ChatMessage, called: dict[str, str]) -> dict[str, str]:
+    """Whose answer a tool's message is: templates write the function's name, which an id stands for."""
+    read: dict[str, str] = {}
+    if message.HasField("tool_call_id"):
+        call_id = message.tool_call_id
+        if call_id not in called:
+            raise InvalidField(
+                f"{field}.tool_call_id", Summary.of_text(call_id), "the id of a call in a message before it"
+            )
+        read |= {"tool_call_id": call_id, "name": called[call_id]}
+    if message.HasField("name"):
+        name = check_function_name(f"{field}.name", message.name)
+        if read.get("name", name) != name:
+            raise InvalidField(f"{field}.name", name, f"{read['name']}, the function that tool_call_id names, or unset")
+        read["name"] = name
+    return read
+
+
+def _read_calls(field: str, calls: Sequence[pb.ToolCall], called: dict[str, str]) -> list[dict[str, Any]]:
+    at_most(field, calls, MAX_TOOL_CALLS, "calls")
+    read = []
+    for index, call in enumerate(calls):
+        path = f"{field}[{index}]"
+        if len(call.id) > MAX_CALL_ID_CHARS:
+            raise InvalidField(f"{path}.id", Summary.of_text(call.id), f"at most {MAX_CALL_ID_CHARS} characters")
+        if call.is_incomplete:
+            raise InvalidField(f"{path}.is_incomplete", True, "false: only whole calls can be part of a chat")
+        name = check_function_name(f"{path}.name", call.name)
+        arguments = read_object(f"{path}.arguments_json", call.arguments_json or "{}")
+        if call.id:
+            called[call.id] = name
+        read.append({"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    return read
+
+
+def check_function_name(field: str, name: str) -> str:
+    """The name, if a function may have it."""
+    if not NAME.fullmatch(name):
+        raise InvalidField(field, Summary.of_text(name), FUNCTION_NAME_ALLOWED)
+    return name
+
+
+def _refuse(field: str, is_set: bool, owner: str) -> None:
+    if is_set:
+        raise InvalidField(field, Summary("set"), f"unset but in {owner}")

@@ -1,0 +1,77 @@
+"""JSON inside a request: bounded in bytes and depth, and nothing that a template or a tokenizer could not take."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from gemray_workers.errors import InvalidField, Summary
+
+MAX_JSON_BYTES = 1 << 20
+MAX_JSON_DEPTH = 64
+"""Templates and their filters recurse."""
+
+
+def read_json(field: str, text: str, what: str, *, most_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value that `text` holds; raises InvalidField, which calls what is allowed `what`."""
+    num_bytes = len(text.encode())
+    if num_bytes > most_bytes:
+        raise InvalidField(field, Summary(f"{num_bytes} bytes"), f"at most {most_bytes}")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except ValueError as error:
+        raise InvalidField(field, Summary.of_text(text), f"{what} ({error})") from error
+    except RecursionError:
+        raise InvalidField(field, Summary.of_text(text), f"nested at most {MAX_JSON_DEPTH} deep") from None
+    return value
+
+
+def check_content(field: str, text: str, value: dict[str, Any] | list[Any]) -> None:
+    """Raise InvalidField for what is nested too deeply or is no Unicode text; `text` is what `value` was read from.
+
+    Level by level, as what is nested deeply must not be walked by recursion.
+    """
+    level: list[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    for _ in range(MAX_JSON_DEPTH):
+        inner: list[Any] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                inner += [*entry.keys(), *entry.values()]
+            elif isinstance(entry, list):
+                inner += entry
+            elif isinstance(entry, str) and not _is_unicode(entry):
+                raise InvalidField(field, Summary.of_text(text), "text without lone surrogates (\\ud800 to \\udfff)")
+        level = inner
+        if not level:
+            return
+    raise InvalidField(field, Summary.of_text(text), f"nested at most {MAX_JSON_DEPTH} deep")
+
+
+def read_object(field: str, text: str, *, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """A JSON object; raises InvalidField."""
+    value = read_json(field, text, "a JSON object", most_bytes=most_bytes)
+    if not isinstance(value, dict):
+        raise InvalidField(field, Summary.of_text(text), "a JSON object")
+    check_content(field, text, value)
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be written as UTF-8; JSON's escapes can make others."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:40]} is beyond a number's range")
+    return value
