@@ -25,11 +25,33 @@ class ChatInput:
 
 def read_chat(chat: pb.Chat) -> ChatInput:
     """Check and unpack a chat; raises InvalidField."""
+    tools = _read_tools(chat.tools_json) if chat.HasField("tools_json") else None
+    may_call = read_tool_choice(chat) != pb.TOOL_CHOICE_MODE_NONE
     return ChatInput(
         messages=read_messages(chat.messages),
-        tools=_read_tools(chat.tools_json) if chat.HasField("tools_json") else None,
+        tools=tools if may_call else None,
         enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
         parse_control_tokens=chat.parse_control_tokens,
+    )
+
+
+def read_tool_choice(chat: pb.Chat) -> pb.ToolChoiceMode:
+    """Whether the model may call; raises InvalidField for choices that nothing here holds a model to."""
+    choice = chat.tool_choice
+    if choice.WhichOneof("choice") is None or choice.mode == pb.TOOL_CHOICE_MODE_AUTO:
+        return pb.TOOL_CHOICE_MODE_AUTO
+    if choice.mode == pb.TOOL_CHOICE_MODE_NONE:
+        return pb.TOOL_CHOICE_MODE_NONE
+    if choice.WhichOneof("choice") == "function":
+        field, value = "chat.tool_choice.function", Summary.of_text(choice.function)
+    else:
+        known = choice.mode in pb.ToolChoiceMode.values()
+        field, value = (
+            "chat.tool_choice.mode",
+            Summary(pb.ToolChoiceMode.Name(choice.mode) if known else str(choice.mode)),
+        )
+    raise InvalidField(
+        field, value, "TOOL_CHOICE_MODE_AUTO or TOOL_CHOICE_MODE_NONE: this server cannot make a model call"
     )
 
 

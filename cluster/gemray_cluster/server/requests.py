@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
-from gemray_cluster.server.chat import read_chat
+from gemray_cluster.server.chat import read_chat, read_tool_choice
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.text.control_tokens import RenderedText
+from gemray_cluster.text.structure import CLOSES_CALL, OPENS_CALL
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
@@ -84,7 +85,12 @@ class RequestReader:
         """
         prompt_ids = self._prompt_ids(request, model)
         params, stop_strings = read_sampling(
-            request.sampling, request.speculation, self.defaults, model, prompt_len=len(prompt_ids)
+            request.sampling,
+            request.speculation,
+            self.defaults,
+            model,
+            prompt_len=len(prompt_ids),
+            **self._call_rules(request.chat),
         )
         if max_answer_bytes is not None:
             refuse_what_no_answer_carries(
@@ -113,6 +119,16 @@ class RequestReader:
             raise InvalidField(kind, Summary(f"{num_bytes} bytes"), f"at most {MAX_TOKENIZE_BYTES}")
         rendered = RenderedText(request.text) if kind == "text" else self._render(request.chat)
         return pb.TokenizeResponse(token_ids=self._encode(kind, rendered), text=rendered.text)
+
+    def _call_rules(self, chat: pb.Chat) -> dict[str, tuple[int, ...]]:
+        """Ids that a chat forbids, and ids that end its answer, for the sake of calls."""
+        control_ids = self.tokenizer.control_ids
+        no_calls = read_tool_choice(chat) == pb.TOOL_CHOICE_MODE_NONE
+        one_call = chat.HasField("parallel_tool_calls") and not chat.parallel_tool_calls
+        return {
+            "forbidden": (control_ids[OPENS_CALL],) if no_calls and OPENS_CALL in control_ids else (),
+            "stop_token_ids": (control_ids[CLOSES_CALL],) if one_call and CLOSES_CALL in control_ids else (),
+        }
 
     def _prompt_ids(self, request: GenerationRequest, model: ModelInfo) -> list[int]:
         kind = request.WhichOneof("input")

@@ -25,10 +25,13 @@ def read_sampling(
     model: ModelInfo,
     *,
     prompt_len: int,
+    forbidden: tuple[int, ...] = (),
+    stop_token_ids: tuple[int, ...] = (),
 ) -> tuple[SamplingParams, tuple[str, ...]]:
     """The parameters of a run and its stop strings; raises InvalidField. A prompt of `prompt_len` must fit already.
 
-    What is unset comes from `defaults`; an unset seed is drawn.
+    What is unset comes from `defaults`; an unset seed is drawn. `forbidden` ids are never chosen, and `stop_token_ids`
+    end the text whatever the request says of stops: both follow from its chat.
     """
     max_tokens, min_tokens = _read_budgets(sampling, defaults, prompt_len, room=model.max_model_len - prompt_len)
     own_stop_ids = _read_stop_token_ids(sampling, model.vocab_size)
@@ -41,13 +44,13 @@ def read_sampling(
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        stop_token_ids=tuple(dict.fromkeys((*checkpoint_stop_ids, *own_stop_ids))),
+        stop_token_ids=tuple(dict.fromkeys((*checkpoint_stop_ids, *own_stop_ids, *stop_token_ids))),
         repetition_penalty=_read_repetition_penalty(sampling, defaults),
         presence_penalty=number("sampling.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
         frequency_penalty=number("sampling.frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
         logit_bias=_read_logit_bias(sampling, model.vocab_size),
         allowed_token_ids=_read_allowed_token_ids(sampling, model.vocab_size),
-        suppress_tokens=tuple(id_ for id_ in defaults.suppress_tokens if id_ < model.vocab_size),
+        suppress_tokens=tuple(id_ for id_ in (*defaults.suppress_tokens, *forbidden) if id_ < model.vocab_size),
         logprobs=_optional_count(sampling, "logprobs"),
         prompt_logprobs=_optional_count(sampling, "prompt_logprobs"),
         num_draft_tokens=_read_num_draft_tokens(speculation),

@@ -90,6 +90,8 @@ class OutputStream:
             rest = self._detokenizer.flush()
             self._num_written += len(rest)
             self._release(self._stops.flush() + rest)
+            if stop_token_at is not None:
+                self._structure.control(self._detokenizer.control_of(delta.token_ids[-1]))  # it may end a call
             ending = self._engine_ending(delta)
         if ending is not None:
             self._structure.finish()

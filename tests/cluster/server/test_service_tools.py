@@ -143,6 +143,55 @@ async def test_the_template_drops_reasoning(served: Serving) -> None:
     assert "secret" not in await rendered(served, said)
 
 
+TOOLS = '[{"name": "f", "parameters": {}}]'
+
+
+async def test_no_calls(served: Serving, embedded: ChatTokenizer) -> None:
+    """With `none` no tools are shown, and the token that begins a call is forbidden."""
+    chat = pb.Chat(messages=[ASKED], tools_json=TOOLS)
+    chat.tool_choice.mode = pb.TOOL_CHOICE_MODE_NONE
+    served.gang.script = Script([200, 106])
+    await served.stub.Generate(pb.GenerateRequest(chat=chat))
+    submit = served.gang.submitted[-1]
+    assert SPECIAL_TOKENS["<|tool_call>"] in submit.params.suppress_tokens
+    assert submit.prompt_ids == embedded.encode_chat([{"role": "user", "content": "Weather?"}])
+    chat.tool_choice.mode = pb.TOOL_CHOICE_MODE_AUTO
+    await served.stub.Generate(pb.GenerateRequest(chat=chat))
+    submit = served.gang.submitted[-1]
+    assert SPECIAL_TOKENS["<|tool_call>"] not in submit.params.suppress_tokens
+    assert SPECIAL_TOKENS["<|tool>"] in submit.prompt_ids
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+async def test_one_call_at_most(served: Serving, embedded: ChatTokenizer, ignore_eos: bool) -> None:
+    first = [SPECIAL_TOKENS["<|tool_call>"], *byte_ids(embedded, b"call:f"), SPECIAL_TOKENS["<tool_call|>"]]
+    served.gang.script = Script([*first, *call_ids(embedded, "g", {}), RESPONSE], group_sizes=(100,))
+    request = pb.GenerateRequest(chat=pb.Chat(messages=[ASKED], tools_json=TOOLS, parallel_tool_calls=False))
+    request.sampling.ignore_eos = ignore_eos
+    answer = await served.stub.Generate(request)
+    assert [(call.name, call.arguments_json, call.is_incomplete) for call in answer.tool_calls] == [("f", "{}", False)]
+    assert list(answer.token_ids) == first
+    assert answer.completion.finish_reason == pb.FINISH_REASON_TOOL_CALL
+
+
+@pytest.mark.parametrize(
+    ("field", "choice", "value"),
+    [
+        ("mode", pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED), "TOOL_CHOICE_MODE_REQUIRED"),
+        ("mode", pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_UNSPECIFIED), "TOOL_CHOICE_MODE_UNSPECIFIED"),
+        ("mode", pb.ToolChoice(mode=9), "9"),  # type: ignore[arg-type]
+        ("function", pb.ToolChoice(function="f"), "'f'"),
+    ],
+)
+async def test_choices_that_are_refused(served: Serving, field: str, choice: pb.ToolChoice, value: str) -> None:
+    chat = pb.Chat(messages=[ASKED], tools_json=TOOLS, tool_choice=choice)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Generate(pb.GenerateRequest(chat=chat))
+    where, description = bad_request_of(caught.value)
+    assert where == f"chat.tool_choice.{field}"
+    assert f"{value} is not allowed: TOOL_CHOICE_MODE_AUTO or" in description
+
+
 BAD = [
     ("name", [pb.ChatMessage(role="user", name="f")], "unset but in a tool's message"),
     ("tool_call_id", [pb.ChatMessage(role="user", tool_call_id="1")], "unset but in a tool's message"),
