@@ -7,10 +7,12 @@ from typing import Any
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.chat_messages import read_messages
-from gemray_cluster.server.json_input import check_content, read_json
+from gemray_cluster.server.json_input import check_content, read_json, read_object
+from gemray_cluster.text.control_tokens import ANSWERING_ROLES
 from gemray_workers.errors import InvalidField, Summary
 
 MAX_TOOLS = 1024
+MAX_KWARGS_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -21,18 +23,42 @@ class ChatInput:
     tools: list[dict[str, Any]] | None
     enable_thinking: bool | None
     parse_control_tokens: bool
+    continue_final_message: bool
+    variables: dict[str, Any]
+    """Of the template, besides its own."""
 
 
 def read_chat(chat: pb.Chat) -> ChatInput:
     """Check and unpack a chat; raises InvalidField."""
     tools = _read_tools(chat.tools_json) if chat.HasField("tools_json") else None
     may_call = read_tool_choice(chat) != pb.TOOL_CHOICE_MODE_NONE
+    messages = read_messages(chat.messages)
+    if chat.continue_final_message:
+        _check_final(messages[-1])
     return ChatInput(
-        messages=read_messages(chat.messages),
+        messages=messages,
         tools=tools if may_call else None,
         enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
         parse_control_tokens=chat.parse_control_tokens,
+        continue_final_message=chat.continue_final_message,
+        variables=_read_variables(chat.chat_template_kwargs_json) if chat.chat_template_kwargs_json else {},
     )
+
+
+def _check_final(message: dict[str, Any]) -> None:
+    if message["role"] not in ANSWERING_ROLES or "tool_calls" in message:
+        raise InvalidField(
+            "chat.continue_final_message", True, "false, unless the last message is an assistant's without calls"
+        )
+
+
+def _read_variables(kwargs_json: str) -> dict[str, Any]:
+    field = "chat.chat_template_kwargs_json"
+    variables = read_object(field, kwargs_json, most_bytes=MAX_KWARGS_BYTES)
+    for name in variables:
+        if not name.isidentifier() or name.startswith("_"):
+            raise InvalidField(field, Summary.of_text(name), "names of variables: letters, digits and _")
+    return variables
 
 
 def read_tool_choice(chat: pb.Chat) -> pb.ToolChoiceMode:

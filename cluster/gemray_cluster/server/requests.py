@@ -171,6 +171,8 @@ class RequestReader:
             tools=checked.tools,
             enable_thinking=checked.enable_thinking,
             control_tokens=checked.parse_control_tokens,
+            continue_final_message=checked.continue_final_message,
+            variables=checked.variables,
         )
 
     def _encode(self, field: str, rendered: RenderedText) -> list[int]:

@@ -34,6 +34,10 @@ class RenderedText:
     text: str
     spelled_at: frozenset[int] = frozenset()
 
+    def up_to(self, stop: int) -> RenderedText:
+        """Its first `stop` characters."""
+        return RenderedText(self.text[:stop], frozenset(at for at in self.spelled_at if at < stop))
+
 
 @dataclass(frozen=True)
 class Marks:
@@ -132,6 +136,15 @@ class ControlTokens:
             yield start, stop, self._ids[token]
             done = at = stop
         yield done, len(text), None
+
+
+def unused_mark(texts: Sequence[str]) -> str:
+    """The last private-use character that no text holds; raises InvalidField when they hold them all."""
+    used = set().union(*map(set, texts))
+    for point in range(_LAST_MARK, _FIRST_MARK - 1, -1):
+        if chr(point) not in used:
+            return chr(point)
+    raise InvalidField("chat", Summary("every private-use character"), "text that leaves one of them unused")
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:

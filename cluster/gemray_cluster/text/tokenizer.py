@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from gemray_cluster.text.control_tokens import (
     RenderedText,
     map_texts,
     texts_of,
+    unused_mark,
 )
 from gemray_cluster.text.token_bytes import bytes_of_tokens
 from gemray_cluster.text.tokenizer_settings import check_ids, switch_off_silent_changes
@@ -57,6 +60,15 @@ TOKENIZER_FILES = (
 """What transformers reads, leaving out in silence what is not there."""
 
 REQUIRED_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>")
+
+
+@dataclass(frozen=True)
+class TemplateInput:
+    """What a template is given."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    variables: dict[str, Any]
 
 
 class ChatTokenizer:
@@ -138,45 +150,70 @@ class ChatTokenizer:
         tools: Sequence[Any] | None,
         enable_thinking: bool | None,
         control_tokens: bool = False,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> RenderedText:
         """The chat as the checkpoint's own template writes it, up to where the model's turn begins.
 
-        `enable_thinking` None leaves the choice to the template. A control token that messages or tools spell stays
-        text unless `control_tokens` is set; only the channel tokens of earlier answers are shown to the template,
-        which leaves the thoughts between them out. Raises InvalidField when the checkpoint has no template or the
-        template refuses the messages.
+        `enable_thinking` None leaves the choice to the template, which also gets `variables`. With
+        `continue_final_message` the text ends behind the last message's content, whose turn stays open. A control token
+        that messages, tools or variables spell stays text unless `control_tokens` is set; only the channel tokens of
+        earlier answers are shown to the template, which leaves the thoughts between them out. Raises InvalidField when
+        the checkpoint has no template or the template refuses the messages.
         """
         if not self.has_chat_template:
             raise InvalidField("chat", "messages", "text or token_ids: this checkpoint has no chat template")
-        texts = texts_of([[dict(message) for message in messages], list(tools or [])])
+        chat = TemplateInput([dict(message) for message in messages], list(tools or []), dict(variables or {}))
+        self._check_variables(chat.variables)
+        if enable_thinking is not None:
+            chat.variables["enable_thinking"] = enable_thinking
+        texts = texts_of([chat.messages, chat.tools, chat.variables])
+        if not continue_final_message:
+            return self._rendered(chat, texts, control_tokens=control_tokens)
+        end = unused_mark(texts)
+        chat.messages[-1]["content"] += end
+        rendered = self._rendered(chat, [*texts, end], control_tokens=control_tokens, is_open=True)
+        if rendered.text.count(end) != 1:
+            raise InvalidField("chat.continue_final_message", True, "false: the chat template changes the last message")
+        return rendered.up_to(rendered.text.index(end))
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Refuse the names that the library or the chat's own fields give."""
+        taken = {"messages", "enable_thinking", *self._tokenizer.special_tokens_map}
+        taken.update(signature(self._tokenizer.apply_chat_template).parameters)
+        for name in variables:
+            if name in taken:
+                raise InvalidField("chat.chat_template_kwargs_json", name, "names that the chat does not give itself")
+
+    def _rendered(
+        self, chat: TemplateInput, texts: Sequence[str], *, control_tokens: bool, is_open: bool = False
+    ) -> RenderedText:
+        """What the template writes; `texts` are all that people wrote. `is_open` has no turn begin at the end."""
         if control_tokens or not self._control.are_spelled_in(texts):
-            return RenderedText(self._render(messages, tools, enable_thinking))
+            return RenderedText(self._render(chat, is_open=is_open))
         marks = self._control.marks_for(texts)
-        marked_tools = map_texts(list(tools or []), marks.put_into)
+        tools, variables = (map_texts(value, marks.put_into) for value in (chat.tools, chat.variables))
 
         def rendered(but_not: Sequence[str]) -> RenderedText:
-            kept = [but_not if message["role"] in ANSWERING_ROLES else () for message in messages]
+            kept = [but_not if message["role"] in ANSWERING_ROLES else () for message in chat.messages]
             marked = [
-                map_texts(dict(message), partial(marks.put_into, but_not=tokens))
-                for message, tokens in zip(messages, kept, strict=True)
+                map_texts(message, partial(marks.put_into, but_not=tokens))
+                for message, tokens in zip(chat.messages, kept, strict=True)
             ]
-            return marks.take_out_of(self._render(marked, marked_tools, enable_thinking))
+            return marks.take_out_of(self._render(TemplateInput(marked, tools, variables), is_open=is_open))
 
         all_text, but_thoughts = rendered(()), rendered(CHANNEL_TOKENS)
         left_out = self._control.count(but_thoughts, CHANNEL_TOKENS) == self._control.count(all_text, CHANNEL_TOKENS)
         return but_thoughts if left_out else all_text
 
-    def _render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, enable_thinking: bool | None
-    ) -> str:
-        extra = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+    def _render(self, chat: TemplateInput, *, is_open: bool) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
+                chat.messages,
+                tools=chat.tools or None,
+                add_generation_prompt=not is_open,
                 tokenize=False,
-                **extra,
+                **chat.variables,
             )
         except Exception as error:  # a template is a program of the checkpoint's, and may raise anything
             raise InvalidField("chat", "messages", f"what the chat template accepts ({error})") from error
