@@ -132,7 +132,7 @@ class QueryLayout:
     kv_len_D: Tensor
     """int32."""
     nothing_written_D: Tensor
-    """int64 zeros: as a slot mapping, the null page."""
+    """int64 zeros: as KV indices, the null page."""
     block_tables: tuple[Tensor, ...]
     """int32 [D, P] by group."""
     draft_position_KD: Tensor

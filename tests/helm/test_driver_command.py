@@ -126,7 +126,7 @@ def pod(tmp_path: Path, short_path: Path) -> Iterator[Pod]:
     command = [address if part.startswith("--address=") else part for part in command]
     head = ["ray", "start", "--head", f"--port={ports['ray']}", f"--node-ip-address={HEAD}", "--num-cpus=2"]
     with log.open("wb") as output:
-        # The chart's head and workers, in one: two slots for ranks.
+        # The chart's head and workers, in one: CPUs for two ranks.
         started = subprocess.run(
             [Path(BIN) / head[0], *head[1:], "--object-store-memory=80000000", "--include-dashboard=false"],
             env=environment,

@@ -54,14 +54,14 @@ def test_gang_is_one_pod_where_it_fits(name: str, gpus: int, hosts: int, replica
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_slots_are_those_that_the_driver_asks_for(name: str) -> None:
+def test_cpus_are_those_that_the_driver_asks_for(name: str) -> None:
     """Over all worker groups, per gang; and one pod has them all where the driver insists on one node."""
     manifests = render(DEPLOYMENTS[name])
     groups = pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"]
     arguments = _driver(manifests)["spec"]["containers"][0]["args"]
     settings = ServeSettings.load(serve_flags_in(" ".join(arguments)), {})
-    slots = [int(group["rayStartParams"]["num-cpus"]) * group["numOfHosts"] for group in groups]
-    assert sum(slots) == settings.num_ranks
+    cpus = [int(group["rayStartParams"]["num-cpus"]) * group["numOfHosts"] for group in groups]
+    assert sum(cpus) == settings.num_ranks
     assert {group["replicas"] for group in groups} == {pick(manifests, "Deployment")["spec"]["replicas"]}
     if settings.strategy == "strict_pack":
         assert (len(groups), groups[0]["numOfHosts"]) == (1, 1)

@@ -1,4 +1,4 @@
-"""`gemray serve` as a process of its own, with Ray and two slots."""
+"""`gemray serve` as a process of its own, with Ray and two CPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_S = 300
 
 @asynccontextmanager
 async def starting(model: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A server process on two slots, in a session of its own, as from a terminal."""
+    """A server process on two CPUs, in a session of its own, as from a terminal."""
     flags = ["--model", str(model), *more, "--port", "0", "--kv-memory", "32MiB"]
     flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
     process = await asyncio.create_subprocess_exec(

@@ -43,19 +43,19 @@ class DFlashModel:
         self._layers = [DFlashLayer(config, layer.index, comm, sharding, attention) for layer in config.layers]
         self._norm = ScaleNorm("norm", hidden_size, eps, sharding)
 
-    def inject(self, features_TFH: Tensor, positions_T: Tensor, slots: dict[str, Tensor], kv: KVCaches) -> None:
+    def inject(self, features_TFH: Tensor, positions_T: Tensor, kv_indices: dict[str, Tensor], kv: KVCaches) -> None:
         """Append context: keys and values of every layer from the target's features.
 
         Args:
             features_TFH: outputs of the target's `target_layer_ids`, in their order.
             positions_T: absolute positions.
-            slots: by KV group, where each row's keys go.
+            kv_indices: by KV group, int64 [T]: where each row's keys go.
             kv: the drafter's caches.
         """
         context_TH = self._hidden_norm(self._fc(features_TFH.flatten(1)))
         rope = self._rope.cos_sin(positions_T, self._dtype)
         for config, layer in zip(self.config.layers, self._layers, strict=True):
-            layer.write_keys(context_TH, rope[config.kind], slots[kv.group_of(config.index)], kv)
+            layer.write_keys(context_TH, rope[config.kind], kv_indices[kv.group_of(config.index)], kv)
 
     def denoise(self, embedded_TH: Tensor, batch: ForwardBatch, kv: KVCaches) -> Tensor:
         """Hidden states [T, H] of block rows, to be scored by the target's head: row r predicts its own position."""
