@@ -5,6 +5,7 @@ The pod's own network, files and Ray head are stood in for by loopback, a tempor
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -32,6 +33,11 @@ from support.deployment.helm_chart import pick, render
 BIN = sysconfig.get_path("scripts")
 HEAD = "127.0.0.1"
 READY_DEADLINE_S = 120.0
+WORKER_PRE_STOP = pick(render(), "RayCluster")["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0][
+    "lifecycle"
+]["preStop"]["exec"]["command"][2]
+RANK = re.compile(WORKER_PRE_STOP.split("'")[1])
+"""What a worker's preStop hook waits for, as a rank's process calls itself."""
 SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
 
 
@@ -170,7 +176,8 @@ def test_driver_from_start_through_a_dead_rank(pod: Pod) -> None:
     assert [pod.probe(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")] == [SERVING] * 3
 
     # A dead rank: not ready until another gang is, and alive all along, so that nothing restarts the container.
-    rank = next(process for process in pod.processes() if "RankWorker" in " ".join(process.cmdline()))
+    rank = next(process for process in pod.processes() if RANK.search(" ".join(process.cmdline())))
+    assert not RANK.search(WORKER_PRE_STOP), "a worker would wait for its own hook"
     rank.kill()
     _watch_until(lambda: pod.probe("readinessProbe") != SERVING, pod)
     seen = _watch_until(lambda: pod.probe("readinessProbe") == SERVING, pod)

@@ -26,11 +26,41 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "gemray.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/*
+The RayCluster. Its name ends with a digest of its specification: whatever changes a Ray pod makes another cluster, and
+the drivers, whose command names it, change with it. So a new driver never meets old workers.
+*/}}
+{{- define "gemray.rayCluster" -}}
+{{- if .Values.ray.existingCluster -}}
+{{ .Values.ray.existingCluster }}
+{{- else -}}
+{{ include "gemray.fullname" . }}-{{ include "gemray.rayClusterSpec" . | sha256sum | trunc 8 }}
+{{- end -}}
 {{- end -}}
 
 {{- define "gemray.rayHead" -}}
-{{ include "gemray.fullname" . }}-head-svc.{{ .Release.Namespace }}.svc:6379
+{{ include "gemray.rayCluster" . }}-head-svc.{{ .Release.Namespace }}.svc:6379
+{{- end -}}
+
+{{/* What a gang serves, in every pod's template: a change of it replaces drivers and workers together. */}}
+{{- define "gemray.serves" -}}
+gemray/serves: {{ list (include "gemray.image" .) .Values.model .Values.drafter .Values.gang.tensorParallelSize .Values.gang.device | toJson | sha256sum | trunc 16 | quote }}
+{{- end -}}
+
+{{/* Bytes of a quantity such as 256Mi, 0.5G or 268435456. */}}
+{{- define "gemray.bytes" -}}
+{{- $text := toString . -}}
+{{- if kindIs "float64" . -}}{{- $text = toString (int64 .) -}}{{- end -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- $scale := get (dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) $unit -}}
+{{- mulf (float64 (trimSuffix $unit $text)) $scale | int64 -}}
 {{- end -}}
 
 {{/* "true" when the drafter has a rank of its own. */}}
@@ -61,38 +91,26 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (eq (include "gemray.podsPerGang" .) "1") (not (include "gemray.drafterApart" .)) }}strict_pack{{ else }}pack{{ end -}}
 {{- end -}}
 
-{{/* What the schema cannot say. */}}
-{{- define "gemray.validate" -}}
-{{- $v := .Values -}}
-{{- if not (hasPrefix (printf "%s/" (trimSuffix "/" $v.model.volume.mountPath)) (printf "%s/" $v.model.path)) -}}
-{{- fail (printf "model.path %q is not under model.volume.mountPath %q, so no pod would see the model" $v.model.path $v.model.volume.mountPath) -}}
-{{- end -}}
-{{- if and (eq $v.model.volume.type "download") (eq (trimSuffix "/" $v.model.path) (trimSuffix "/" $v.model.volume.mountPath)) -}}
-{{- fail "model.path must be a directory below model.volume.mountPath when the model is downloaded" -}}
-{{- end -}}
-{{- if $v.drafter.path -}}
-{{- if not (hasPrefix (printf "%s/" (trimSuffix "/" $v.model.volume.mountPath)) $v.drafter.path) -}}
-{{- fail (printf "drafter.path %q is not under model.volume.mountPath %q, so no pod would see it" $v.drafter.path $v.model.volume.mountPath) -}}
-{{- end -}}
-{{- if and (eq $v.model.volume.type "download") (not $v.drafter.repository) -}}
-{{- fail "drafter.repository must say where to download the drafter from" -}}
-{{- end -}}
-{{- end -}}
-{{- if and $v.tls.clientAuth (not $v.tls.secretName) -}}
-{{- fail "tls.clientAuth needs tls.secretName: client certificates are part of TLS" -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Environment of every container that runs Ray. */}}
+{{/* Environment of every container that runs Ray. Call with (dict "root" $ "part" .Values.worker). */}}
 {{- define "gemray.env" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 {{- /* Ranks of a pod must all see every card: symmetric memory refuses two ranks that both say "device 0". */}}
 - {name: RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, value: "1"}
 - {name: HF_HUB_OFFLINE, value: "1"}
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
-{{- with .Values.network.interface }}
+{{- with .root.Values.network.interface }}
 - {name: NCCL_SOCKET_IFNAME, value: {{ . | quote }}}
 - {name: GLOO_SOCKET_IFNAME, value: {{ . | quote }}}
+{{- end }}
+{{- range $name, $value := .root.Values.network.nccl }}
+- {name: NCCL_{{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- if .root.Values.ray.gcsFaultTolerance.enabled }}
+{{- /* How long a node waits for a head that restarts; the operator sets it in the pods of the RayCluster. */}}
+- {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: "600"}
+{{- end }}
+{{- with .part.env }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -103,30 +121,45 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - name: RAY_AUTH_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ default (include "gemray.fullname" .) .Values.ray.auth.existingSecret }}
+      name: {{ default (include "gemray.rayCluster" .) .Values.ray.auth.existingSecret }}
       key: auth_token
 {{- end }}
 {{- end -}}
 
+{{/* pvc, hostPath or emptyDir: where the model lies in the end. */}}
+{{- define "gemray.modelHome" -}}
+{{- $volume := .Values.model.volume -}}
+{{- if ne $volume.type "download" -}}
+{{ $volume.type }}
+{{- else -}}
+{{ get (dict "pod" "emptyDir" "node" "hostPath" "claim" "pvc") $volume.download.keep }}
+{{- end -}}
+{{- end -}}
+
+{{/* Call with (dict "root" $ "write" true|false): only what downloads may write. */}}
 {{- define "gemray.modelMount" -}}
+{{- $volume := .root.Values.model.volume -}}
 - name: model
-  mountPath: {{ .Values.model.volume.mountPath }}
-  {{- if ne .Values.model.volume.type "download" }}
+  mountPath: {{ $volume.mountPath }}
+  {{- if not .write }}
   readOnly: true
   {{- end }}
-  {{- if and (eq .Values.model.volume.type "pvc") .Values.model.volume.pvc.subPath }}
-  subPath: {{ .Values.model.volume.pvc.subPath }}
+  {{- if and (eq (include "gemray.modelHome" .root) "pvc") $volume.pvc.subPath }}
+  subPath: {{ $volume.pvc.subPath }}
   {{- end }}
 {{- end -}}
 
 {{- define "gemray.modelVolume" -}}
 {{- $volume := .Values.model.volume -}}
+{{- $home := include "gemray.modelHome" . -}}
 - name: model
-  {{- if eq $volume.type "pvc" }}
+  {{- if eq $home "pvc" }}
   persistentVolumeClaim:
     claimName: {{ $volume.pvc.claimName }}
+    {{- if ne $volume.type "download" }}
     readOnly: true
-  {{- else if eq $volume.type "hostPath" }}
+    {{- end }}
+  {{- else if eq $home "hostPath" }}
   hostPath:
     path: {{ $volume.hostPath.path }}
     type: Directory
@@ -136,7 +169,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   {{- end }}
 {{- end -}}
 
-{{/* Call with (dict "root" $ "weights" true|false): the driver needs the tokenizer and configuration only. */}}
+{{/*
+Init containers that download. Call with (dict "root" $ "weights" true|false): a driver needs the tokenizer and the
+configuration only. On a volume that others share, one pod downloads while the others wait at its lock; the mark that it
+leaves names repository and revision, so the next start downloads nothing.
+*/}}
 {{- define "gemray.modelDownload" -}}
 {{- $root := .root -}}
 {{- $weights := .weights -}}
@@ -152,6 +189,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   image: {{ include "gemray.image" $root }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command:
+    {{- if ne $download.keep "pod" }}
+    - /bin/bash
+    - -euo
+    - pipefail
+    - -c
+    - |
+      mkdir -p "$MODEL_DIRECTORY"
+      exec 9>"$MODEL_DIRECTORY/.gemray-lock"
+      flock 9
+      mark="$MODEL_DIRECTORY/.gemray-$(echo "$*" | sha256sum | cut -c 1-16)"
+      if [[ ! -e "$mark" ]]; then
+        "$@"
+        touch "$mark"
+      fi
+    - download
+    {{- end }}
     - hf
     - download
     - {{ .repository | quote }}
@@ -167,17 +220,23 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     - {name: HF_HOME, value: /tmp/hf}
     # The image is offline otherwise.
     - {name: HF_HUB_OFFLINE, value: "0"}
+    - {name: MODEL_DIRECTORY, value: {{ .path | quote }}}
     {{- with $download.tokenSecret }}
     - name: HF_TOKEN
       valueFrom:
         secretKeyRef: {name: {{ . }}, key: token}
     {{- end }}
+  {{- with $download.resources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with $root.Values.securityContext.container }}
   securityContext:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   volumeMounts:
-    {{- include "gemray.modelMount" $root | nindent 4 }}
+    {{- include "gemray.modelMount" (dict "root" $root "write" true) | nindent 4 }}
+    - {name: tmp, mountPath: /tmp}
 {{- end }}
 {{- end -}}
 
@@ -207,6 +266,45 @@ tolerations:
 {{- with .part.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .part.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- end -}}
+
+{{/* Labels and annotations of a pod. Call with (dict "root" $ "part" .Values.worker "component" "worker"). */}}
+{{- define "gemray.podMetadata" -}}
+labels:
+  {{- include "gemray.labels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+  {{- with .part.labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  {{- include "gemray.serves" .root | nindent 2 }}
+  {{- with .part.annotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* What a read-only root file system leaves to write: Ray's session, caches, and the user's own mounts and volumes. */}}
+{{- define "gemray.ownMounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: home, mountPath: /home/gemray}
+{{- with .part.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+{{- define "gemray.ownVolumes" -}}
+- {name: tmp, emptyDir: {}}
+- {name: home, emptyDir: {}}
+{{- with .part.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

@@ -7,12 +7,17 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
 {{- $cuda := eq $root.Values.gang.device "cuda" -}}
 - groupName: {{ .name }}
   # One replica is one gang: a pod that holds all its ranks, or numOfHosts pods when they cannot share one.
-  replicas: {{ $root.Values.gang.replicas }}
+  replicas: {{ ternary $root.Values.autoscaling.minReplicas $root.Values.gang.replicas $root.Values.autoscaling.enabled }}
+  {{- if $root.Values.autoscaling.enabled }}
+  minReplicas: {{ $root.Values.autoscaling.minReplicas }}
+  maxReplicas: {{ $root.Values.autoscaling.maxReplicas }}
+  {{- else }}
   minReplicas: {{ $root.Values.gang.replicas }}
   maxReplicas: {{ $root.Values.gang.replicas }}
+  {{- end }}
   numOfHosts: {{ .hosts }}
   rayStartParams:
-    object-store-memory: {{ $root.Values.ray.objectStoreMemory | int64 | quote }}
+    object-store-memory: {{ include "gemray.bytes" $root.Values.ray.objectStoreMemory | quote }}
     # A slot for each rank, whatever the CPU limit is.
     num-cpus: {{ $ranks | quote }}
     {{- if $cuda }}
@@ -20,15 +25,12 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
     {{- end }}
   template:
     metadata:
-      labels:
-        {{- include "gemray.labels" $root | nindent 8 }}
-        app.kubernetes.io/component: worker
-      {{- with $root.Values.worker.annotations }}
-      annotations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
+      {{- include "gemray.podMetadata" (dict "root" $root "part" $root.Values.worker "component" "worker") | nindent 6 }}
     spec:
       {{- include "gemray.podCommon" (dict "root" $root "part" $root.Values.worker) | trim | nindent 6 }}
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      terminationGracePeriodSeconds: {{ add $root.Values.server.terminationGracePeriodSeconds 15 }}
       {{- with $root.Values.worker.runtimeClassName }}
       runtimeClassName: {{ . }}
       {{- end }}
@@ -41,28 +43,48 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
           image: {{ include "gemray.image" $root }}
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
           env:
-            {{- include "gemray.env" $root | nindent 12 }}
-            {{- with $root.Values.worker.env }}
-            {{- toYaml . | nindent 12 }}
+            {{- include "gemray.env" (dict "root" $root "part" $root.Values.worker) | nindent 12 }}
+            {{- if ne $root.Values.tritonCache.type "none" }}
+            - {name: TRITON_CACHE_DIR, value: /var/cache/triton}
             {{- end }}
+          # An upgrade takes the workers away while drivers still drain: ranks end with their driver, so wait for them.
+          lifecycle:
+            preStop:
+              exec:
+                command: [/bin/bash, -c, "while grep -qs 'Rank[W]orker' /proc/[0-9]*/cmdline; do sleep 1; done"]
           resources:
             requests:
               {{- toYaml $root.Values.worker.resources.requests | nindent 14 }}
               {{- if $cuda }}
               {{ $root.Values.gang.gpuResource }}: {{ $ranks }}
               {{- end }}
+              {{- with $root.Values.network.rdma.resource }}
+              {{ . }}: {{ $root.Values.network.rdma.count }}
+              {{- end }}
             limits:
               {{- toYaml $root.Values.worker.resources.limits | nindent 14 }}
               {{- if $cuda }}
               {{ $root.Values.gang.gpuResource }}: {{ $ranks }}
               {{- end }}
-          {{- with $root.Values.securityContext.container }}
+              {{- with $root.Values.network.rdma.resource }}
+              {{ . }}: {{ $root.Values.network.rdma.count }}
+              {{- end }}
+          {{- $security := deepCopy $root.Values.securityContext.container }}
+          {{- if $root.Values.network.rdma.resource }}
+          {{- /* RDMA pins memory. */}}
+          {{- $security = merge (dict "capabilities" (dict "add" (list "IPC_LOCK"))) $security }}
+          {{- end }}
+          {{- with $security }}
           securityContext:
             {{- toYaml . | nindent 12 }}
           {{- end }}
           volumeMounts:
-            {{- include "gemray.modelMount" $root | nindent 12 }}
+            {{- include "gemray.modelMount" (dict "root" $root "write" false) | nindent 12 }}
             - {name: shared-mem, mountPath: /dev/shm}
+            {{- if ne $root.Values.tritonCache.type "none" }}
+            - {name: triton-cache, mountPath: /var/cache/triton}
+            {{- end }}
+            {{- include "gemray.ownMounts" (dict "part" $root.Values.worker) | nindent 12 }}
       volumes:
         {{- include "gemray.modelVolume" $root | nindent 8 }}
         # The operator's own /dev/shm has no size; NCCL and Ray share this one.
@@ -70,4 +92,17 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
           emptyDir:
             medium: Memory
             sizeLimit: {{ $root.Values.shm.worker }}
+        {{- with $root.Values.tritonCache }}
+        {{- if eq .type "emptyDir" }}
+        - name: triton-cache
+          emptyDir: {sizeLimit: {{ .size }}}
+        {{- else if eq .type "hostPath" }}
+        - name: triton-cache
+          hostPath: {path: {{ .hostPath.path }}, type: Directory}
+        {{- else if eq .type "pvc" }}
+        - name: triton-cache
+          persistentVolumeClaim: {claimName: {{ .pvc.claimName }}}
+        {{- end }}
+        {{- end }}
+        {{- include "gemray.ownVolumes" (dict "part" $root.Values.worker) | nindent 8 }}
 {{- end -}}

@@ -1,4 +1,4 @@
-"""Ways to deploy the chart that must render, lint and validate; and values that it must refuse."""
+"""Ways to deploy the chart that must render, lint and validate; and values that it must refuse, with words it says."""
 
 from __future__ import annotations
 
@@ -74,6 +74,72 @@ DEPLOYMENTS: dict[str, Values] = {
         "head": {"nodeSelector": {"pool": "cpu"}, "annotations": {"a": "b"}, "env": [{"name": "A", "value": "b"}]},
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     },
+    "download-once-per-node": {
+        "model": {
+            "volume": {
+                "type": "download",
+                "hostPath": {"path": "/data/models"},
+                "download": {"repository": "google/gemma-4-31b-it", "keep": "node"},
+            }
+        }
+    },
+    "download-into-a-claim": {
+        "model": {
+            "volume": {
+                "type": "download",
+                "pvc": {"claimName": "models", "subPath": "gemma"},
+                "download": {"repository": "google/gemma-4-31b-it", "keep": "claim"},
+            }
+        },
+        "drafter": {"path": "/models/drafter", "repository": "google/gemma-4-31b-it-assistant"},
+    },
+    "gcs-fault-tolerance": {
+        "ray": {
+            "gcsFaultTolerance": {
+                "enabled": True,
+                "redisAddress": "redis.databases.svc:6379",
+                "passwordSecret": "redis",
+            }
+        }
+    },
+    "existing-cluster": {"ray": {"existingCluster": "shared", "auth": {"existingSecret": "ray-token"}}},
+    "rdma": {
+        "gang": {"tensorParallelSize": 16, "multiHost": True},
+        "network": {"nccl": {"IB_HCA": "mlx5", "DEBUG": "INFO"}, "rdma": {"resource": "rdma/hca_shared_devices_a"}},
+    },
+    "host-network": {"worker": {"hostNetwork": True}, "network": {"interface": "ens5"}},
+    "extras": {
+        part: {
+            "labels": {"team": "serving"},
+            "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+            ],
+        }
+        for part in ("head", "worker", "driver")
+    },
+    "grpc-route": {
+        "gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["gemray.example"]},
+    },
+    "ingress": {"ingress": {"enabled": True, "host": "gemray.example", "tlsSecret": "edge"}},
+    "ingress-to-tls": {
+        "ingress": {"enabled": True, "host": "gemray.example", "annotations": {"a": "b"}},
+        "tls": {"secretName": "server-tls", "serverName": "gemray.example"},
+    },
+    "hpa": {"autoscaling": {"enabled": True, "minReplicas": 2}},
+    "keda": {"autoscaling": {"enabled": True, "kind": "keda", "prometheusAddress": "http://prometheus:9090"}},
+    "triton-cache-claim": {"tritonCache": {"type": "pvc", "pvc": {"claimName": "kernels"}}},
+    "triton-cache-node": {"tritonCache": {"type": "hostPath", "hostPath": {"path": "/var/cache/gemray"}}},
+    "no-triton-cache": {"tritonCache": {"type": "none"}},
+    "quantities": {
+        "server": {"kvMemory": "40Gi"},
+        "ray": {"objectStoreMemory": "0.5Gi"},
+        "shm": {"worker": 8589934592},
+        "driver": {"resources": {"requests": {"cpu": 0.5, "memory": "2Gi"}, "limits": {"cpu": 2, "memory": "2Gi"}}},
+    },
+    "digest": {"image": {"repository": "registry.example/gemray", "digest": f"sha256:{'0' * 64}"}},
+    "cpu-by-itself": {"gang": {"device": "cpu"}},
 }
 
 REFUSALS: dict[str, tuple[Values, str]] = {
@@ -82,7 +148,7 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "half-a-gpu-per-pod": ({"gang": {"maxGpusPerPod": 1.5}}, "maxGpusPerPod"),
     "no-gpu": ({"gang": {"tensorParallelSize": 0}}, "tensorParallelSize"),
     "three-ranks": ({"gang": {"tensorParallelSize": 3}}, "tensorParallelSize"),
-    "tp-larger-than-a-pod": ({"gang": {"tensorParallelSize": 16}}, "tensorParallelSize"),
+    "tp-larger-than-a-pod": ({"gang": {"tensorParallelSize": 16}}, "set gang.multiHost"),
     "tp-larger-than-a-small-pod": ({"gang": {"tensorParallelSize": 4, "maxGpusPerPod": 2}}, "tensorParallelSize"),
     "unknown-key": ({"tensorParallelSize": 2}, "tensorParallelSize"),
     "unknown-nested-key": ({"gang": {"gpus": 2}}, "gpus"),
@@ -90,11 +156,11 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "text-for-a-number": ({"server": {"port": "grpc"}}, "port"),
     "no-such-port": ({"server": {"port": 70000}}, "port"),
     "unknown-dtype": ({"server": {"dtype": "float16"}}, "dtype"),
-    "kv-memory-of-no-unit": ({"server": {"kvMemory": "40"}}, "kvMemory"),
+    "kv-memory-of-no-unit": ({"server": {"kvMemory": "40"}}, "has no unit: write it as 40Gi"),
     "unknown-volume": ({"model": {"volume": {"type": "nfs"}}}, "type"),
-    "pvc-without-a-name": ({"model": {"volume": {"pvc": {"claimName": ""}}}}, "claimName"),
-    "host-path-without-a-path": ({"model": {"volume": {"type": "hostPath"}}}, "path"),
-    "download-of-nothing": ({"model": {"volume": {"type": "download"}}}, "repository"),
+    "pvc-without-a-name": ({"model": {"volume": {"pvc": {"claimName": ""}}}}, "claimName must name"),
+    "host-path-without-a-path": ({"model": {"volume": {"type": "hostPath"}}}, "must be an absolute path"),
+    "download-of-nothing": ({"model": {"volume": {"type": "download"}}}, "must say OWNER/NAME"),
     "relative-model-path": ({"model": {"path": "models/target"}}, "path"),
     "model-outside-the-volume": ({"model": {"path": "/elsewhere/target"}}, "model.path"),
     "drafter-outside-the-volume": ({"drafter": {"path": "/elsewhere/drafter"}}, "drafter.path"),
@@ -116,8 +182,29 @@ REFUSALS: dict[str, tuple[Values, str]] = {
         "model.path",
     ),
     "client-certificates-without-tls": ({"tls": {"clientAuth": True}}, "tls.clientAuth"),
-    "tls-without-a-name": ({"tls": {"secretName": "server-tls"}}, "serverName"),
-    "shm-without-a-unit": ({"shm": {"worker": "a lot"}}, "worker"),
+    "tls-without-a-name": ({"tls": {"secretName": "server-tls"}}, "serverName must be a DNS name"),
+    "shm-without-a-unit": ({"shm": {"worker": "a lot"}}, 'shm.worker "a lot" is not an amount of bytes'),
     "a-ray-without-token-auth": ({"ray": {"version": "2.40.0"}}, "version"),
     "no-probe": ({"probes": {"startup": None}}, "startup"),
+    "digest-of-nothing": ({"image": {"digest": "1.2.3"}}, "digest"),
+    "bfloat16-on-cpus": ({"gang": {"device": "cpu"}, "server": {"dtype": "bfloat16"}}, "use auto, float32"),
+    "object-store-too-small": ({"ray": {"objectStoreMemory": "10Mi"}}, "less than the 75Mi"),
+    "object-store-in-words": ({"ray": {"objectStoreMemory": "a lot"}}, "is not an amount of bytes"),
+    "budget-in-percent": ({"podDisruptionBudget": {"maxUnavailable": "50%"}}, "maxUnavailable"),
+    "redis-from-nowhere": ({"ray": {"gcsFaultTolerance": {"enabled": True}}}, "redisAddress must be HOST:PORT"),
+    "route-without-a-gateway": ({"gateway": {"enabled": True}}, "gateway.parentRefs must name"),
+    "ingress-without-a-host": ({"ingress": {"enabled": True}}, "ingress.host must be"),
+    "fewer-at-most-than-at-least": ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "more than autoscaling.max"),
+    "half-a-gang-at-a-time": (
+        {"autoscaling": {"enabled": True}, "gang": {"tensorParallelSize": 16, "multiHost": True}},
+        "gangs of one pod",
+    ),
+    "keda-without-prometheus": ({"autoscaling": {"enabled": True, "kind": "keda"}}, "prometheusAddress must be"),
+    "a-metric-that-is-none": ({"autoscaling": {"metric": "gemray_load"}}, "metric"),
+    "nccl-with-its-prefix": ({"network": {"nccl": {"NCCL_DEBUG": "INFO"}}}, "without its prefix NCCL_"),
+    "triton-cache-nowhere": ({"tritonCache": {"type": "pvc"}}, "tritonCache.pvc.claimName must name"),
+    "download-kept-on-no-node": (
+        {"model": {"volume": {"type": "download", "download": {"repository": "a/b", "keep": "node"}}}},
+        "hostPath.path",
+    ),
 }

@@ -1,0 +1,253 @@
+"""What single values of the chart do to the manifests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.deployment.chart_values import DEPLOYMENTS
+from support.deployment.helm_chart import Manifest, pick, render
+
+
+def _worker(manifests: list[Manifest]) -> dict[str, Any]:
+    return dict(pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"][0]["template"]["spec"])
+
+
+def _head(manifests: list[Manifest]) -> dict[str, Any]:
+    return dict(pick(manifests, "RayCluster")["spec"]["headGroupSpec"]["template"]["spec"])
+
+
+def _driver(manifests: list[Manifest]) -> dict[str, Any]:
+    return dict(pick(manifests, "Deployment")["spec"]["template"]["spec"])
+
+
+def _env(pod: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "driver", "worker"),
+    [
+        ({}, 0, 0),
+        ({"gang": {"replicas": 3}}, 2, 2),
+        ({"gang": {"replicas": 2, "tensorParallelSize": 16, "multiHost": True}}, 1, 3),
+        ({"gang": {"replicas": 3}, "podDisruptionBudget": {"maxUnavailable": 0}}, 3, 3),
+        (DEPLOYMENTS["dedicated-drafter-apart"], 1, 3),
+        (DEPLOYMENTS["hpa"], 1, 1),
+    ],
+)
+def test_budgets_let_a_node_drain(values: dict[str, Any], driver: int, worker: int) -> None:
+    """Integers: for pods whose owner has no scale, the eviction API knows nothing else and refuses every eviction."""
+    manifests = render(values)
+    for kind, count in (("driver", driver), ("worker", worker)):
+        spec = pick(manifests, "PodDisruptionBudget", f"-{kind}")["spec"]
+        assert spec["minAvailable"] == count
+        assert "maxUnavailable" not in spec
+
+
+def test_a_digest_stands_for_the_tag() -> None:
+    (container,) = _driver(render(DEPLOYMENTS["digest"]))["containers"]
+    assert container["image"] == f"registry.example/gemray@sha256:{'0' * 64}"
+
+
+def test_gcs_fault_tolerance_is_the_clusters_and_the_drivers_wait_for_the_head() -> None:
+    manifests = render(DEPLOYMENTS["gcs-fault-tolerance"])
+    assert pick(manifests, "RayCluster")["spec"]["gcsFaultToleranceOptions"] == {
+        "backend": "redis",
+        "redisAddress": "redis.databases.svc:6379",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}},
+    }
+    for pod in (_head(manifests), _worker(manifests), _driver(manifests)):
+        assert _env(pod)["RAY_gcs_rpc_server_reconnect_timeout_s"] == "600"
+
+
+def test_an_existing_cluster_is_joined_and_none_is_made() -> None:
+    manifests = render(DEPLOYMENTS["existing-cluster"])
+    assert "RayCluster" not in {m["kind"] for m in manifests}
+    assert _env(_driver(manifests))["RAY_HEAD"] == "shared-head-svc.serving.svc:6379"
+    budgets = [m["metadata"]["name"] for m in manifests if m["kind"] == "PodDisruptionBudget"]
+    assert budgets == ["demo-gemray-driver"]
+
+
+def test_rdma_gives_workers_the_device_and_the_right_to_pin_memory() -> None:
+    manifests = render(DEPLOYMENTS["rdma"])
+    (container,) = _worker(manifests)["containers"]
+    assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
+    assert container["resources"]["requests"]["rdma/hca_shared_devices_a"] == 1
+    assert container["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"], "drop": ["ALL"]}
+    assert _env(_worker(manifests))["NCCL_IB_HCA"] == _env(_driver(manifests))["NCCL_IB_HCA"] == "mlx5"
+    assert "add" not in _driver(manifests)["containers"][0]["securityContext"]["capabilities"]
+
+
+def test_the_hosts_network_keeps_the_clusters_names() -> None:
+    worker = _worker(render(DEPLOYMENTS["host-network"]))
+    assert (worker["hostNetwork"], worker["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+
+
+@pytest.mark.parametrize("pod", [_head, _worker, _driver])
+def test_extras_reach_every_kind_of_pod(pod: Any) -> None:
+    spec = pod(render(DEPLOYMENTS["extras"]))
+    assert {"name": "scratch", "emptyDir": {}} in spec["volumes"]
+    assert {"name": "scratch", "mountPath": "/scratch"} in spec["containers"][0]["volumeMounts"]
+    assert spec["topologySpreadConstraints"][0]["maxSkew"] == 1
+
+
+def test_labels_reach_every_pod() -> None:
+    manifests = render(DEPLOYMENTS["extras"])
+    cluster = pick(manifests, "RayCluster")["spec"]
+    templates = [
+        pick(manifests, "Deployment")["spec"]["template"],
+        cluster["headGroupSpec"]["template"],
+        cluster["workerGroupSpecs"][0]["template"],
+    ]
+    assert {template["metadata"]["labels"]["team"] for template in templates} == {"serving"}
+
+
+@pytest.mark.parametrize(("name", "protocol"), [("default", "kubernetes.io/h2c"), ("tls", "https")])
+def test_gateways_are_told_what_the_port_speaks(name: str, protocol: str) -> None:
+    ports = {port["name"]: port for port in pick(render(DEPLOYMENTS[name]), "Service")["spec"]["ports"]}
+    assert ports["grpc"]["appProtocol"] == protocol
+
+
+def test_a_route_leads_to_the_service() -> None:
+    manifests = render(DEPLOYMENTS["grpc-route"])
+    route = pick(manifests, "GRPCRoute")
+    assert route["apiVersion"] == "gateway.networking.k8s.io/v1"
+    assert route["spec"] == {
+        "parentRefs": [{"name": "public"}],
+        "hostnames": ["gemray.example"],
+        "rules": [{"backendRefs": [{"name": pick(manifests, "Service")["metadata"]["name"], "port": 50051}]}],
+    }
+
+
+@pytest.mark.parametrize(("name", "protocol"), [("ingress", "GRPC"), ("ingress-to-tls", "GRPCS")])
+def test_an_ingress_speaks_grpc_to_the_service(name: str, protocol: str) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    ingress = pick(manifests, "Ingress")
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/backend-protocol"] == protocol
+    (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["name"] == pick(manifests, "Service")["metadata"]["name"]
+
+
+def test_drivers_follow_the_load_and_workers_follow_the_drivers() -> None:
+    manifests = render(DEPLOYMENTS["hpa"])
+    scaler, deployment = pick(manifests, "HorizontalPodAutoscaler")["spec"], pick(manifests, "Deployment")
+    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"], "an upgrade would set the autoscaler's number back"
+    cluster = pick(manifests, "RayCluster")["spec"]
+    assert cluster["enableInTreeAutoscaling"]
+    group = cluster["workerGroupSpecs"][0]
+    assert (group["minReplicas"], group["maxReplicas"]) == (2, 4) == (scaler["minReplicas"], scaler["maxReplicas"])
+    assert _head(manifests)["automountServiceAccountToken"], "the autoscaler talks to Kubernetes"
+    assert not _head(render())["automountServiceAccountToken"]
+
+
+def test_keda_asks_prometheus() -> None:
+    scaled = pick(render(DEPLOYMENTS["keda"]), "ScaledObject")["spec"]
+    (trigger,) = scaled["triggers"]
+    assert trigger["type"] == "prometheus"
+    assert trigger["metadata"]["serverAddress"] == "http://prometheus:9090"
+    assert trigger["metadata"]["query"].startswith("sum(gemray_requests_in_flight{")
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "volume"),
+    [
+        ("default", {"emptyDir": {"sizeLimit": "2Gi"}}),
+        ("triton-cache-claim", {"persistentVolumeClaim": {"claimName": "kernels"}}),
+        ("triton-cache-node", {"hostPath": {"path": "/var/cache/gemray", "type": "Directory"}}),
+        ("no-triton-cache", None),
+    ],
+)
+def test_compiled_kernels_are_kept(name: str, volume: dict[str, Any] | None) -> None:
+    worker = _worker(render(DEPLOYMENTS[name]))
+    found = [v for v in worker["volumes"] if v["name"] == "triton-cache"]
+    assert found == ([] if volume is None else [{"name": "triton-cache", **volume}])
+    mounts = {m["name"]: m["mountPath"] for m in worker["containers"][0]["volumeMounts"]}
+    assert mounts.get("triton-cache") == _env(worker).get("TRITON_CACHE_DIR")
+
+
+def test_quantities_are_read_as_people_write_them() -> None:
+    manifests = render(DEPLOYMENTS["quantities"])
+    cluster = pick(manifests, "RayCluster")["spec"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["object-store-memory"] == str(512 << 20)
+    assert "--kv-memory=40Gi" in _driver(manifests)["containers"][0]["args"]
+    assert _env(_driver(render()))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
+    in_bytes = render({"ray": {"objectStoreMemory": 268435456}})
+    assert _env(_driver(in_bytes))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
+
+
+def test_cpus_get_a_dtype_that_fits() -> None:
+    assert "--dtype=auto" in _driver(render(DEPLOYMENTS["cpu-by-itself"]))["containers"][0]["args"]
+
+
+@pytest.mark.parametrize(
+    ("name", "volume"),
+    [
+        ("download-once-per-node", {"hostPath": {"path": "/data/models", "type": "Directory"}}),
+        ("download-into-a-claim", {"persistentVolumeClaim": {"claimName": "models"}}),
+    ],
+)
+def test_a_kept_download_may_write_where_it_is_kept(name: str, volume: dict[str, Any]) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    for pod in (_worker(manifests), _driver(manifests)):
+        assert {"name": "model", **volume} in pod["volumes"]
+        for init in pod["initContainers"]:
+            assert not next(m for m in init["volumeMounts"] if m["name"] == "model").get("readOnly")
+        assert next(m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "model")["readOnly"]
+
+
+def test_a_kept_download_happens_once(tmp_path: Path) -> None:
+    """The init containers' command for real, with an `hf` that counts; four pods of one node start together."""
+    values = {
+        **DEPLOYMENTS["download-once-per-node"],
+        "model": {
+            "path": f"{tmp_path}/models/target",
+            "volume": {**DEPLOYMENTS["download-once-per-node"]["model"]["volume"], "mountPath": f"{tmp_path}/models"},
+        },
+    }
+    calls = tmp_path / "calls"
+    (tmp_path / "hf").write_text(f'#!/bin/bash\necho "$@" >> {calls}\nexit "${{HF_EXIT:-0}}"\n')
+    (tmp_path / "hf").chmod(0o755)
+    manifests = render(values)
+
+    def start(pod: dict[str, Any], **environment: str) -> subprocess.Popen[bytes]:
+        (init,) = pod["initContainers"]
+        filled = {entry["name"]: entry["value"] for entry in init["env"] if "value" in entry}
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        return subprocess.Popen(init["command"], env={**filled, "PATH": path, **environment})
+
+    failed = start(_worker(manifests), HF_EXIT="3")
+    assert failed.wait() == 3
+    assert len(calls.read_text().splitlines()) == 1, "and it leaves no mark: the next start tries again"
+    together = [start(_worker(manifests)) for _ in range(4)]
+    assert [process.wait() for process in together] == [0] * 4
+    assert len(calls.read_text().splitlines()) == 2
+    # A driver wants less, which has a mark of its own.
+    assert start(_driver(manifests)).wait() == 0
+    assert calls.read_text().splitlines()[-1].endswith("--exclude *.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("connections", "waits"),
+    [
+        ([], False),
+        (["0100A8C0:18EB 0100A8C0:D431 01"], False),  # the head's own raylet
+        (["0100A8C0:18EB 0200A8C0:D431 06"], False),  # gone, in TIME_WAIT
+        (["0100A8C0:1F90 0200A8C0:D431 01"], False),  # another port
+        (["0100A8C0:18EB 0100A8C0:D431 01", "0100A8C0:18EB 0200A8C0:D431 01"], True),  # a driver's raylet
+    ],
+)
+def test_a_head_waits_for_those_who_are_connected(connections: list[str], waits: bool, tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    header = "  sl  local_address rem_address   st tx_queue rx_queue"
+    table.write_text("\n".join([header, *(f"   {n}: {line} 0" for n, line in enumerate(connections))]) + "\n")
+    (container,) = _head(render())["containers"]
+    hook = container["lifecycle"]["preStop"]["exec"]["command"][2]
+    condition = hook.removeprefix("while ").partition("; do ")[0].replace("/proc/net/tcp /proc/net/tcp6", str(table))
+    assert (subprocess.run(["bash", "-c", condition], check=False).returncode == 0) is waits
