@@ -7,10 +7,11 @@ import asyncio
 import grpc
 import pytest
 
+from gemray.channel_options import NO_PROXY, client_options, is_every_interface
+from gemray.client.connection import connected
+from gemray.client.server_address import ServerAddress
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.check import health_probe
-from gemray_cluster.client.client import ServerAddress, connected
-from gemray_cluster.server.channel_options import NO_PROXY, client_options, is_every_interface
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang
 from support.cluster.serving import serving

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from gemray.client.connection import connected
+from gemray.client.server_address import ServerAddress
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.bench.report import OnlineRow, Spread
-from gemray_cluster.client.client import ServerAddress, connected
 
 WARM_UP_TOKENS = 16
 

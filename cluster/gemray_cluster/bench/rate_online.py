@@ -9,11 +9,12 @@ from typing import Any
 
 import grpc
 
+from gemray.client.connection import connected
+from gemray.client.server_address import ServerAddress
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.bench.answers import Answer, rate_row
 from gemray_cluster.bench.load import Arrival, Load
 from gemray_cluster.bench.report import RateRow
-from gemray_cluster.client.client import ServerAddress, connected
 
 
 class ServerLoad:

@@ -35,7 +35,7 @@ from gemray_cluster.bench.tables import (
 )
 
 if TYPE_CHECKING:
-    from gemray_cluster.client.client import ServerAddress
+    from gemray.client.server_address import ServerAddress
 
 
 def run_offline(

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gemray_cluster.server.channel_options import NO_PROXY
+from gemray.channel_options import NO_PROXY
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemray_cluster.cli import options
+from gemray.cli import options
 from gemray_workers.errors import InvalidField
 
 
@@ -80,6 +80,8 @@ def bench(
     ] = None,
     address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Measure a running server instead.")] = None,
     auth_token_file: options.TokenFile = None,
+    plaintext_token: options.PlaintextToken = False,
+    tls: options.Tls = False,
     tls_ca_file: options.TlsCa = None,
     tls_cert_file: options.TlsCert = None,
     tls_key_file: options.TlsKey = None,
@@ -122,9 +124,11 @@ def bench(
         raise typer.Exit(1 if report.failures else 0)
     if beyond := flags.keys() - {"batch", "prompt_len", "steps"}:
         raise InvalidField("address", address, f"unset with --{', --'.join(sorted(beyond)).replace('_', '-')}")
-    from gemray_cluster.client.client import ServerAddress
+    from gemray.client.server_address import ServerAddress
 
-    server = ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)
+    server = ServerAddress(
+        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
+    )
     if suite is not None:
         if flags:
             raise InvalidField("suite", suite, "unset with --batch, --prompt-len and --steps, or they with it")

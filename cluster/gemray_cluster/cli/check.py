@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gemray_cluster.cli.exit_codes import FAILED
+from gemray.cli.exit_codes import FAILED
 from gemray_cluster.cli.options import load_settings, with_settings
 from gemray_cluster.cli.ray_environment import prepare_ray_environment
 

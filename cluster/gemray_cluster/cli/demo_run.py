@@ -11,13 +11,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gemray.channel_options import client_options
+from gemray.cli.statistics import Stopwatch
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.cli.progress import start_progress
-from gemray_cluster.cli.statistics import Stopwatch
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime.session import RaySession
-from gemray_cluster.server.channel_options import client_options
 from gemray_cluster.serving.app import Serving, serving
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.embedded import embedded_path

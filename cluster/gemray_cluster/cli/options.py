@@ -13,32 +13,6 @@ import typer
 from gemray_cluster.settings.settings import CONFIG, ServeSettings, settings_of, unknown_variables
 from gemray_cluster.settings.types import SWITCH
 
-INT32_MAX = 2**31 - 1
-"""The protocol's integers; larger ones would not fit a message."""
-
-Server = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="The gemray server.")]
-TokenFile = Annotated[str | None, typer.Option(metavar="PATH", help="File with the bearer token.")]
-TlsCa = Annotated[str | None, typer.Option(metavar="PATH", help="Authority of the server's certificate, PEM.")]
-TlsCert = Annotated[str | None, typer.Option(metavar="PATH", help="The client's certificate, PEM (mTLS).")]
-TlsKey = Annotated[str | None, typer.Option(metavar="PATH", help="Its key, PEM.")]
-
-MaxTokens = Annotated[
-    int | None, typer.Option(metavar="INTEGER", min=1, max=INT32_MAX, help="Most tokens to generate.")
-]
-Temperature = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option(metavar="INTEGER", min=0, max=INT32_MAX, help="0 keeps all.")]
-TopP = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 < P <= 1.")]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        metavar="INTEGER", min=0, max=2**64 - 1, help="Equal seeds give equal answers, in bfloat16 up to near ties."
-    ),
-]
-Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
-Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]
-
-DEFAULT_SERVER = "127.0.0.1:50051"
-
 
 def with_settings(command: Callable[[dict[str, str | None]], None]) -> Callable[..., None]:
     """Give a command one flag a setting of `ServeSettings`, and hand it the texts as typed."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gemray_cluster.cli.account import tell
+from gemray.cli.account import tell
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 
 _STAGES = {

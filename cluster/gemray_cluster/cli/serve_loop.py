@@ -8,7 +8,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 
-from gemray_cluster.cli.account import tell
+from gemray.cli.account import tell
 from gemray_cluster.cli.progress import start_progress
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.launcher import StartProgress

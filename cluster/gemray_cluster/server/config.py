@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemray_cluster.server.channel_options import DEFAULT_MAX_MESSAGE_BYTES
+from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES
 from gemray_workers.errors import InvalidField
 from gemray_workers.ranges import AT_LEAST_ONE, DURATION, Range, check_ranges, ranged
 

@@ -1,47 +1,23 @@
-"""TLS files, read and understood before gRPC gets them: it says nothing of why it cannot use one."""
+"""TLS files of the server, read as a client reads its own; what is wrong with them is a wrong setting."""
 
 from __future__ import annotations
 
-import ssl
-from pathlib import Path
-
+from gemray.client import tls
+from gemray.client.errors import InvalidOption
 from gemray_workers.errors import InvalidField
 
 
 def read_key_pair(key_path: str, certificate_path: str) -> tuple[bytes, bytes]:
     """A private key and the chain of its certificate; raises InvalidField for files that are none, or no pair."""
-    key = _read_pem("tls_key_file", key_path)
-    certificate = read_authority("tls_cert_file", certificate_path)
     try:
-        # Keys with a pass phrase ask for it, on the terminal unless there is an answer.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate_path, key_path, password=lambda: "")
-    except (ssl.SSLError, OSError, ValueError) as error:
-        allowed = f"the private key, PEM and without a pass phrase, of the certificate in {certificate_path}"
-        raise InvalidField("tls_key_file", key_path, f"{allowed} ({_reason(error)})") from error
-    return key, certificate
+        return tls.read_key_pair(key_path, certificate_path)
+    except InvalidOption as error:
+        raise InvalidField(error.field, error.value, error.allowed) from error
 
 
 def read_authority(field: str, path: str) -> bytes:
     """One certificate or several; raises InvalidField, naming `field`."""
-    content = _read_pem(field, path)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
-        raise InvalidField(field, path, f"a PEM file of certificates ({_reason(error)})") from error
-    return content
-
-
-def _read_pem(field: str, path: str) -> bytes:
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidField(field, path, f"a readable PEM file ({error.strerror})") from error
-    if b"-----BEGIN" not in content:
-        raise InvalidField(field, path, "a PEM file")
-    return content
-
-
-def _reason(error: Exception) -> str:
-    """OpenSSL's words, e.g. KEY_VALUES_MISMATCH."""
-    reason = error.reason if isinstance(error, ssl.SSLError) else None
-    return (reason or str(error)).replace("_", " ").lower()
+        return tls.read_authority(field, path)
+    except InvalidOption as error:
+        raise InvalidField(error.field, error.value, error.allowed) from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from gemray.channel_options import is_every_interface, is_this_machine
 from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.open_files import raise_open_files
@@ -24,7 +25,6 @@ from gemray_cluster.observability.request_trace import TraceInterceptor
 from gemray_cluster.ray_runtime.device import asked_device, choose_device
 from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
-from gemray_cluster.server.channel_options import is_every_interface, is_this_machine
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import RequestsCut
 from gemray_cluster.server.requests import RequestReader

@@ -14,28 +14,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from gemray.client.errors import RequestFailed
 from gemray_cluster.cli.exit_codes import exit_code_of
-from gemray_cluster.client.errors import RequestFailed
 from gemray_cluster.settings.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from gemray_workers.messages import Choice, SpeculationCounters
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.cluster.command import GEMRAY, gemray, run
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, serving
-
-GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
-
-
-def gemray(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*GEMRAY, *arguments], capture_output=True, text=True, timeout=60, check=False)
-
-
-async def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*GEMRAY, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
-    return process.returncode or 0, out.decode(), err.decode()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from gemray.client.errors import InvalidOption
+from gemray.client.server_address import ServerAddress
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.client.client import ServerAddress
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
@@ -193,7 +194,7 @@ async def test_tls_files_that_do_not_fit_are_named(
     with pytest.raises(InvalidField, match=words):
         await server.start()
     client = ServerAddress("localhost:1", tls_ca_file=path["ca"], tls_key_file=path["key"], tls_cert_file=path["cert"])
-    with pytest.raises(InvalidField, match=words.replace("client_ca", "ca")):
+    with pytest.raises(InvalidOption, match=words.replace("client_ca", "ca")):
         client.credentials()
 
 

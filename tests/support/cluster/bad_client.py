@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
+from gemray.channel_options import client_options
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.server.channel_options import client_options
 
 TESTS = Path(__file__).resolve().parents[2]
 

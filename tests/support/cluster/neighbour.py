@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from gemray.channel_options import client_options
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.server.channel_options import client_options
 
 FOUR_TOKENS = pb.SamplingParameters(max_tokens=4)
 LONGEST_WAIT_S = 2.0

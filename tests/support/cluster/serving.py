@@ -11,10 +11,10 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from gemray.channel_options import client_options
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import GangClient
-from gemray_cluster.server.channel_options import client_options
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer

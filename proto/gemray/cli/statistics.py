@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gemray.v1 import generation_pb2 as pb
+
+
+def logprob_lines(logprobs: Iterable[pb.TokenLogprob]) -> Iterator[str]:
+    """A line a token: its id and log-probability, then those of the top tokens."""
+    for entry in logprobs:
+        top = " ".join(f"{other.token_id}:{other.logprob:.4f}" for other in entry.top)
+        yield f"{entry.token_id}\t{entry.logprob:.4f}\t{top}".rstrip()
 
 
 @dataclass

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from gemray_cluster.cli import options
+import typer
+
+from gemray.cli import options
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from gemray.v1 import generation_pb2 as pb
 
+TIMEOUT_S = 10
+
 
 def info(
     *,
     address: options.Server = options.DEFAULT_SERVER,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: model and stats, as the protocol has them.")
+    ] = False,
+    patience: options.Patience = None,
     auth_token_file: options.TokenFile = None,
+    plaintext_token: options.PlaintextToken = False,
+    tls: options.Tls = False,
     tls_ca_file: options.TlsCa = None,
     tls_cert_file: options.TlsCert = None,
     tls_key_file: options.TlsKey = None,
@@ -23,15 +33,31 @@ def info(
     """Show what a server serves and how."""
     from rich.console import Console
 
-    from gemray.v1 import generation_pb2 as pb
-    from gemray_cluster.client.client import ServerAddress, connected
+    from gemray.client import Client, ServerAddress
 
-    with connected(ServerAddress(address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file)) as stub:
-        model = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10)
-        stats = stub.GetServerStats(pb.GetServerStatsRequest(), timeout=10)
+    server = ServerAddress(
+        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
+    )
+    with Client(server, retry=options.retry_of(patience)) as client:
+        timeout_s = TIMEOUT_S + (patience or 0)
+        model = client.model_info(timeout_s=timeout_s)
+        stats = client.server_stats(timeout_s=timeout_s)
+    if json:
+        _print_json(model, stats)
+        return
     console = Console()
     for table in (_model(model), _choices(model), _shards(model), _memory(model, stats), _load(model, stats)):
         console.print(table)
+
+
+def _print_json(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> None:
+    from json import dumps
+
+    from google.protobuf.json_format import MessageToDict
+
+    parts = {"model": model, "stats": stats}
+    told = {name: MessageToDict(part, preserving_proto_field_name=True) for name, part in parts.items()}
+    print(dumps(told, indent=2, ensure_ascii=False))
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -1,1 +1,0 @@
-"""A gRPC client for the command line."""

@@ -1,0 +1,89 @@
+"""gemray chat: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from gemray.cli import options
+
+if TYPE_CHECKING:
+    from gemray.client import Client
+    from gemray.v1 import generation_pb2 as pb
+
+EXITS = ("/exit", "/quit")
+
+
+def chat(
+    *,
+    address: options.Server = options.DEFAULT_SERVER,
+    system: options.System = None,
+    thinking: options.Thinking = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
+    patience: options.Patience = None,
+    auth_token_file: options.TokenFile = None,
+    plaintext_token: options.PlaintextToken = False,
+    tls: options.Tls = False,
+    tls_ca_file: options.TlsCa = None,
+    tls_cert_file: options.TlsCert = None,
+    tls_key_file: options.TlsKey = None,
+) -> None:
+    """Talk to a server. /help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
+    from gemray.cli.conversation import Conversation
+    from gemray.cli.lines import said_lines
+    from gemray.client import Client, ClientError, ServerAddress
+    from gemray.v1 import generation_pb2 as pb
+
+    sampling = pb.SamplingParameters(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    server = ServerAddress(
+        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
+    )
+    conversation = Conversation(system)
+    with Client(server, retry=options.retry_of(patience)) as client:
+        for said in said_lines():
+            if not said.strip():
+                continue
+            if said.strip() in EXITS:
+                return
+            if said.startswith("/"):
+                print(conversation.command(said), file=sys.stderr)
+                continue
+            turn = pb.Chat(messages=conversation.request_messages(said))
+            if thinking is not None:
+                turn.enable_thinking = thinking
+            try:
+                answer = _answer(client, pb.GenerateStreamRequest(chat=turn, sampling=sampling))
+            except ClientError as error:
+                print(f"\nerror: {error}", file=sys.stderr)
+                continue
+            conversation.answered(said, answer)
+
+
+def _answer(client: Client, request: pb.GenerateStreamRequest) -> str:
+    """Print an answer as it comes; its text without thoughts. An interrupt ends it where it is."""
+    from gemray.cli.pieces import Page, pieces_of
+    from gemray.cli.statistics import Stopwatch
+
+    page, stopwatch, kept = Page.of_stdout(), Stopwatch(), ""
+    try:
+        with client.stream(request) as answer:
+            for message in answer:
+                if message.HasField("final"):
+                    page.end()
+                    print(f"[{stopwatch.report(message.final)}]", file=sys.stderr)
+                    continue
+                stopwatch.token_came()
+                for text, is_thought in pieces_of(message.delta):
+                    page.write(text, is_thought=is_thought)
+                    if not is_thought:  # a thought is shown, and not kept for the next question
+                        kept += text
+    except KeyboardInterrupt:
+        page.end()
+        print("[interrupted]", file=sys.stderr)
+    return kept

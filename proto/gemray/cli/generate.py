@@ -1,0 +1,145 @@
+"""gemray generate: one request, text to stdout, statistics to stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemray.cli import options
+
+if TYPE_CHECKING:
+    from gemray.client import Client
+    from gemray.v1 import generation_pb2 as pb
+
+STDIN = "-"
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to ask; - or none reads it from stdin.", show_default=False)
+    ] = None,
+    *,
+    address: options.Server = options.DEFAULT_SERVER,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Text to put behind the prompt, - for stdin; may be repeated."),
+    ] = None,
+    system: options.System = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the answer as the protocol's JSON; with --stream a line for each message."),
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it stands, without chat template.")] = False,
+    thinking: options.Thinking = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="INTEGER", min=0, max=20, help="Also print each token's log-probability and of so many top tokens."
+        ),
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Most time for the whole answer.")] = None,
+    patience: options.Patience = None,
+    auth_token_file: options.TokenFile = None,
+    plaintext_token: options.PlaintextToken = False,
+    tls: options.Tls = False,
+    tls_ca_file: options.TlsCa = None,
+    tls_cert_file: options.TlsCert = None,
+    tls_key_file: options.TlsKey = None,
+) -> None:
+    """Send one request to a server."""
+    from gemray.client import Client, InvalidOption, ServerAddress
+    from gemray.v1 import generation_pb2 as pb
+
+    if raw and (system is not None or thinking is not None):
+        raise InvalidOption("raw", True, "unset with --system and --thinking, which are parts of a chat")
+    text = _prompt(prompt, file or [])
+    sampling = pb.SamplingParameters(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop or [],
+        logprobs=logprobs,
+    )
+    request = pb.GenerateStreamRequest(sampling=sampling)
+    if raw:
+        request.text = text
+    else:
+        turns = [("system", system)] if system is not None else []
+        turns.append(("user", text))
+        request.chat.messages.extend(pb.ChatMessage(role=role, content=content) for role, content in turns)
+        if thinking is not None:
+            request.chat.enable_thinking = thinking
+    server = ServerAddress(
+        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
+    )
+    with Client(server, retry=options.retry_of(patience)) as client:
+        if json:
+            _print_json(client, request, timeout, stream=stream)
+        else:
+            _print_text(client, request, timeout, stream=stream)
+
+
+def _prompt(prompt: str | None, files: list[str]) -> str:
+    """The argument and the files behind it, an empty line between them; stdin where it is named, or nothing else is."""
+    from gemray.client import InvalidOption
+
+    sources = [] if prompt is None else [sys.stdin.read() if prompt == STDIN else prompt]
+    sources += [sys.stdin.read() if path == STDIN else options.read_text("file", path) for path in files]
+    if not sources:
+        if sys.stdin.isatty():
+            raise InvalidOption("prompt", None, "a text, - for stdin, or --file")
+        sources.append(sys.stdin.read())
+    return "\n\n".join(source.rstrip("\n") for source in sources) if len(sources) > 1 else sources[0]
+
+
+def _print_text(client: Client, request: pb.GenerateStreamRequest, timeout: float | None, *, stream: bool) -> None:
+    from gemray.cli.pieces import Page, pieces_of
+    from gemray.cli.statistics import Stopwatch, logprob_lines
+
+    page, stopwatch = Page.of_stdout(), Stopwatch()
+    shows_thoughts = sys.stdout.isatty()  # what another program reads is the answer alone
+    pieces: list[tuple[str, bool]] = []
+    logprobs: list[pb.TokenLogprob] = []
+    with client.stream(request, timeout_s=timeout) as answer:
+        for message in answer:
+            if not message.HasField("delta"):
+                continue
+            stopwatch.token_came()
+            logprobs += message.delta.logprobs
+            for text, is_thought in pieces_of(message.delta):
+                if is_thought and not shows_thoughts:
+                    continue
+                pieces.append((text, is_thought))
+                if stream:
+                    page.write(text, is_thought=is_thought)
+    for text, is_thought in [] if stream else pieces:
+        page.write(text, is_thought=is_thought)
+    page.end()
+    for line in logprob_lines(logprobs):
+        print(line, file=sys.stderr)
+    print(stopwatch.report(message.final), file=sys.stderr)
+
+
+def _print_json(client: Client, request: pb.GenerateStreamRequest, timeout: float | None, *, stream: bool) -> None:
+    from google.protobuf.json_format import MessageToJson
+
+    from gemray.v1 import generation_pb2 as pb
+
+    if stream:
+        with client.stream(request, timeout_s=timeout) as answer:
+            for message in answer:
+                print(MessageToJson(message, preserving_proto_field_name=True, indent=None), flush=True)
+        return
+    whole = client.generate(pb.GenerateRequest.FromString(request.SerializeToString()), timeout_s=timeout)
+    print(MessageToJson(whole, preserving_proto_field_name=True, ensure_ascii=False))

@@ -1,0 +1,29 @@
+"""`gemray-client`: the commands that ask a running server, without what serves one."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run a command of `gemray-client`."""
+    try:
+        import typer
+    except ImportError:
+        sys.exit("error: the commands need more packages: pip install 'gemray-client[cli]'")
+
+    from gemray.cli.chat import chat
+    from gemray.cli.exit_codes import exit_code_of
+    from gemray.cli.generate import generate
+    from gemray.cli.info import info
+    from gemray.cli.run import run
+
+    app = typer.Typer(
+        name="gemray-client",
+        help="Ask a gemray server.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    for command in (generate, chat, info):
+        app.command()(command)
+    run(app, exit_code_of)

@@ -1,0 +1,68 @@
+"""Flags of the commands that ask a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gemray.client import Retry
+
+INT32_MAX = 2**31 - 1
+"""The protocol's integers; larger ones would not fit a message."""
+
+Server = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="The gemray server.")]
+TokenFile = Annotated[str | None, typer.Option(metavar="PATH", help="File with the bearer token.")]
+PlaintextToken = Annotated[
+    bool, typer.Option("--plaintext-token", help="Send the token to another machine without TLS, readable on the way.")
+]
+Tls = Annotated[bool, typer.Option("--tls", help="TLS, with the authorities that this system trusts.")]
+TlsCa = Annotated[str | None, typer.Option(metavar="PATH", help="TLS, with this authority, PEM.")]
+TlsCert = Annotated[str | None, typer.Option(metavar="PATH", help="The client's certificate, PEM (mTLS).")]
+TlsKey = Annotated[str | None, typer.Option(metavar="PATH", help="Its key, PEM.")]
+Patience = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="How long to try a server that does not serve now (default: not at all before an answer, 120 within one).",
+    ),
+]
+
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system turn.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(metavar="INTEGER", min=1, max=INT32_MAX, help="Most tokens to generate.")
+]
+Temperature = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option(metavar="INTEGER", min=0, max=INT32_MAX, help="0 keeps all.")]
+TopP = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 < P <= 1.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="INTEGER", min=0, max=2**64 - 1, help="Equal seeds give equal answers, in bfloat16 up to near ties."
+    ),
+]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
+Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]
+
+DEFAULT_SERVER = "127.0.0.1:50051"
+
+
+def retry_of(patience: float | None) -> Retry:
+    """The patience that was asked for: a command that nobody answers ends at once, an answer that broke off goes on."""
+    from gemray.client import Retry
+
+    return Retry(first_s=0) if patience is None else Retry(first_s=patience, resume_s=patience)
+
+
+def read_text(flag: str, path: str) -> str:
+    """What a file holds; raises InvalidOption, naming `flag`."""
+    from gemray.client import InvalidOption
+
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InvalidOption(flag, path, f"a readable text file ({why})") from error

@@ -1,0 +1,33 @@
+"""Clients of a gemray server, for programs: `Client`, `AsyncClient`, and what they need."""
+
+from gemray.client.aio import AsyncAnswer, AsyncClient
+from gemray.client.errors import (
+    Cancelled,
+    ClientError,
+    DeadlinePassed,
+    InvalidOption,
+    RequestFailed,
+    RequestRefused,
+    ServerBusy,
+    ServerUnreachable,
+)
+from gemray.client.retry import Retry
+from gemray.client.server_address import ServerAddress
+from gemray.client.sync import Answer, Client
+
+__all__ = [
+    "Answer",
+    "AsyncAnswer",
+    "AsyncClient",
+    "Cancelled",
+    "Client",
+    "ClientError",
+    "DeadlinePassed",
+    "InvalidOption",
+    "RequestFailed",
+    "RequestRefused",
+    "Retry",
+    "ServerAddress",
+    "ServerBusy",
+    "ServerUnreachable",
+]

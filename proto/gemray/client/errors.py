@@ -1,0 +1,99 @@
+"""Errors of a client, each told in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+STATUS_DETAILS = "grpc-status-details-bin"
+
+
+class ClientError(Exception):
+    """Base of every error that a client raises on purpose.
+
+    Attributes:
+        code: status of the call; None when no call was made.
+        field: name of the field that the server, or the client, does not take; None for other errors.
+        retry_after_s: seconds after which the server asks to be tried again; None when it does not.
+    """
+
+    code: grpc.StatusCode | None = None
+    field: str | None = None
+    retry_after_s: float | None = None
+
+
+class InvalidOption(ClientError, ValueError):
+    """An option of the client has a value that is not allowed.
+
+    Attributes:
+        field: the option's name.
+        value: the value received.
+        allowed: what would have been accepted, in words.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field: str = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field} = {value!r} is not allowed: {allowed}")
+
+
+class ServerUnreachable(ClientError):
+    """No server answers, or it does not serve now."""
+
+
+class ServerBusy(ServerUnreachable):
+    """The server holds as many requests as it may, or an answer is larger than a message may be."""
+
+
+class DeadlinePassed(ServerUnreachable):
+    """The call's time is over."""
+
+
+class RequestRefused(ClientError):
+    """The server says that the request is wrong or not allowed."""
+
+
+class RequestFailed(ClientError):
+    """The server took the request and could not finish it."""
+
+
+class Cancelled(ClientError):
+    """The call was cancelled."""
+
+
+_KINDS: Mapping[grpc.StatusCode, type[ClientError]] = {
+    grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlinePassed,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ServerBusy,
+    grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
+    grpc.StatusCode.UNAUTHENTICATED: RequestRefused,
+    grpc.StatusCode.PERMISSION_DENIED: RequestRefused,
+    grpc.StatusCode.NOT_FOUND: RequestRefused,
+    grpc.StatusCode.UNIMPLEMENTED: RequestRefused,
+    grpc.StatusCode.CANCELLED: Cancelled,
+}
+
+
+def error_of(address: str, error: Any) -> ClientError:
+    """What a failed call (grpc.RpcError or grpc.aio.AioRpcError) of the server at `address` means."""
+    code = error.code()
+    told = _KINDS.get(code, RequestFailed)(f"{address}: {code.name}: {error.details()}")
+    told.code = code
+    for detail in _details(error):
+        violations, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(violations) and violations.field_violations:
+            told.field = violations.field_violations[0].field
+        elif detail.Unpack(retry):
+            told.retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    return told
+
+
+def _details(error: Any) -> Any:
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_DETAILS:
+            return status_pb2.Status.FromString(value).details
+    return ()

@@ -1,0 +1,123 @@
+"""How long a client keeps trying, and how a call goes on behind what it has got."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import grpc
+
+from gemray.client.errors import Cancelled, ClientError, InvalidOption, ServerUnreachable
+from gemray.v1 import generation_pb2 as pb
+
+RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""A server that ends cancels the calls that it cuts; a call that the client cancels is never retried."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Patience with a server that is starting, draining, rebuilding or gone."""
+
+    first_s: float = 10.0
+    """Seconds to try for the first answer; 0 tries once."""
+    resume_s: float = 120.0
+    """Seconds to try for the rest of an answer that has begun, counted from its newest message."""
+    delay_s: float = 0.2
+    """Before the second try; it doubles with each."""
+    max_delay_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("first_s", "resume_s", "delay_s", "max_delay_s"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InvalidOption(f"retry.{name}", value, "seconds, 0 or more")
+
+
+@dataclass
+class Attempts:
+    """The tries of one call."""
+
+    retry: Retry
+    deadline_s: float | None = None
+    """Seconds that all of them may take together; None for no limit."""
+    cancelled: bool = False
+    """Whether the client itself has ended the call."""
+    has_begun: bool = False
+    _began: float = field(default_factory=time.monotonic)
+    _newest: float = field(default_factory=time.monotonic)
+    _failures: int = 0
+
+    def progress(self) -> None:
+        """Note that the server has sent something: patience begins anew."""
+        self.has_begun, self._newest, self._failures = True, time.monotonic(), 0
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the next try may take, for gRPC."""
+        return None if self.deadline_s is None else max(0.001, self._began + self.deadline_s - time.monotonic())
+
+    def delay_after(self, error: ClientError) -> float:
+        """Seconds to wait before the next try; raises the error when there is to be none."""
+        if self.cancelled or error.code not in RETRIED:
+            raise error
+        longest = min(self.retry.max_delay_s, self.retry.delay_s * 2.0**self._failures)
+        delay = max(longest * random.uniform(0.5, 1.0), error.retry_after_s or 0.0)
+        self._failures += 1
+        patience = self.retry.resume_s if self.has_begun else self.retry.first_s
+        now = time.monotonic()
+        too_late = self.deadline_s is not None and now + delay >= self._began + self.deadline_s
+        if too_late or now + delay > self._newest + patience:
+            raise _server_ended(error) if isinstance(error, Cancelled) else error
+        return delay
+
+
+class Continuation:
+    """A streamed request and what has come of it: its next try asks for the rest."""
+
+    def __init__(self, request: pb.GenerateStreamRequest) -> None:
+        """`request` stays as it is; where it has no seed, one is drawn, so that every try has the same."""
+        self._request = pb.GenerateStreamRequest()
+        self._request.CopyFrom(request)
+        if not self._request.sampling.HasField("seed"):
+            self._request.sampling.seed = secrets.randbits(64)
+        self._num_prompt_logprobs = 0
+        self._to_skip = 0
+        self.is_whole = False
+        """Whether the final message has come: what fails after it fails nothing."""
+
+    def request(self) -> pb.GenerateStreamRequest:
+        """What to send next."""
+        # A try without tokens is a whole one, so the server tells of the prompt again.
+        self._to_skip = 0 if self._request.emitted_token_ids else self._num_prompt_logprobs
+        return self._request
+
+    def take(self, message: pb.GenerateStreamResponse) -> pb.GenerateStreamResponse:
+        """Note a message, and give it less what earlier tries gave of the prompt."""
+        if message.HasField("final"):
+            self.is_whole = True
+            return message
+        self._request.emitted_token_ids.extend(message.delta.token_ids)
+        if message.delta.prompt_logprobs:
+            skipped = min(self._to_skip, len(message.delta.prompt_logprobs))
+            self._to_skip -= skipped
+            del message.delta.prompt_logprobs[:skipped]
+            self._num_prompt_logprobs += len(message.delta.prompt_logprobs)
+        return message
+
+
+def seeded(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The request, or a copy with a seed: so every try gives the same answer."""
+    if request.sampling.HasField("seed"):
+        return request
+    copy = pb.GenerateRequest()
+    copy.CopyFrom(request)
+    copy.sampling.seed = secrets.randbits(64)
+    return copy
+
+
+def _server_ended(error: ClientError) -> ClientError:
+    told = ServerUnreachable(str(error))
+    told.code = error.code
+    return told

@@ -1,0 +1,147 @@
+"""`gemray generate`, `chat` and `info` for scripts: files, JSON, commands of a chat, errors, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.command import gemray, run
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, serving
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
+    async with serving(tokenizer, FakeGang(Script([180, 213, 106], group_sizes=(2,)))) as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_puts_files_and_stdin_behind_the_prompt(
+    served: Serving, tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("Notes.\n")
+    code, out, _ = await run(
+        "generate", "Sum up.", "--file", str(tmp_path / "notes"), "--file", "-", "--system", "Be kind.",
+        "--address", served.server.address, stdin="Piped.\n",
+    )  # fmt: skip
+    assert (code, out) == (0, "Hi\n")
+    turns = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Sum up.\n\nNotes.\n\nPiped."},
+    ]
+    assert served.gang.submitted[-1].prompt_ids == tokenizer.encode_chat(turns)
+    code, _, err = await run("generate", "Hi", "--file", str(tmp_path / "none"), "--address", served.server.address)
+    assert (code, "file = " in err) == (2, True)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_without_a_prompt_reads_stdin(served: Serving, tokenizer: ChatTokenizer) -> None:
+    code, out, _ = await run("generate", "--raw", "--address", served.server.address, stdin="Hello")
+    assert (code, out) == (0, "Hi\n")
+    assert served.gang.submitted[-1].prompt_ids == tokenizer.encode("Hello")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_as_json(served: Serving) -> None:
+    arguments = ("generate", "Hi", "--json", "--logprobs", "1", "--seed", "5", "--address", served.server.address)
+    code, out, err = await run(*arguments)
+    assert (code, err) == (0, "")
+    whole = json.loads(out)
+    assert (whole["text"], whole["token_ids"], len(whole["logprobs"])) == ("Hi", [180, 213, 106], 3)
+    assert whole["completion"]["seed"] == "5"
+    code, out, _ = await run(*arguments, "--stream")
+    *deltas, last = (json.loads(line) for line in out.splitlines())
+    assert "".join(message["delta"].get("text", "") for message in deltas) == "Hi"
+    assert last["final"]["finish_reason"] == "FINISH_REASON_STOP_TOKEN"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_prints_log_probabilities(served: Serving) -> None:
+    code, out, err = await run("generate", "Hi", "--logprobs", "2", "--address", served.server.address)
+    assert (code, out) == (0, "Hi\n")
+    assert err.splitlines()[0] == "180\t-0.5180\t0:-0.0000 1:-1.0000"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_gives_other_programs_the_answer_without_thoughts(
+    served: Serving, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thought, answer = tokenizer.encode("hush")[1:], tokenizer.encode("Hello")[1:]
+    monkeypatch.setattr(served.gang, "script", Script([100, *thought, 101, *answer, 106], group_sizes=(3, 20)))
+    code, out, _ = await run("generate", "Hi", "--address", served.server.address)
+    assert (code, out) == (0, "Hello\n")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_chat_commands(served: Serving, tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    lines = [
+        "/help",
+        "One",
+        "/reset",
+        "/system Be kind.",
+        "Two\\",
+        "lines",
+        f"/save {saved}",
+        "/nothing",
+        "/exit",
+        "Three",
+    ]
+    code, out, err = await run("chat", "--address", served.server.address, stdin="\n".join(lines))
+    assert code == 0
+    assert out.count("Hi") == 2, "nothing after /exit"
+    assert "/save FILE" in err
+    assert "/nothing is no command" in err
+    turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Two\nlines"}]
+    assert served.gang.submitted[-1].prompt_ids == tokenizer.encode_chat(turns)
+    assert json.loads(saved.read_text()) == [*turns, {"role": "assistant", "content": "Hi"}]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_error_ends_a_turn_and_not_the_chat(served: Serving, tokenizer: ChatTokenizer) -> None:
+    too_long = "word " * 400
+    code, out, err = await run("chat", "--address", served.server.address, stdin=f"{too_long}\nTwo\n")
+    assert (code, out) == (0, "Hi\n")
+    assert err.count("error: ") == 1
+    assert served.gang.submitted[-1].prompt_ids == tokenizer.encode_chat([{"role": "user", "content": "Two"}])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info_as_json(served: Serving) -> None:
+    code, out, _ = await run("info", "--json", "--address", served.server.address)
+    told = json.loads(out)
+    assert (code, told["model"]["vocab_size"], told["stats"]["state"]) == (0, 2048, "SERVER_STATE_SERVING")
+
+
+def test_a_token_is_not_sent_in_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    result = gemray("info", "--address", "192.0.2.1:1", "--auth-token-file", str(tmp_path / "token"))
+    assert result.returncode == 2
+    assert "auth_token_file = " in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_misspelt_flag_is_told() -> None:
+    result = gemray("serve", "--kv-memroy", "2GiB")
+    assert result.returncode == 2
+    assert "--kv-memory" in result.stderr
+
+
+def test_shell_completion_lists_commands_and_flags() -> None:
+    """The variables that the script of --install-completion sets when a user presses tab."""
+    words = "gemray generate --js"
+    environment = {**os.environ, "_GEMRAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
+    script = "import sys; sys.argv[0] = 'gemray'; from gemray_cluster.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert "--json" in result.stdout

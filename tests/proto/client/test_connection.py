@@ -1,0 +1,124 @@
+"""Who a client is let in by, what it sends in plain text, and what an error tells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from gemray.client import AsyncClient, Client, InvalidOption, RequestRefused, Retry, ServerAddress
+from gemray.client.tls import BUNDLES, system_authorities
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.certificates import make_certificates
+from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.serving import Serving, serving
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
+    async with serving(tokenizer, FakeGang(Script([180, 106]))) as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_call_in_a_thread(served: Serving) -> None:
+    def ask() -> None:
+        with Client(served.server.address) as client:
+            assert client.generate(pb.GenerateRequest(text="Hi")).text == "H"
+            assert list(client.tokenize(pb.TokenizeRequest(text="Hi")).token_ids)
+            assert client.model_info(timeout_s=60).model_type == "gemma4_text"
+            assert client.server_stats().state == pb.SERVER_STATE_SERVING
+
+    await asyncio.to_thread(ask)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_call_in_a_loop(served: Serving) -> None:
+    async with AsyncClient(served.server.address) as client:
+        assert (await client.generate(pb.GenerateRequest(text="Hi"))).text == "H"
+        assert list((await client.tokenize(pb.TokenizeRequest(text="Hi"))).token_ids)
+        assert (await client.model_info(timeout_s=60)).model_type == "gemma4_text"
+        assert (await client.server_stats()).state == pb.SERVER_STATE_SERVING
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_error_names_the_field(served: Serving) -> None:
+    request = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParameters(top_p=7))
+    async with AsyncClient(served.server.address) as client:
+        with pytest.raises(RequestRefused, match=r"INVALID_ARGUMENT: sampling\.top_p = 7") as caught:
+            await client.generate(request)
+    assert caught.value.field == "sampling.top_p"
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "allowed"),
+    [
+        ("127.0.0.1:1", {}, True),
+        ("localhost:1", {}, True),
+        ("[::1]:1", {}, True),
+        ("example.org:1", {}, False),
+        ("10.0.0.1:1", {}, False),
+        ("example.org:1", {"tls": True}, True),
+        ("example.org:1", {"tls_ca_file": "ca.pem"}, True),
+        ("example.org:1", {"plaintext_token": True}, True),
+    ],
+)
+def test_a_token_goes_in_plain_text_to_this_machine_alone(
+    tmp_path: Path, address: str, more: dict[str, object], allowed: bool
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    if allowed:
+        server = ServerAddress(address, str(token), **more)  # type: ignore[arg-type]
+        assert server.metadata == (("authorization", "Bearer secret"),)
+    else:
+        with pytest.raises(InvalidOption, match="auth_token_file") as caught:
+            ServerAddress(address, str(token), **more)  # type: ignore[arg-type]
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", b"\xff"])
+def test_a_file_without_a_token(tmp_path: Path, content: str | bytes | None) -> None:
+    token = tmp_path / "token"
+    if content is not None:
+        token.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InvalidOption, match="auth_token_file"):
+        _ = ServerAddress("127.0.0.1:1", str(token)).metadata
+
+
+async def test_tls_with_the_system_s_authorities(
+    tokenizer: ChatTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    make_certificates(tmp_path)
+    certificate = str(tmp_path / "cert.pem")
+    files: dict[str, Any] = {"tls_cert_file": certificate, "tls_key_file": str(tmp_path / "key.pem")}
+    async with serving(tokenizer, FakeGang(Script([180, 106])), **files) as served:
+        address = f"localhost:{served.server.port}"
+        never = Retry(first_s=0)
+        async with AsyncClient(ServerAddress(address, tls=True), retry=never) as stranger:
+            with pytest.raises(Exception, match="UNAVAILABLE"):
+                await stranger.generate(pb.GenerateRequest(text="Hi"), timeout_s=60)
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        async with AsyncClient(ServerAddress(address, tls=True), retry=never) as client:
+            assert (await client.generate(pb.GenerateRequest(text="Hi"), timeout_s=60)).text == "H"
+
+
+def test_the_authorities_of_this_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    named = tmp_path / "mine.pem"
+    named.write_bytes(b"mine")
+    monkeypatch.setenv("SSL_CERT_FILE", str(named))
+    assert system_authorities() == b"mine"
+    monkeypatch.delenv("SSL_CERT_FILE")
+    if any(Path(bundle).is_file() for bundle in BUNDLES):
+        assert b"-----BEGIN" in (system_authorities() or b"")
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "theirs")
+    assert system_authorities() is None
