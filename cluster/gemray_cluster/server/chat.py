@@ -25,7 +25,7 @@ class ChatInput:
     parse_control_tokens: bool
     continue_final_message: bool
     variables: dict[str, Any]
-    """Of the template, besides its own."""
+    """Variables of the template, besides its own."""
 
 
 def read_chat(chat: pb.Chat) -> ChatInput:
