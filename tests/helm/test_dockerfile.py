@@ -39,6 +39,12 @@ def test_copies_exist_and_pass_the_ignore_file() -> None:
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
+def test_what_follows_the_image_is_a_command_of_gemray() -> None:
+    assert (_instructions("ENTRYPOINT"), _instructions("CMD")) == (['["gemray"]'], ['["--help"]'])
+    options = yaml.safe_load((ROOT / "cluster" / "ray-up" / "aws.yaml").read_text())["docker"]["run_options"]
+    assert "--entrypoint=/usr/bin/env" in options, "Ray starts the container with bash"
+
+
 def test_image_user_and_ports_are_those_of_the_chart() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     security = values["securityContext"]["pod"]

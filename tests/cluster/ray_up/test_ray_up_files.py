@@ -69,3 +69,22 @@ def test_cloud_containers_share_memory_and_network_with_their_host() -> None:
     assert {"--ipc=host", "--network=host"} <= set(options)
     assert "--gpus all" in config["docker"]["worker_run_options"]
     assert config["available_node_types"]["gang"]["resources"]["GPU"] >= 2
+
+
+def test_weights_are_downloaded_where_ranks_run() -> None:
+    config = _load(FOLDER / "aws.yaml")
+    (everywhere,) = [c for c in config["initialization_commands"] if "s3 sync" in c]
+    gang = config["available_node_types"]["gang"]
+    (workers,) = [c for c in gang["initialization_commands"] if "s3 sync" in c]
+    assert everywhere.replace(' --exclude "*.safetensors"', "") == workers != everywhere
+    assert "IamInstanceProfile" in gang["node_config"], "Ray gives workers none, and the bucket asks for one"
+    assert "s3:GetObject" in (FOLDER / "aws.yaml").read_text()
+
+
+def test_systemd_drains_the_server_before_it_kills() -> None:
+    lines = (ROOT / "cluster" / "systemd" / "gemray.service").read_text().splitlines()
+    unit = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    settings = ServeSettings.load(serve_flags_in(unit["ExecStart"]), {})
+    assert unit["KillMode"] == "mixed", "Ray must outlive the drain"
+    assert float(unit["TimeoutStopSec"]) > settings.server_config().drain_deadline_s + 30
+    assert settings.server_config().host == "127.0.0.1"
