@@ -22,11 +22,9 @@ class Generation:
     def __init__(self, gang: GangClient, request: AcceptedRequest, tokenizer: ChatTokenizer) -> None:
         self._gang = gang
         self.request = request
-        params = request.submit.params
         self._output = OutputStream(
             Detokenizer(tokenizer),
-            request.stop_strings,
-            min_tokens=params.min_tokens,
+            request.output,
             open_thought=_open_thought(tokenizer, request.submit.prompt_ids),
         )
         self.ending: Ending | None = None

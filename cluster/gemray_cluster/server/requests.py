@@ -12,6 +12,7 @@ from gemray_cluster.server.chat import read_chat, read_tool_choice
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.text.control_tokens import RenderedText
+from gemray_cluster.text.output import OutputRules
 from gemray_cluster.text.structure import CLOSES_CALL, OPENS_CALL
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
@@ -50,7 +51,7 @@ class AcceptedRequest:
 
     submit: Submit
     """Under the client's request id; two clients may use the same (the gang has ids of its own)."""
-    stop_strings: tuple[str, ...]
+    output: OutputRules
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class RequestReader:
         `max_answer_bytes` is what the one message of a unary answer may hold; None for a stream.
         """
         prompt_ids = self._prompt_ids(request, model)
-        params, stop_strings = read_sampling(
+        params, output = read_sampling(
             request.sampling,
             request.speculation,
             self.defaults,
@@ -107,7 +108,7 @@ class RequestReader:
             emitted_ids=emitted_ids,
             num_prompt_logprobs=len(prompt_ids) - 1 if emitted_ids else 0,  # they come before the first token
         )
-        return AcceptedRequest(submit, stop_strings)
+        return AcceptedRequest(submit, output)
 
     def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """The ids that a generation would run, and their text; raises InvalidField. Slow for long texts, as `read`."""

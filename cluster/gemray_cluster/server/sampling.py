@@ -6,6 +6,7 @@ import secrets
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.fields import at_most, check_token_ids, integer, number
+from gemray_cluster.text.output import OutputRules
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo
@@ -27,11 +28,12 @@ def read_sampling(
     prompt_len: int,
     forbidden: tuple[int, ...] = (),
     stop_token_ids: tuple[int, ...] = (),
-) -> tuple[SamplingParams, tuple[str, ...]]:
-    """The parameters of a run and its stop strings; raises InvalidField. A prompt of `prompt_len` must fit already.
+) -> tuple[SamplingParams, OutputRules]:
+    """The parameters of a run and the rules of its text; raises InvalidField.
 
-    What is unset comes from `defaults`; an unset seed is drawn. `forbidden` ids are never chosen, and `stop_token_ids`
-    end the text whatever the request says of stops: both follow from its chat.
+    A prompt of `prompt_len` must fit already. What is unset comes from `defaults`; an unset seed is drawn. `forbidden`
+    ids are never chosen, and `stop_token_ids` end the text whatever the request says of stops: both follow from its
+    chat.
     """
     max_tokens, min_tokens = _read_budgets(sampling, defaults, prompt_len, room=model.max_model_len - prompt_len)
     own_stop_ids = _read_stop_token_ids(sampling, model.vocab_size)
@@ -56,7 +58,13 @@ def read_sampling(
         num_draft_tokens=_read_num_draft_tokens(speculation),
     )
     _check_something_can_be_chosen(params)
-    return params, _read_stop_strings(sampling) or defaults.stop_strings
+    output = OutputRules(
+        stops=_read_stop_strings(sampling) or tuple(defaults.stop_strings),
+        min_tokens=min_tokens,
+        show_stop=sampling.include_stop_str_in_output,
+        show_special=sampling.HasField("skip_special_tokens") and not sampling.skip_special_tokens,
+    )
+    return params, output
 
 
 def _read_budgets(

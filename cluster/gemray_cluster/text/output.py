@@ -8,7 +8,6 @@ the same output however the engine's steps grouped them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,16 +47,34 @@ class OutputPiece:
         return not (self.token_ids or self.text or self.reasoning or self.calls or self.prompt_logprobs)
 
 
+@dataclass(frozen=True)
+class OutputRules:
+    """What a request says of its output's text."""
+
+    stops: tuple[str, ...] = ()
+    min_tokens: int = 0
+    """Stop strings that are complete before this many tokens are passed over."""
+    show_stop: bool = False
+    """Whether the text ends behind its stop string instead of before it."""
+    show_special: bool = False
+    """Whether special tokens are written out; the text is then not taken apart."""
+
+
 class OutputStream:
     """The output of one request."""
 
-    def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], *, min_tokens: int, open_thought: str | None = None
-    ) -> None:
+    def __init__(self, detokenizer: Detokenizer, rules: OutputRules, *, open_thought: str | None = None) -> None:
         """`open_thought` is the beginning of a thought that the prompt leaves open."""
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stops, min_tokens=min_tokens, spells_control=detokenizer.spells_control)
-        self._structure = Structure(open_thought=open_thought)
+        self._show_special = rules.show_special
+        self._stops = StopMatcher(
+            rules.stops,
+            min_tokens=rules.min_tokens,
+            # Where all is shown, all strings are looked for in what is shown.
+            spells_control=(lambda stop: False) if rules.show_special else detokenizer.spells_control,
+            show_match=rules.show_stop,
+        )
+        self._structure = Structure(open_thought=None if rules.show_special else open_thought)
         self._controls: deque[tuple[int, str]] = deque()
         """Control tokens that wait for the text before them, which a stop string may hold back; each with its length
         from the output's beginning."""
@@ -90,7 +107,7 @@ class OutputStream:
             rest = self._detokenizer.flush()
             self._num_written += len(rest)
             self._release(self._stops.flush() + rest)
-            if stop_token_at is not None:
+            if stop_token_at is not None and not self._show_special:
                 self._structure.control(self._detokenizer.control_of(delta.token_ids[-1]))  # it may end a call
             ending = self._engine_ending(delta)
         if ending is not None:
@@ -109,14 +126,17 @@ class OutputStream:
 
     def _take(self, token_id: int) -> None:
         control = self._detokenizer.control_of(token_id)
-        is_structural = control in STRUCTURAL
-        # An unfinished character belongs to what ends here, not to what follows.
-        text = self._detokenizer.flush() if is_structural else self._detokenizer.push(token_id)
-        self._num_written += len(text)
-        if is_structural:
-            self._controls.append((self._num_written, control))
         self._count_reasoning(control)
-        self._release(self._stops.push(text, control, ends_run=is_structural and control != QUOTE))
+        if control and self._show_special:
+            text, control = self._detokenizer.flush() + control, ""
+        elif control in STRUCTURAL:  # an unfinished character belongs to what ends here, not to what follows
+            text = self._detokenizer.flush()
+        else:
+            text = self._detokenizer.push(token_id)
+        self._num_written += len(text)
+        if control in STRUCTURAL:
+            self._controls.append((self._num_written, control))
+        self._release(self._stops.push(text, control, ends_run=control in STRUCTURAL and control != QUOTE))
 
     def _count_reasoning(self, control: str) -> None:
         self._is_thought = (self._is_thought or control == OPENS_THOUGHT) and control not in TURNS

@@ -16,9 +16,16 @@ class StopMatcher:
     """
 
     def __init__(
-        self, stops: Sequence[str], *, min_tokens: int = 0, spells_control: Callable[[str], bool] = lambda stop: False
+        self,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        spells_control: Callable[[str], bool] = lambda stop: False,
+        show_match: bool = False,
     ) -> None:
-        """`stops` are not empty strings; `spells_control` says which of them hold a control token."""
+        """`stops` are not empty strings; `spells_control` says which of them hold a control token. With `show_match`
+        the text is cut behind the stop string."""
+        self._show_match = show_match
         patterns = [_Pattern(stop) for stop in dict.fromkeys(stops)]
         self._written_out = [pattern for pattern in patterns if spells_control(pattern.stop)]
         self._of_shown = [pattern for pattern in patterns if pattern not in self._written_out]
@@ -68,11 +75,13 @@ class StopMatcher:
         return held
 
     def _ended(self, text: str, complete: list[_Pattern]) -> str | None:
-        """What is shown before the longest of the matches, if there is one and it counts."""
+        """What is shown up to the longest of the matches, if there is one and it counts."""
         if not complete or self._num_tokens < self._min_tokens:
             return None
         pattern = max(complete, key=lambda p: len(p.stop))
         self.matched, self._held = pattern.stop, ""
+        if self._show_match:
+            return text
         length = len(pattern.stop)
         return text[: len(text) - (self._num_shown(length) if pattern in self._written_out else length)]
 

@@ -25,7 +25,8 @@ SAID = dataclasses.replace(DEFAULTS, min_p=0.1, repetition_penalty=1.3, min_new_
 
 def read(defaults: Any, prompt_len: int = 10, **fields: Any) -> tuple[SamplingParams, tuple[str, ...]]:
     sampling = pb.SamplingParameters(**fields)
-    return read_sampling(sampling, pb.SpeculationParameters(), defaults, INFO.model, prompt_len=prompt_len)
+    params, output = read_sampling(sampling, pb.SpeculationParameters(), defaults, INFO.model, prompt_len=prompt_len)
+    return params, output.stops
 
 
 def test_unset_fields_are_the_checkpoints() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.requests import AcceptedRequest
+from gemray_cluster.text.output import OutputRules
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
@@ -31,7 +32,7 @@ class OneRequest:
 async def run(tokenizer: ChatTokenizer, stop: str, deltas: list[SequenceDelta]) -> Generation:
     gang: Any = OneRequest(deltas)
     submit = Submit(request_id="x", prompt_ids=[1], params=PARAMS)
-    generation = Generation(gang, AcceptedRequest(submit=submit, stop_strings=(stop,)), tokenizer)
+    generation = Generation(gang, AcceptedRequest(submit=submit, output=OutputRules(stops=(stop,))), tokenizer)
     async for _ in generation.pieces():
         pass
     return generation

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemray_cluster.text.detokenizer import Detokenizer
-from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
+from gemray_cluster.text.output import Ending, OutputPiece, OutputRules, OutputStream
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import FinishReason, SequenceDelta
 from gemray_workers.sampling.token_logprob import TokenLogprob
@@ -47,7 +47,7 @@ def collect(
 
 
 def output(tokenizer: ChatTokenizer, stops: list[str], min_tokens: int = 0) -> OutputStream:
-    return OutputStream(Detokenizer(tokenizer), stops, min_tokens=min_tokens)
+    return OutputStream(Detokenizer(tokenizer), OutputRules(stops=tuple(stops), min_tokens=min_tokens))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemray_cluster.text.detokenizer import Detokenizer
-from gemray_cluster.text.output import Ending, OutputStream
+from gemray_cluster.text.output import Ending, OutputRules, OutputStream
 from gemray_cluster.text.structure import open_thought_of
 from gemray_cluster.text.tokenizer import SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.messages import SequenceDelta
@@ -52,9 +52,12 @@ def run(
     stops: Sequence[str] = (),
     stop_id: int | None = None,
     open_thought: str | None = None,
+    show_stop: bool = False,
+    show_special: bool = False,
 ) -> Whole:
     """Deltas of these sizes, joined as a client joins them; `stop_id` ends the ids, else a budget does."""
-    output = OutputStream(Detokenizer(tokenizer), stops, min_tokens=0, open_thought=open_thought)
+    rules = OutputRules(stops=tuple(stops), show_stop=show_stop, show_special=show_special)
+    output = OutputStream(Detokenizer(tokenizer), rules, open_thought=open_thought)
     whole = Whole()
     groups = list(chunks([*ids, *([] if stop_id is None else [stop_id])], sizes))
     for index, group in enumerate(groups):
@@ -246,3 +249,26 @@ def test_the_prompt_may_begin_the_thought(tokenizer: ChatTokenizer, header: str,
 )
 def test_what_a_prompt_leaves_open(tokenizer: ChatTokenizer, prompt: list[int], start: int | None) -> None:
     assert open_thought_of(prompt, tokenizer.control_ids) == start
+
+
+@settings(deadline=None, max_examples=100)
+@given(output=parts, sizes=size_lists, stops=st.lists(st.text(alphabet="ab {漢", min_size=1, max_size=2), max_size=2))
+def test_special_tokens_and_stop_strings_shown(
+    tokenizer: ChatTokenizer, output: list[tuple[str, Any]], sizes: list[int], stops: list[str]
+) -> None:
+    """The text of all tokens, as it stands, up to and with the first stop string."""
+    ids = ids_of(tokenizer, output)
+    spellings = tokenizer.control_spellings
+    text = b"".join(spellings.get(token_id, "").encode() or tokenizer.bytes_of(token_id) for token_id in ids).decode()
+    whole = run(tokenizer, ids, sizes, stop_id=TURN_END, stops=stops, show_stop=True, show_special=True)
+    ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
+    assert whole.text == text[: min(ends, default=len(text))]
+    assert (whole.reasoning, whole.calls) == ("", [])
+    assert (whole.ending == Ending("stop_token", stop_token_id=TURN_END)) == (not ends)
+
+
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_a_stop_string_shown_with_a_control_token_in_it(tokenizer: ChatTokenizer, size: int) -> None:
+    ids = [*byte_ids(tokenizer, b"xab"), CLOSE, *byte_ids(tokenizer, b"cd")]
+    whole = run(tokenizer, ids, [size], stops=["b<channel|>c"], show_stop=True)
+    assert (whole.text, whole.ending) == ("xabc", Ending("stop_string", stop_string="b<channel|>c"))
