@@ -12,6 +12,7 @@ from gemray_cluster.server.chat import read_chat, read_tool_choice
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.text.control_tokens import RenderedText
+from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import OutputRules
 from gemray_cluster.text.structure import CLOSES_CALL, OPENS_CALL
 from gemray_cluster.text.tokenizer import ChatTokenizer
@@ -28,6 +29,9 @@ BYTES_PER_MESSAGE = 64
 """Bytes of plain text that are cut into tokens while a template writes one message."""
 MAX_TOKENIZE_BYTES = 4 << 20
 """Most bytes of a text for Tokenize, which needs no model whose length could bound it."""
+MAX_DETOKENIZE_IDS = 1 << 20
+BYTES_PER_ID = 16
+"""Bytes of plain text that are cut into tokens while one id is written."""
 
 GenerationRequest = pb.GenerateRequest | pb.GenerateStreamRequest
 
@@ -120,6 +124,18 @@ class RequestReader:
             raise InvalidField(kind, Summary(f"{num_bytes} bytes"), f"at most {MAX_TOKENIZE_BYTES}")
         rendered = RenderedText(request.text) if kind == "text" else self._render(request.chat)
         return pb.TokenizeResponse(token_ids=self._encode(kind, rendered), text=rendered.text)
+
+    def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        """The text of token ids; raises InvalidField."""
+        at_most("token_ids", request.token_ids, MAX_DETOKENIZE_IDS, "ids")
+        ids = check_token_ids("token_ids", request.token_ids, self.vocab_size)
+        shows_special = request.HasField("skip_special_tokens") and not request.skip_special_tokens
+        detokenizer = Detokenizer(self.tokenizer)
+        pieces = []
+        for token_id in ids:
+            control = detokenizer.control_of(token_id) if shows_special else ""
+            pieces.append(detokenizer.flush() + control if control else detokenizer.push(token_id))
+        return pb.DetokenizeResponse(text="".join(pieces) + detokenizer.flush())
 
     def _call_rules(self, chat: pb.Chat) -> dict[str, tuple[int, ...]]:
         """Ids that a chat forbids, and ids that end its answer, for the sake of calls."""

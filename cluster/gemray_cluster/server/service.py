@@ -18,7 +18,7 @@ from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.outbox import outbox
 from gemray_cluster.server.request_limiter import RequestLimiter
-from gemray_cluster.server.requests import GenerationRequest, RequestReader, read_request_id, text_cost
+from gemray_cluster.server.requests import BYTES_PER_ID, GenerationRequest, RequestReader, read_request_id, text_cost
 from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
 from gemray_cluster.server.whole_answer import WholeAnswer
@@ -79,7 +79,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 # The place is given back once the engine is done, however slowly the client reads.
                 async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as all_:
                     async for piece in all_:
-                        for delta in in_messages(convert.delta_of(piece, request_id), config.max_message_bytes):
+                        for delta in in_messages(
+                            convert.delta_of(piece, request_id),
+                            config.max_message_bytes,
+                        ):
                             box.put(pb.GenerateStreamResponse(request_id=request_id, delta=delta))
                     final = self._completion(generation)
                     box.put(pb.GenerateStreamResponse(request_id=request_id, final=final))
@@ -91,6 +94,16 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             with self._tokenizing.admit():
                 return await self._text_work.run(
                     context.peer(), text_cost(request), partial(self._reader.tokenize, request)
+                )
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
+        """Needs only the tokenizer, as Tokenize."""
+        async with errors_as_statuses(context):
+            with self._tokenizing.admit():
+                return await self._text_work.run(
+                    context.peer(),
+                    BYTES_PER_ID * len(request.token_ids),
+                    partial(self._reader.detokenize, request),
                 )
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802

@@ -41,6 +41,11 @@ class GenerationServiceStub(object):
                 request_serializer=gemray_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=gemray_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
                 )
+        self.Detokenize = channel.unary_unary(
+                '/gemray.v1.GenerationService/Detokenize',
+                request_serializer=gemray_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=gemray_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                )
         self.GetModelInfo = channel.unary_unary(
                 '/gemray.v1.GenerationService/GetModelInfo',
                 request_serializer=gemray_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
@@ -89,6 +94,13 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """The text of token ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
         """The served model, its shards, its KV memory and the choices made at start-up.
         """
@@ -120,6 +132,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=gemray_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
                     response_serializer=gemray_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=gemray_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=gemray_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -201,6 +218,23 @@ class GenerationService(object):
         return grpc.experimental.unary_unary(request, target, '/gemray.v1.GenerationService/Tokenize',
             gemray_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
             gemray_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/gemray.v1.GenerationService/Detokenize',
+            gemray_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            gemray_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
