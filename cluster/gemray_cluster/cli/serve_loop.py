@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from contextlib import AsyncExitStack
 
 from gemray.cli.account import tell
+from gemray_cluster.cli.log_lines import PresentStderr
 from gemray_cluster.cli.progress import start_progress
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.launcher import StartProgress
@@ -24,7 +24,9 @@ def run(settings: ServeSettings) -> None:
 
     Raises KeyboardInterrupt when the signal left no time to finish: before the gang was ready, or a second one.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=PresentStderr()
+    )
     asyncio.run(_run(settings))
 
 
