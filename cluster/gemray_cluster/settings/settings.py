@@ -336,7 +336,9 @@ def _from_file(path: str, origin: str) -> Texts:
     names = [setting.name for setting in settings_of(ServeSettings)]
     for name, value in content.items():
         if name not in names:
-            raise InvalidSetting(name, value, "one of " + ", ".join(names), path)
+            near = get_close_matches(name, names, n=1, cutoff=SIMILAR)
+            hint = f"perhaps {near[0]} is meant; " if near else ""
+            raise InvalidSetting(name, value, f"{hint}one of {', '.join(names)}", path)
         if not isinstance(value, str | int | float):
             raise InvalidSetting(name, value, "a string or a number", path)
     return {name: (str(value), path) for name, value in content.items()}

@@ -79,7 +79,8 @@ def test_bad_values_name_their_source(flags: dict[str, str], environment: dict[s
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prot = 1\n", r"prot = 1 \(from .*gemray.toml\) is not allowed: one of model, tp,"),
+        ("kv_memroy = 1\n", r"kv_memroy = 1 \(from .*gemray.toml\) is not allowed: perhaps kv_memory is meant; one of"),
+        ("nothing = 1\n", r"nothing = 1 \(from .*gemray.toml\) is not allowed: one of model, tp,"),
         ("port = [1]\n", "a string or a number"),
         ("port = true\n", r"port = 'True' \(from .*gemray.toml\)"),
         ("port = \n", "a TOML file"),
