@@ -46,6 +46,7 @@ DEPLOYMENTS: dict[str, Values] = {
         "metrics": {
             "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
             "dashboard": {"enabled": True},
+            "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
         }
     },
     "closed-network": {
@@ -187,6 +188,7 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "a-ray-without-token-auth": ({"ray": {"version": "2.40.0"}}, "version"),
     "no-probe": ({"probes": {"startup": None}}, "startup"),
     "digest-of-nothing": ({"image": {"digest": "1.2.3"}}, "digest"),
+    "more-errors-than-requests": ({"metrics": {"alerts": {"errorRatio": 5}}}, "errorRatio"),
     "bfloat16-on-cpus": ({"gang": {"device": "cpu"}, "server": {"dtype": "bfloat16"}}, "use auto, float32"),
     "object-store-too-small": ({"ray": {"objectStoreMemory": "10Mi"}}, "less than the 75Mi"),
     "object-store-in-words": ({"ray": {"objectStoreMemory": "a lot"}}, "is not an amount of bytes"),
