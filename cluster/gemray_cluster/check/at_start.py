@@ -16,14 +16,16 @@ from gemray_workers.errors import CapacityError
 logger = logging.getLogger(__name__)
 
 
-async def look_before_start(*, num_ranks: int, bundle: Resources, checkpoints: Checkpoints) -> None:
+async def look_before_start(*, num_ranks: int, bundle: Resources, checkpoints: Checkpoints, num_gangs: int = 1) -> None:
     """Log each finding that is not in order, in a sentence.
 
     Free resources are not checked here: placement waits for nodes that join later, and says what it waits for. One
     unfit node among others is no error: which nodes get ranks is not decided yet. Raises CapacityError when no node is
     fit.
     """
-    results = await in_own_thread(check_cluster, num_ranks=num_ranks, bundle=bundle, checkpoints=checkpoints)
+    results = await in_own_thread(
+        check_cluster, num_ranks=num_ranks, bundle=bundle, checkpoints=checkpoints, num_gangs=num_gangs
+    )
     for result in results:
         if result.name == resources.NAME:
             continue

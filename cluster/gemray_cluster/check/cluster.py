@@ -21,16 +21,18 @@ NODE_DEADLINE_S = 60.0
 """How long the nodes may take to answer: on a new one Ray starts a worker process first."""
 
 
-def check_cluster(*, num_ranks: int, bundle: Resources, checkpoints: Checkpoints) -> list[CheckResult]:
-    """All checks of the cluster that this process is connected to: room for the gang, then each node that has slots.
+def check_cluster(
+    *, num_ranks: int, bundle: Resources, checkpoints: Checkpoints, num_gangs: int = 1
+) -> list[CheckResult]:
+    """All checks of the cluster that this process is connected to: room for the gangs, then each node that has slots.
 
     A node without a slot (the head, often) needs no model and no shared memory.
     """
     nodes = list_nodes()
     return [
         ok("ray", f"{len(nodes)} live node(s): {', '.join(node.address for node in nodes)}."),
-        check_room(nodes, num_ranks=num_ranks, bundle=bundle),
-        *_check_nodes(num_ranks, bundle, checkpoints),
+        check_room(nodes, num_ranks=num_ranks, bundle=bundle, num_gangs=num_gangs),
+        *_check_nodes(num_gangs * num_ranks, bundle, checkpoints),
     ]
 
 

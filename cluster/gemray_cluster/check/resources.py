@@ -20,32 +20,37 @@ def rank_bundle(config: ClusterConfig, device: DeviceName) -> Resources:
     return {"CPU": float(config.cpus_per_rank), **({"GPU": 1.0} if device == "cuda" else {})}
 
 
-def check_room(nodes: Sequence[NodeResources], *, num_ranks: int, bundle: Resources) -> CheckResult:
-    """Can `num_ranks` ranks of `bundle` (e.g. ``{"GPU": 1, "CPU": 1}``) be placed now, on one node for preference.
+def check_room(nodes: Sequence[NodeResources], *, num_ranks: int, bundle: Resources, num_gangs: int = 1) -> CheckResult:
+    """Can gangs of `num_ranks` ranks of `bundle` (e.g. ``{"GPU": 1, "CPU": 1}``) be placed now, each on one node for
+    preference.
 
     What exists but is in use fails too: a server started now would have to wait for it.
     """
     fitting = {node.address: ranks_that_fit(node.available, bundle) for node in nodes}
     ever_fitting = sum(ranks_that_fit(node.total, bundle) for node in nodes)
+    wanted = num_gangs * num_ranks
     slot = _in_words(bundle)
     by_node = ", ".join(
         f"{node.address} has room for {fitting[node.address]}{_what_is_free(node, bundle)}" for node in nodes
     )
     by_node = by_node or "the cluster has no live node"
-    if sum(fitting.values()) < num_ranks:
+    if sum(fitting.values()) < wanted:
+        lower = "lower --tp" if num_gangs == 1 else "lower --replicas or --tp"
         remedy = (
             "something else holds the rest; stop it, or let the server wait"
-            if ever_fitting >= num_ranks
-            else f"the whole cluster holds {ever_fitting}; add nodes or lower --tp"
+            if ever_fitting >= wanted
+            else f"the whole cluster holds {ever_fitting}; add nodes or {lower}"
         )
-        return fail(NAME, f"{num_ranks} x {slot} wanted, {sum(fitting.values())} available ({by_node}): {remedy}.")
+        return fail(NAME, f"{wanted} x {slot} wanted, {sum(fitting.values())} available ({by_node}): {remedy}.")
     whole = [address for address, count in fitting.items() if count >= num_ranks]
-    if not whole:
+    if sum(count // num_ranks for count in fitting.values()) < num_gangs:
         return warn(
             NAME,
-            f"{num_ranks} x {slot} wanted, available only on several nodes together ({by_node}): "
+            f"{wanted} x {slot} wanted, available only on several nodes together ({by_node}): "
             "every step of the gang will cross the network.",
         )
+    if num_gangs > 1:
+        return ok(NAME, f"{num_gangs} gangs of {num_ranks} x {slot} wanted ({by_node}).")
     return ok(NAME, f"{num_ranks} x {slot} wanted, node {whole[0]} has room for {fitting[whole[0]]}.")
 
 

@@ -30,6 +30,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
     """
     server = settings.server_config()
     cluster = settings.cluster_config()
+    limits = settings.replica_limits()
     results: list[CheckResult] = []
 
     def note(*found: CheckResult) -> None:
@@ -61,7 +62,13 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
             note(*await asyncio.to_thread(check_fit, settings, device))
         bundle = rank_bundle(cluster, device)
         checkpoints = Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights)
-        found = await in_own_thread(check_cluster, num_ranks=settings.num_ranks, bundle=bundle, checkpoints=checkpoints)
+        found = await in_own_thread(
+            check_cluster,
+            num_ranks=settings.num_ranks,
+            bundle=bundle,
+            checkpoints=checkpoints,
+            num_gangs=limits.at_start,
+        )
         note(*found)
     finally:
         await session.close()

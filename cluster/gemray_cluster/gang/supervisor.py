@@ -13,7 +13,7 @@ from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, w
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.live_request import LiveRequest, Suspects
+from gemray_cluster.gang.replay import Replays
 from gemray_workers.errors import CheckpointError, GemrayError, InvalidField
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
 
@@ -42,8 +42,22 @@ class Supervisor:
     requests have equal tokens, so its stream goes on as if nothing had happened. New requests are refused meanwhile.
     """
 
-    def __init__(self, *, max_rebuilds: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start nothing yet. After `max_rebuilds` failures within `PERIOD_S` the next one is final."""
+    def __init__(
+        self,
+        *,
+        max_rebuilds: int,
+        clock: Callable[[], float] = time.monotonic,
+        changed: asyncio.Condition | None = None,
+        replays: Replays | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            max_rebuilds: after so many failures within `PERIOD_S` the next one is final.
+            clock: seconds.
+            changed: notified when a gang comes to serve and when none will follow; several supervisors may share it.
+            replays: the requests that are live, where several supervisors share them.
+        """
         self._max_rebuilds = max_rebuilds
         self._clock = clock
         self._make: Callable[[], SupervisedGang] | None = None
@@ -53,9 +67,8 @@ class Supervisor:
         self._failed_at: list[float] = []
         self._supervising: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
-        self._changed = asyncio.Condition()
-        self._num_live = 0
-        self._suspects = Suspects()
+        self._changed = changed or asyncio.Condition()
+        self._replays = replays or Replays()
         self.num_rebuilds = 0
         """Gangs that served after another had failed."""
 
@@ -82,6 +95,11 @@ class Supervisor:
         return self._info
 
     @property
+    def newest_info(self) -> GangInfo | None:
+        """`info`, or None before a gang has served."""
+        return self._info
+
+    @property
     def stats(self) -> EngineStats | None:
         """As in `GangClient`: they begin again with each gang."""
         return self._gang.stats if self._gang else None
@@ -94,33 +112,19 @@ class Supervisor:
     async def start(self, make: Callable[[], SupervisedGang], progress: ProgressListener = no_listener) -> None:
         """Launch the first gang that `make` gives, and keep one from then on. Raises what its `launch` raises."""
         self._make = make
-        await self._launch(progress)
+        try:
+            await self._launch(progress)
+        except Exception as error:
+            self._failure = in_words(error)
+            await self._be_over()
+            raise
         self._supervising = asyncio.create_task(self._supervise())
 
     async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
         """As in `GangClient`; raises `GangUnavailable` when no gang follows a failed one, or none for this request."""
-        request = LiveRequest(submit)
-        gang = self._serving_gang()
-        self._num_live += 1
-        try:
-            while True:
-                try:
-                    async with aclosing(gang.generate(request.rest)) as deltas:
-                        async for delta in deltas:
-                            given = request.take(delta)
-                            if not request.is_suspect:
-                                self._suspects.clear(request)
-                            yield given
-                    return
-                except GangUnavailable:
-                    if gang.state is not GangState.FAILED or not request.survives_failure():
-                        raise
-                self._suspects.clear(request)
-                await self._suspects.wait_for_turn(request)
-                gang = await self._gang_after(gang)
-        finally:
-            self._suspects.clear(request)
-            self._num_live -= 1
+        async with aclosing(self._replays.run(submit, self.serving_gang(), self._gang_after)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def wait_ended(self) -> GangState:
         """Return when there is no gang and none will follow: FAILED or STOPPED."""
@@ -135,7 +139,13 @@ class Supervisor:
         if self._gang is not None:
             await self._gang.stop()
 
-    def _serving_gang(self) -> SupervisedGang:
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no gang and none will follow, once started."""
+        return self._over.is_set()
+
+    def serving_gang(self) -> SupervisedGang:
+        """The gang of the moment; raises `GangUnavailable` when none serves."""
         if self._gang is None or self.state is not GangState.SERVING:
             raise GangUnavailable(why_not_serving(self))
         return self._gang
@@ -148,7 +158,7 @@ class Supervisor:
             )
         if self._over.is_set():
             raise GangUnavailable(f"the gang failed: {self._failure}")
-        return self._serving_gang()
+        return self.serving_gang()
 
     async def _supervise(self) -> None:
         """Rebuild until told to stop, or until too many gangs have failed."""
@@ -161,9 +171,12 @@ class Supervisor:
             self._failure = f"it could not be rebuilt: {in_words(error)} (it had failed: {self._failure})"
             logger.error("the gang could not be rebuilt: %s", in_words(error))
         finally:
-            self._over.set()
-            async with self._changed:
-                self._changed.notify_all()
+            await self._be_over()
+
+    async def _be_over(self) -> None:
+        self._over.set()
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _ended_as_failed(self) -> bool:
         assert self._gang is not None
@@ -184,8 +197,8 @@ class Supervisor:
         """
         began = self._clock()
         logger.warning(
-            "rebuilding the gang (%d of at most %d times within %g s); live requests that wait: %d",
-            len(self._failed_at), self._max_rebuilds, PERIOD_S, self._num_live,
+            "rebuilding the gang (%d of at most %d times within %g s); live requests: %d",
+            len(self._failed_at), self._max_rebuilds, PERIOD_S, self._replays.num_live,
         )  # fmt: skip
         try:
             await self._launch(no_listener)
@@ -196,7 +209,7 @@ class Supervisor:
             return
         self.num_rebuilds += 1
         logger.warning(
-            "the gang serves again after %.1f s; requests that go on: %d", self._clock() - began, self._num_live
+            "the gang serves again after %.1f s; live requests: %d", self._clock() - began, self._replays.num_live
         )
 
     async def _launch(self, progress: ProgressListener) -> None:

@@ -27,6 +27,7 @@ from gemray_cluster.gang.launcher import (
 from gemray_cluster.gang.unless import unless
 from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, LONG_CALLS, locate_actor, node_ip
 from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.own_processes import OwnProcesses
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES, RaySession
 from gemray_cluster.ray_runtime.worker_log import last_words
@@ -75,10 +76,13 @@ class RayLauncher:
         self._worker_class = worker_class
         self._name = f"gang-{uuid.uuid4().hex[:8]}"
         self._group: PlacementGroup | None = None
+        self._ray: OwnProcesses | None = None
+        """Our own Ray that the ranks run on; another one may follow it while they end."""
 
     async def launch(self, num_ranks: int, progress: ProgressListener) -> list[Rank]:
         """Wait for room, then start the actors. Raises CapacityError, and ClusterUnreachable without a Ray."""
         await self._session.repair()
+        self._ray = self._session.processes
         progress(StartProgress("placement", 0, num_ranks))
         bundle: dict[str, float] = {"CPU": self._config.cpus_per_rank}
         if self._engine.device == "cuda":
@@ -104,13 +108,16 @@ class RayLauncher:
         return await in_own_thread(lambda: (ray.get_runtime_context().get_node_id(), node_ip()))
 
     async def lost(self) -> str:
-        """Return when our own Ray has died."""
-        return await self._session.lost()
+        """Return when our own Ray has died; never for a cluster's, which may come back by itself."""
+        if self._ray is not None:
+            return await self._ray.lost()
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def release(self) -> None:
         """Remove the placement group. Idempotent."""
         group, self._group = self._group, None
-        if group is not None and self._session.failure is None:
+        if group is not None and _is_there(self._ray):
             await release(group)
 
     def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
@@ -124,16 +131,16 @@ class RayLauncher:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
             runtime_env={"env_vars": {NOSET_DEVICES: "1", **forwarded}},
         ).remote(self._engine, rank, locate_actor)
-        return RayRank(actor, self._session)
+        return RayRank(actor, self._ray)
 
 
 class RayRank(Rank):
     """One rank's actor, awaited without blocking the event loop."""
 
-    def __init__(self, actor: ActorHandle[Any], session: RaySession) -> None:
-        """Hold the actor: it lives as long as this handle."""
+    def __init__(self, actor: ActorHandle[Any], own_ray: OwnProcesses | None) -> None:
+        """Hold the actor: it lives as long as this handle. `own_ray` is what it runs on, if we started that."""
         self.actor = actor
-        self._session = session
+        self._ray = own_ray
 
     @override
     async def call(self, method: Callable[Concatenate[RankWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -142,10 +149,15 @@ class RayRank(Rank):
 
     @override
     async def kill(self) -> None:
-        if self._session.failure is None:
+        if _is_there(self._ray):
             await in_own_thread(ray.kill, self.actor)
-        else:
-            await in_own_thread(self._session.kill_own_processes)
+        elif self._ray is not None:
+            await in_own_thread(self._ray.kill)
+
+
+def _is_there(own_ray: OwnProcesses | None) -> bool:
+    """Whether Ray answers calls about what ran on it; a cluster's always may."""
+    return own_ray is None or own_ray.dead() is None
 
 
 async def _result(ref: ray.ObjectRef[T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 VITAL = ("gcs_server", "raylet")
 """Without these Ray neither places nor watches anything; the others write logs and statistics."""
+_WATCH_S = 0.2
 
 
 @contextmanager
@@ -59,6 +61,12 @@ class OwnProcesses:
                 how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
                 return f"the {name} of our own Ray has ended (pid {process.pid}, {how})"
         return None
+
+    async def lost(self) -> str:
+        """Return when a vital one has ended, with the cause."""
+        while (cause := self.dead()) is None:
+            await asyncio.sleep(_WATCH_S)
+        return cause
 
     def kill(self) -> None:
         """End them and all that they have started, ranks included, at once. Idempotent."""

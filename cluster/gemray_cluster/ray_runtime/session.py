@@ -25,7 +25,6 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 """Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
 _RETRY_S = 0.5
 _CLOSE_DEADLINE_S = 10.0
-_WATCH_S = 0.2
 
 
 class ClusterUnreachable(GemrayError):
@@ -35,7 +34,7 @@ class ClusterUnreachable(GemrayError):
 class RaySession:
     """This process's connection to Ray. It outlives gangs, so that a failed one can be rebuilt.
 
-    A Ray that was started here is watched: when it dies `lost` tells, and `repair` starts another.
+    A Ray that was started here is watched: `failure` tells when it has died, and `repair` starts another.
     """
 
     def __init__(self, config: ClusterConfig, *, owned: bool) -> None:
@@ -43,6 +42,7 @@ class RaySession:
         self._config = config
         self._owned = owned
         self._processes = OwnProcesses() if owned and config.address is None else None
+        self._repairing = asyncio.Lock()
 
     @classmethod
     async def open(cls, config: ClusterConfig) -> RaySession:
@@ -75,29 +75,27 @@ class RaySession:
         await self._shut_down()
 
     @property
+    def processes(self) -> OwnProcesses | None:
+        """Those of our own Ray of the moment, which `repair` replaces; None for a cluster's."""
+        return self._processes
+
+    @property
     def failure(self) -> str | None:
         """Why our own Ray is of no use any more; None while it runs, and for a cluster's."""
         return None if self._processes is None else self._processes.dead()
 
-    async def lost(self) -> str:
-        """Return when our own Ray has died, with the cause; never for a cluster's, which may come back by itself."""
-        while (failure := self.failure) is None:
-            await asyncio.sleep(_WATCH_S)
-        return failure
-
     async def repair(self) -> None:
-        """Start Ray again if our own has died. Raises ClusterUnreachable."""
-        if self.failure is None:
-            return
-        logger.warning("%s: starting another", self.failure)
-        await self._shut_down()
-        await _start(self._config)
-        self._processes = OwnProcesses()
+        """Start Ray again if our own has died; for all who find it dead at the same time, once.
 
-    def kill_own_processes(self) -> None:
-        """End a Ray that was started here with all its workers: calls to one that has died are not answered."""
-        if self._processes is not None:
-            self._processes.kill()
+        Raises ClusterUnreachable.
+        """
+        async with self._repairing:
+            if self.failure is None:
+                return
+            logger.warning("%s: starting another", self.failure)
+            await self._shut_down()
+            await _start(self._config)
+            self._processes = OwnProcesses()
 
     async def _shut_down(self) -> None:
         try:
@@ -105,7 +103,8 @@ class RaySession:
                 await in_own_thread(ray.shutdown)
         except TimeoutError:
             logger.error("Ray did not let go of us within %g s: its processes have ended or hang", _CLOSE_DEADLINE_S)
-        self.kill_own_processes()
+        if self._processes is not None:
+            self._processes.kill()
 
 
 async def _start(config: ClusterConfig) -> None:

@@ -1,4 +1,4 @@
-"""A supervised gang behind a gRPC server, from nothing to ready and back."""
+"""Supervised gangs behind a gRPC server, from nothing to ready and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gemray_cluster.check.open_files import raise_open_files
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
-from gemray_cluster.gang.supervisor import Supervisor
+from gemray_cluster.gang.router import Router
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.observability.request_trace import TraceInterceptor
 from gemray_cluster.ray_runtime.device import asked_device, choose_device
@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Serving:
-    """A server whose gang is ready, and is rebuilt when it fails."""
+    """A server whose gangs are ready, and are rebuilt when they fail."""
 
     server: GenerationServer
-    gang: Supervisor
+    gang: Router
 
 
 @asynccontextmanager
@@ -52,23 +52,24 @@ async def serving(
     listening: Callable[[GenerationServer], None] = lambda server: None,
     progress: ProgressListener = no_listener,
 ) -> AsyncIterator[Serving]:
-    """Listen first, so that a taken port or a wrong directory shows at once; then start the gang; drain on leaving.
+    """Listen first, so that a taken port or a wrong directory shows at once; then start the gangs; drain on leaving.
 
     `listening` is told when the port is open, where health says NOT_SERVING until the gang is ready.
     Raises GemrayError: InvalidField, CheckpointError, CapacityError, AddressUnavailable, ClusterUnreachable, and
     GangUnavailable; at the end RequestsCut when requests have not finished within the drain's deadline.
     """
     server_config, cluster_config = settings.server_config(), settings.cluster_config()
+    limits = settings.replica_limits()
     raise_open_files(server_config.max_live_requests)
     reader = await asyncio.to_thread(RequestReader.from_directory, settings.model)
     asked = asked_device(settings.device)
     if asked is not None:  # else it takes the cluster to tell
         await asyncio.to_thread(_refuse_unfit, settings, asked)
-    supervisor = Supervisor(max_rebuilds=cluster_config.max_rebuilds)
+    router = Router(limits, max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
     interceptor = TraceInterceptor(RequestMetrics(registry))
-    registry.register(EngineCollector(lambda: supervisor))
-    server = GenerationServer(server_config, supervisor, reader, interceptors=[interceptor])
+    registry.register(EngineCollector(lambda: router))
+    server = GenerationServer(server_config, router, reader, interceptors=[interceptor])
     async with AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.close)
@@ -87,14 +88,19 @@ async def serving(
         await asyncio.to_thread(_read_configs, settings, engine_config)
         await look_before_start(
             num_ranks=settings.num_ranks,
+            num_gangs=limits.at_start,
             bundle=rank_bundle(cluster_config, engine_config.device),
             checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
         )
-        await supervisor.start(lambda: RayGang(session, cluster_config, engine_config), progress)
-        stack.push_async_callback(supervisor.stop)
+        await router.start(
+            lambda: RayGang(session, cluster_config, engine_config),
+            slots=engine_config.max_num_seqs,
+            progress=progress,
+        )
+        stack.push_async_callback(router.stop)
         await server.report_health()
         stack.push_async_callback(server.close)  # before the gang goes: its streams end first
-        yield Serving(server, supervisor)
+        yield Serving(server, router)
         if num_cut := await server.drain():
             raise RequestsCut(
                 f"{num_cut} requests were cut: they had not finished within drain_deadline_s = "

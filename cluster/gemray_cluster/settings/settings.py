@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.settings.types import (
     AUTO,
@@ -194,6 +195,24 @@ class ServeSettings:
         bounds=">= 0",
     )
 
+    replicas: int | None = _cluster(
+        INTEGER, "Gangs that serve the model side by side, at start (default min-replicas).", bounds=">= 1"
+    )
+    min_replicas: int | None = _cluster(
+        INTEGER, "Replicas that are always kept (default replicas, or 1).", bounds=">= 1"
+    )
+    max_replicas: int | None = _cluster(
+        INTEGER,
+        "Replicas that are started when requests wait, where the cluster has or gets the room (default replicas).",
+        bounds=">= 1",
+    )
+    scale_up_s: float | None = _cluster(
+        SECONDS, "How long requests have waited when another replica is started (default 10).", bounds="> 0"
+    )
+    scale_down_s: float | None = _cluster(
+        SECONDS, "How long one replica less has sufficed when one is ended (default 300).", bounds="> 0"
+    )
+
     host: str | None = _server(TEXT, "Address to listen on (default 127.0.0.1).")
     port: int | None = _server(INTEGER, "gRPC port, 0 for a free one (default 50051).", bounds="0..65535")
     metrics_port: int | None = _server(
@@ -247,6 +266,11 @@ class ServeSettings:
         """Settings of the gang's life; raises InvalidSetting."""
         with self._naming_origins({}):
             return self._build(ClusterConfig)
+
+    def replica_limits(self) -> ReplicaLimits:
+        """How many gangs there are; raises InvalidSetting."""
+        with self._naming_origins({}):
+            return self._build(ReplicaLimits)
 
     def engine_config(self, device: DeviceName) -> EngineConfig:
         """Settings that every rank shares, with what `auto` means on `device`; raises InvalidSetting."""

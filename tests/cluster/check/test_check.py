@@ -49,6 +49,22 @@ def test_room(nodes: list[NodeResources], status: Status, parts: list[str]) -> N
 
 
 @pytest.mark.parametrize(
+    ("nodes", "status", "parts"),
+    [
+        ([_node("10.0.0.1", 4)], Status.OK, ["2 gangs of 2 x {GPU: 1, CPU: 1}"]),
+        ([_node("10.0.0.1", 2), _node("10.0.0.2", 2)], Status.OK, ["2 gangs"]),
+        ([_node("10.0.0.1", 3)], Status.FAIL, ["4 x {GPU: 1, CPU: 1} wanted, 3 available", "lower --replicas or --tp"]),
+        ([_node("10.0.0.1", 3), _node("10.0.0.2", 1)], Status.WARN, ["several nodes together"]),
+    ],
+)
+def test_room_for_replicas(nodes: list[NodeResources], status: Status, parts: list[str]) -> None:
+    result = check_room(nodes, num_ranks=2, bundle=GPU_RANK, num_gangs=2)
+    assert result.status is status
+    for part in parts:
+        assert part in result.sentence
+
+
+@pytest.mark.parametrize(
     ("size", "ranks", "status"),
     [
         (64 * 2**20, 1, Status.FAIL),

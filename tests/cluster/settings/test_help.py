@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.settings.settings import DEFAULT_KV_MEMORY, ENGINE_NAMES, ServeSettings, settings_of
 from gemray_cluster.settings.types import parse_size
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SETTINGS: dict[str, Field[Any]] = {setting.name: setting for setting in settings_of(ServeSettings)}
 OWNERS: dict[str, Field[Any]] = {
     ENGINE_NAMES.get(owned.name, owned.name): owned
-    for config in (EngineConfig, ClusterConfig, ServerConfig)
+    for config in (EngineConfig, ClusterConfig, ServerConfig, ReplicaLimits)
     for owned in fields(config)
 }
 """The config field behind each setting, by the setting's name."""
@@ -60,7 +61,7 @@ def test_help_tells_the_defaults_that_depend() -> None:
 def test_help_tells_the_range_that_the_config_checks() -> None:
     checked = {
         ENGINE_NAMES.get(name, name): str(bounds)
-        for config in (EngineConfig, ClusterConfig, ServerConfig)
+        for config in (EngineConfig, ClusterConfig, ServerConfig, ReplicaLimits)
         for name, bounds in ranges_of(config).items()
     }
     told = {name: setting.metadata["bounds"] for name, setting in SETTINGS.items() if setting.metadata["bounds"]}
@@ -69,7 +70,7 @@ def test_help_tells_the_range_that_the_config_checks() -> None:
         assert SETTINGS[name].metadata["help"].endswith(f"; {bounds}."), name
 
 
-@pytest.mark.parametrize("config", [EngineConfig, ClusterConfig, ServerConfig])
+@pytest.mark.parametrize("config", [EngineConfig, ClusterConfig, ServerConfig, ReplicaLimits])
 def test_the_bounds_are_allowed_and_nothing_beside_them(config: type[Any]) -> None:
     required = {"model_path": "m", "tensor_parallel_size": 1, "dtype": "float32", "device": "cpu", "kv_memory_bytes": 1}
     own = {name: value for name, value in required.items() if name in {f.name for f in fields(config)}}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.settings.settings import (
     ENGINE_NAMES,
@@ -126,7 +127,7 @@ def test_drafter_settings_reach_the_engine() -> None:
 
 def test_every_setting_belongs_to_a_component() -> None:
     """A setting that no component knows would have no effect."""
-    known = {f.name for config in (ServerConfig, ClusterConfig, EngineConfig) for f in fields(config)}
+    known = {f.name for config in (ServerConfig, ClusterConfig, EngineConfig, ReplicaLimits) for f in fields(config)}
     known |= {*ENGINE_NAMES.values(), "metrics_port"}
     assert {setting.name for setting in settings_of(ServeSettings)} <= known
 
