@@ -110,7 +110,7 @@ def pod(tmp_path: Path, short_path: Path) -> Iterator[Pod]:
     ports = {name: _free_port() for name in ("ray", "grpc", "metrics")}
     values = {
         "gang": {"device": "cpu", "tensorParallelSize": 2},
-        "server": {"dtype": "float32", "port": ports["grpc"], "kvMemory": "64MiB", "terminationGracePeriodSeconds": 20},
+        "server": {"dtype": "float32", "port": ports["grpc"], "kvMemory": "64MiB", "terminationGracePeriodSeconds": 25},
         "metrics": {"port": ports["metrics"]},
         "model": {"path": f"{tmp_path}/model", "volume": {"mountPath": str(tmp_path)}},
         "ray": {"objectStoreMemory": 80_000_000, "auth": {"mode": "token"}},

@@ -14,6 +14,7 @@ from gemray.cli.run import run
 from gemray_cluster.cli.bench import bench
 from gemray_cluster.cli.check import check
 from gemray_cluster.cli.demo import demo
+from gemray_cluster.cli.drain import drain
 from gemray_cluster.cli.exit_codes import exit_code_of
 from gemray_cluster.cli.serve import serve
 
@@ -42,7 +43,7 @@ def _options(
     del version
 
 
-for command in (serve, check, generate, chat, info, bench, demo):
+for command in (serve, drain, check, generate, chat, info, bench, demo):
     app.command()(command)
 
 

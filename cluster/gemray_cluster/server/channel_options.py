@@ -7,9 +7,14 @@ from gemray.channel_options import ChannelOptions, both_sides
 MIN_PING_INTERVAL_MS = 5_000
 
 
-def server_options(max_message_bytes: int) -> ChannelOptions:
+def server_options(max_message_bytes: int, max_connection_age_s: float | None = None) -> ChannelOptions:
     """Options of the server."""
+    age: ChannelOptions = ()
+    if max_connection_age_s is not None:
+        # gRPC varies it by a tenth, so that connections do not all come back at once, and lets streams go on.
+        age = (("grpc.max_connection_age_ms", max(1, int(max_connection_age_s * 1e3))),)
     return (
+        *age,
         *both_sides(max_message_bytes),
         # Two servers must never share a port in silence.
         ("grpc.so_reuseport", 0),

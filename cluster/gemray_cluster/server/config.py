@@ -25,6 +25,11 @@ class ServerConfig:
     max_message_bytes: int = ranged(Range(1 << 16, unit="bytes"), DEFAULT_MAX_MESSAGE_BYTES)
     drain_deadline_s: float = ranged(Range(0, unit="seconds"), 30.0)
     """How long live requests may go on once the server is told to end."""
+    drain_notice_s: float = ranged(Range(0, unit="seconds"), 1.0)
+    """How long health says NOT_SERVING before connections are told to go away (GOAWAY): clients that watch it leave by
+    themselves meanwhile."""
+    max_connection_age_s: float | None = ranged(DURATION, None)
+    """Age at which a connection is told to go away, so that clients spread anew; its streams go on. None: never."""
     write_deadline_s: float = ranged(DURATION, 30.0)
     """How long a client may read nothing of its stream before that ends."""
     tls_cert_file: str | None = None

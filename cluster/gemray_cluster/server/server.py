@@ -50,6 +50,7 @@ class GenerationServer:
         self._service = GenerationService(gang, reader, self.limiter, self._text_work, config)
         self._server: grpc.aio.Server | None = None
         self._health_task: asyncio.Task[None] | None = None
+        self._going_away: asyncio.Task[None] | None = None
         self.port = config.port
         """The port that was bound, once started."""
 
@@ -66,7 +67,9 @@ class GenerationServer:
         credentials = _credentials(config)
         _check_address(config.host, config.port)
         interceptors = [FirstMessage(), *self._interceptors, *auth, ReadableRequests(SERVICE)]
-        server = grpc.aio.server(interceptors=interceptors, options=server_options(config.max_message_bytes))
+        server = grpc.aio.server(
+            interceptors=interceptors, options=server_options(config.max_message_bytes, config.max_connection_age_s)
+        )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -86,9 +89,14 @@ class GenerationServer:
         await self._health.update()
 
     async def drain(self) -> int:
-        """Take no more requests and wait for the live ones; how many outlast the deadline, and are to be cut."""
+        """Take no more requests and wait for the live ones; how many outlast the deadline, and are to be cut.
+
+        After a notice connections get a GOAWAY, with which clients move to another server, and no new ones are taken.
+        """
         self.limiter.close()
         await self._health.update()
+        if self._going_away is None:
+            self._going_away = asyncio.create_task(self._go_away())
         try:
             await asyncio.wait_for(self.limiter.wait_until_idle(), self._config.drain_deadline_s)
         except TimeoutError:
@@ -106,7 +114,17 @@ class GenerationServer:
             await self._health.update()
             await self._server.stop(CLOSE_GRACE_S if self.limiter.active == 0 else None)
             self._server = None
+        if self._going_away is not None:
+            self._going_away.cancel()
+            await asyncio.wait([self._going_away])
+            self._going_away = None
         self._text_work.close()
+
+    async def _go_away(self) -> None:
+        """Tell connections to go away; what runs on them goes on until `close`."""
+        await asyncio.sleep(self._config.drain_notice_s)
+        if self._server is not None:
+            await self._server.stop(self._config.drain_deadline_s + CLOSE_GRACE_S)
 
 
 def _check_address(host: str, port: int) -> None:

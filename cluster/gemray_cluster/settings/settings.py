@@ -225,6 +225,12 @@ class ServeSettings:
     drain_deadline_s: float | None = _server(
         SECONDS, "Deadline for live requests at shutdown (default 30).", bounds=">= 0"
     )
+    drain_notice_s: float | None = _server(
+        SECONDS, "How long health says so before connections are told to go away (default 1).", bounds=">= 0"
+    )
+    max_connection_age_s: float | None = _server(
+        SECONDS, "Age at which a connection is told to go away; its streams go on (default: none).", bounds="> 0"
+    )
     write_deadline_s: float | None = _server(SECONDS, "Longest time a stream may go unread (default 30).", bounds="> 0")
     tls_cert_file: str | None = _server(PATH, "Certificate chain, PEM.")
     tls_key_file: str | None = _server(PATH, "Private key of the certificate, PEM.")

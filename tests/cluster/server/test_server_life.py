@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
+from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.certificates import make_certificates
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, reader_of, serving
@@ -73,7 +75,7 @@ async def test_reflection_lists_the_services(tokenizer: ChatTokenizer) -> None:
 
 async def test_draining_finishes_what_runs_and_takes_nothing_new(tokenizer: ChatTokenizer) -> None:
     gang = FakeGang(Script([180] * 10 + [106], delay_s=0.05))
-    async with serving(tokenizer, gang) as served:
+    async with serving(tokenizer, gang, drain_notice_s=60.0) as served:
         running = asyncio.ensure_future(served.stub.Generate(HI))
         while gang.num_active == 0:
             await asyncio.sleep(0.01)
@@ -87,6 +89,68 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(tokenizer: Chat
         assert stats.state == pb.SERVER_STATE_DRAINING
         assert (await running).text == "H" * 10
         assert await draining == 0
+
+
+class HeldGang(FakeGang):
+    """Gives the first token of a request; the others once it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(Script([180] * 20))
+        self.let_go = asyncio.Event()
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        async for delta in super().generate(submit):
+            yield delta
+            await self.let_go.wait()
+
+
+async def held_stream(served: Serving) -> Any:
+    """A stream that has begun."""
+    sampling = pb.SamplingParameters(max_tokens=20, ignore_eos=True)
+    call = served.stub.GenerateStream(pb.GenerateStreamRequest(text="Hi", sampling=sampling))
+    await anext(aiter(call))
+    return call
+
+
+async def sent_away(channel: grpc.aio.Channel) -> None:
+    """Return when the channel's connection has got a GOAWAY: it takes no new calls then."""
+    async with asyncio.timeout(60):
+        while (state := channel.get_state()) is grpc.ChannelConnectivity.READY:
+            await channel.wait_for_state_change(state)
+
+
+async def rest_of(call: Any) -> pb.Completion:
+    """The end of a stream that goes on."""
+    async with asyncio.timeout(60):
+        *_, last = [answer async for answer in call]
+    assert await call.code() is grpc.StatusCode.OK
+    completion: pb.Completion = last.final
+    return completion
+
+
+async def test_draining_sends_clients_away_and_their_streams_go_on(tokenizer: ChatTokenizer) -> None:
+    gang = HeldGang()
+    async with serving(tokenizer, gang, drain_notice_s=0.0, drain_deadline_s=60.0) as served:
+        call = await held_stream(served)
+        draining = asyncio.create_task(served.server.drain())
+        await sent_away(served.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.GetServerStats(pb.GetServerStatsRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "nobody listens here any more"
+        assert not draining.done()
+        gang.let_go.set()
+        assert (await rest_of(call)).usage.completion_tokens == 20
+        assert await draining == 0
+
+
+async def test_old_connections_are_replaced_and_their_streams_go_on(tokenizer: ChatTokenizer) -> None:
+    gang = HeldGang()
+    async with serving(tokenizer, gang, max_connection_age_s=0.2) as served:
+        call = await held_stream(served)
+        await sent_away(served.channel)
+        assert (await served.stub.GetServerStats(pb.GetServerStatsRequest())).requests.active == 1
+        gang.let_go.set()
+        assert (await rest_of(call)).usage.completion_tokens == 20
 
 
 async def test_draining_ends_at_its_deadline(tokenizer: ChatTokenizer) -> None:
