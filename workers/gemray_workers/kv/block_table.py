@@ -57,6 +57,16 @@ class SequencePages:
         """Pages to add so that every position below `end` is covered."""
         return max(0, pages_for(end, self._page_size) - self._first_column - len(self._pages))
 
+    def adopt(self, first_column: int, pages: Sequence[int]) -> None:
+        """Begin with the pages of a text's beginning, from `first_column` on; only before any other."""
+        assert self.end == 0, "a sequence begins once"
+        self._first_column = self._num_announced_columns = first_column
+        self._pages.extend(pages)
+
+    def page_at(self, column: int) -> int | None:
+        """The page of a column, or None when it is given back."""
+        return None if column < self._first_column else self._pages[column - self._first_column]
+
     def extend(self, pages: Sequence[int]) -> None:
         """Add columns on the right."""
         self._pages.extend(pages)
