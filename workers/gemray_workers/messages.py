@@ -23,6 +23,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Tokens that an earlier gang already gave to the client: replayed, not emitted again."""
     num_prompt_logprobs: int = 0
     """Prompt log-probabilities that it already gave, from position 1 on: not given again."""
+    cache_salt: str = ""
+    """Requests of different salts share no KV."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +81,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Set when `finish` is stop_token; the stop id itself is the last of `token_ids`."""
     fault: str | None = None
     cached_tokens: int = 0
+    """Prompt tokens whose KV was present when the request first got its slot."""
     speculation: SpeculationCounters | None = None
     """Totals of the request so far: a stop string may make any delta the last one."""
 
@@ -107,6 +110,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Between one cycle's end on the device and the next one's beginning, since the start; idle waits not counted."""
     compiled_programs: int = 0
     """Triton programs that rank 0 has compiled since it was ready: 0 in steady serving."""
+    prefix_cache_queries: int = 0
+    """Since the start, tokens of requests that got their slots, for the first time or again: what the prefix cache was
+    asked for."""
+    prefix_cache_hits: int = 0
+    """Tokens of them whose KV it had."""
+    prefix_cache_evictions: int = 0
+    """Pages that it had to give up since the start."""
+    pages_cached: dict[str, int] = {}
+    """By KV group: pages that it can find, held by requests or not."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):

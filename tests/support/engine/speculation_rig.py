@@ -19,6 +19,7 @@ from gemray_workers.engine.build import EngineParts, Schedule, build_engine, bui
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.kv.pool import KVPools
+from gemray_workers.kv.prefix_cache import HashBlock, chained_hash
 from gemray_workers.messages import Submit
 from gemray_workers.model.kv_groups import kv_donors, kv_group_specs
 from gemray_workers.model.target import TargetModel
@@ -107,6 +108,8 @@ class Rig:
         admission_headroom: int = 16,
         padded: bool = False,
         lag: int = 1,
+        prefix_cache: bool = False,
+        hash_block: HashBlock | None = None,
     ) -> Engine:
         """An engine over the loaded parts.
 
@@ -122,6 +125,8 @@ class Rig:
             admission_headroom: see `SchedulerConfig`; little of it provokes preemptions.
             padded: run cycles in the shapes of graphs.
             lag: steps in flight while the next is planned.
+            prefix_cache: whether pages are found again.
+            hash_block: of the cache's blocks.
         """
         scheduler = SchedulerConfig(
             max_num_seqs=num_slots,
@@ -131,6 +136,7 @@ class Rig:
             num_draft_tokens=self.num_draft_tokens,
             admission_headroom=admission_headroom,
             lag=lag,
+            prefix_cache=prefix_cache,
             tells_freed_pages=True,
         )
         parts = EngineParts(
@@ -145,7 +151,12 @@ class Rig:
             self.padded = PaddedCycle(parts.cycle(), max_num_seqs=num_slots, num_draft_tokens=self.num_draft_tokens)
         return build_engine(
             parts,
-            Schedule(scheduler, self.specs, {**self.num_pages, **(num_pages or {})}),
+            Schedule(
+                scheduler,
+                self.specs,
+                {**self.num_pages, **(num_pages or {})},
+                hash_block=hash_block or chained_hash,
+            ),
             inbox,
             runner=self.padded if padded else None,
             poisoned=[self.pools] if self.drafter_pools is None else [self.pools, self.drafter_pools],

@@ -3,6 +3,7 @@
 Every token is a hash of the request's seed and the token's position, so a request has one right answer. Each cell of
 each page remembers whose token at which position was written last; whatever a row would attend to is looked up
 through the block tables and compared. A page that two sequences share, or that was freed too early, is found out.
+With a prefix cache a cell remembers the text up to its token instead of the request: whoever has that text may read it.
 
 Plans run in the order in which they come, as on a stream: what a plan does to pages happens behind the rows of the
 plan before it, whenever the host learns of those. Like a device it knows where each sequence stands, and cuts rows and
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
@@ -68,10 +70,12 @@ class FakeEngine:
     num_correct: Callable[[str, int, int], int] = lambda _request_id, _position, num_drafts: num_drafts
     faults: set[str] = field(default_factory=set)
     max_model_len: int = 1 << 30
+    prefix_cache: bool = False
+    """Whether equal beginnings may share pages."""
     matches_stop_ids: bool = False
     """Whether a slot that has met a stop id emits nothing more; else it goes on until its end."""
     slots: dict[int, _Slot] = field(default_factory=dict)
-    cells: dict[tuple[str, int, int], tuple[str, int, int] | None] = field(default_factory=dict)
+    cells: dict[tuple[str, int, int], tuple[str | int, int, int] | None] = field(default_factory=dict)
     reported_prompt_positions: dict[str, list[int]] = field(default_factory=dict)
 
     def run(self, plan: StepPlan) -> list[SequenceOutcome]:
@@ -89,7 +93,10 @@ class FakeEngine:
                 min(adm.prompt_len + adm.params.max_tokens, self.max_model_len),
                 adm.params,
                 tables,
+                computed=adm.num_computed,
             )
+            assert self.prefix_cache or not adm.num_computed, "nothing is shared"
+            assert adm.num_computed < len(adm.token_ids), "the last token is to be computed"
         self._poison(plan)
         for grant in plan.granted:
             table = self.slots[grant.slot].tables[grant.group]
@@ -122,10 +129,12 @@ class FakeEngine:
         right = [token_at(slot.seed, len(slot.tokens) + i) for i in range(num_drafts + 1)]
         num_accepted = min(self.num_correct(slot.request_id, start, num_drafts), num_drafts)
         drafts = [token if i < num_accepted else token + 1 for i, token in enumerate(right[:num_drafts])]
-        for position, token_id in enumerate(known + drafts, start):
-            self._write(slot, position, token_id)
+        text = slot.tokens + drafts
+        owners = self._owners(slot, text)
+        for position in range(start, start + rows.num_known + num_drafts):
+            self._write(slot, position, text[position], owners[position])
         for position in range(start, start + rows.num_known + num_accepted):
-            self._check_keys(slot, position, (slot.tokens + drafts)[: position + 1])
+            self._check_keys(slot, position, text, owners)
         if rows.samples and slot.request_id in self.faults:  # its rows are computed, and nothing follows
             slot.computed += rows.num_known + num_accepted
             slot.is_done = True
@@ -158,25 +167,33 @@ class FakeEngine:
         self.reported_prompt_positions.setdefault(slot.request_id, []).extend(positions)
         return [TokenLogprob(slot.tokens[position], -float(position)) for position in positions]
 
-    def _write(self, slot: _Slot, position: int, token_id: int) -> None:
+    def _owners(self, slot: _Slot, text: list[int]) -> Sequence[str | int]:
+        """Whom the cell of each position belongs to."""
+        if not self.prefix_cache:
+            return [slot.request_id] * len(text)
+        return [*accumulate(text, lambda before, token_id: hash((before, token_id)), initial=0)][1:]
+
+    def _write(self, slot: _Slot, position: int, token_id: int, owner: str | int) -> None:
         for spec in self.specs:
             column, offset = divmod(position, spec.page_size)
-            self.cells[spec.name, slot.tables[spec.name][column], offset] = (slot.request_id, position, token_id)
+            self.cells[spec.name, slot.tables[spec.name][column], offset] = (owner, position, token_id)
 
-    def _check_keys(self, slot: _Slot, query: int, tokens: list[int]) -> None:
+    def _check_keys(self, slot: _Slot, query: int, tokens: list[int], owners: Sequence[str | int]) -> None:
         for spec in self.specs:
             first = 0 if spec.window is None else max(0, query - spec.window + 1)
-            self._check_range(slot, spec, first, query + 1, tokens)
+            self._check_range(slot, spec, first, query + 1, tokens, owners)
 
     def _check_draft_keys(self, slot: _Slot, num_computed: int) -> None:
         """What an MTP drafter reads: the last W computed tokens (spec 4.4)."""
         for spec in self.specs:
             first = 0 if spec.window is None else max(0, num_computed - spec.window)
-            self._check_range(slot, spec, first, num_computed, slot.tokens)
+            self._check_range(slot, spec, first, num_computed, slot.tokens, self._owners(slot, slot.tokens))
 
-    def _check_range(self, slot: _Slot, spec: KVGroupSpec, first: int, end: int, tokens: list[int]) -> None:
+    def _check_range(
+        self, slot: _Slot, spec: KVGroupSpec, first: int, end: int, tokens: list[int], owners: Sequence[str | int]
+    ) -> None:
         for position in range(first, end):
             column, offset = divmod(position, spec.page_size)
             cell = self.cells.get((spec.name, slot.tables[spec.name][column], offset))
-            wanted = (slot.request_id, position, tokens[position])
+            wanted = (owners[position], position, tokens[position])
             assert cell == wanted, f"group {spec.name}, position {position}: read {cell}, not {wanted}"

@@ -34,7 +34,7 @@ class Bench:
         }
         self.config = SchedulerConfig(**{**settings, "num_draft_tokens": drafts, "tells_freed_pages": True, **config})
         self.scheduler = Scheduler(self.config, SPECS, num_pages or PLENTY, lambda _sequence: drafts)
-        self.engine = FakeEngine(SPECS, max_model_len=self.config.max_model_len)
+        self.engine = FakeEngine(SPECS, max_model_len=self.config.max_model_len, prefix_cache=self.config.prefix_cache)
         self.in_flight: deque[tuple[StepPlan, list[SequenceOutcome]]] = deque()
         self.deltas: list[SequenceDelta] = []
         self.submits: dict[str, Submit] = {}
@@ -72,6 +72,8 @@ class Bench:
 def request(request_id: str, prompt_len: int, max_tokens: int = 8, **params: Any) -> Submit:
     emitted = params.pop("emitted_ids", [])
     num_prompt_logprobs = params.pop("num_prompt_logprobs", 0)
+    cache_salt = params.pop("cache_salt", "")
+    prompt_ids = params.pop("prompt_ids", list(range(prompt_len)))
     defaults: dict[str, Any] = {
         "temperature": 0.0,
         "top_k": 0,
@@ -81,7 +83,8 @@ def request(request_id: str, prompt_len: int, max_tokens: int = 8, **params: Any
     }
     return Submit(
         request_id=request_id,
-        prompt_ids=list(range(prompt_len)),
+        prompt_ids=prompt_ids,
+        cache_salt=cache_salt,
         params=SamplingParams(**{**defaults, "max_tokens": max_tokens, **params}),
         emitted_ids=emitted,
         num_prompt_logprobs=num_prompt_logprobs,

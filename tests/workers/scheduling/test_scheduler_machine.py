@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gemray_workers.kv.block_table import most_pages
+from gemray_workers.kv.prefix_cache import chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
@@ -56,11 +57,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             admission_headroom=data.draw(st.sampled_from([0, 0, 4, 16]), "headroom"),
             lag=data.draw(st.integers(0, 1), "lag"),
             tells_freed_pages=True,
+            prefix_cache=data.draw(st.booleans(), "prefix cache"),
         )
         window = data.draw(st.sampled_from([1, 4, 7, 16]), "window")
+        sizes = [2, 4] if self.config.prefix_cache else [1, 2, 4]
+        page = data.draw(st.sampled_from(sizes), "page")
+        self.collide = data.draw(st.booleans(), "hashes are equal")
         self.specs = [
-            KVGroupSpec("sliding", (0,), 1, 8, data.draw(st.sampled_from([1, 2, 4]), "page"), window, torch.float32),
-            KVGroupSpec("full", (1,), 1, 8, 4, None, torch.float32),
+            KVGroupSpec("sliding", (0,), 1, 8, page, window, torch.float32),
+            KVGroupSpec("full", (1,), 1, 8, page if self.config.prefix_cache else 4, None, torch.float32),
         ]
         self.num_pages = {
             spec.name: most_pages(MAX_LEN, spec.page_size, spec.window, self.config.max_rows)
@@ -82,13 +87,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self) -> None:
         """A gang without requests."""
         self.scheduler = Scheduler(
-            self.config, self.specs, self.num_pages, lambda seq: token_at(self.salt, seq.arrival, 6)
+            self.config,
+            self.specs,
+            self.num_pages,
+            lambda seq: token_at(self.salt, seq.arrival, 6),
+            hash_block=(lambda _before, _ids: 0) if self.collide else chained_hash,
         )
         self.engine = FakeEngine(
             self.specs,
             lambda request_id, position, n: token_at(self.salt, int(request_id) * 1000 + position, n + 1),
             faults=self.faulty,
             max_model_len=MAX_LEN,
+            prefix_cache=self.config.prefix_cache,
             matches_stop_ids=self.matches_stop_ids,
             reported_prompt_positions=self.reported,
         )
@@ -125,7 +135,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = str(len(self.submits))
         seed = data.draw(st.integers(0, 1 << 30), "seed")
         prompt_len = data.draw(st.integers(1, data.draw(st.sampled_from([8, 40]), "longest")), "prompt_len")
-        prompt_ids = [token_at(~seed, position) for position in range(prompt_len)]
+        prompt_ids = [*self.beginning(data)[:prompt_len]]
+        prompt_ids += [token_at(~seed, position) for position in range(len(prompt_ids), prompt_len)]
         params = SamplingParams(
             temperature=1.0,
             top_k=0,
@@ -154,6 +165,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ids[request_id] = list(emitted)
         self.scheduler.submit(self.submits[request_id])
         self.work += len(prompt_ids) + params.max_tokens + 1
+
+    def beginning(self, data: st.DataObject) -> list[int]:
+        """What the prompt of a new request begins with: most often a request before it and what that got so far."""
+        if not self.config.prefix_cache or not self.submits:
+            return []
+        earlier = data.draw(st.sampled_from([*self.submits]), "goes on from")
+        return [*self.submits[earlier].prompt_ids, *self.ids[earlier]]
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

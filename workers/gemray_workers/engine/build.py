@@ -16,6 +16,7 @@ from gemray_workers.engine.planner import FollowPlanner, Inbox, LeadPlanner, Pla
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.kv.pool import KVPools
+from gemray_workers.kv.prefix_cache import HashBlock, chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
@@ -63,13 +64,15 @@ class Schedule:
     """By group."""
     adapt_draft_tokens: bool = False
     """As in `EngineConfig`."""
+    hash_block: HashBlock = chained_hash
+    """What hashes the prefix cache's blocks (tests)."""
 
     def planner(self, inbox: Inbox | None, listeners: Communicator) -> Planner:
         """Rank 0's when there is an `inbox`, else that of a rank that follows; `listeners` hear the plans."""
         if inbox is None:
             return FollowPlanner(listeners)
         draft_lengths = DraftLengthController(self.config.num_draft_tokens, adaptive=self.adapt_draft_tokens)
-        scheduler = Scheduler(self.config, self.specs, self.num_pages, num_drafts_for=draft_lengths)
+        scheduler = Scheduler(self.config, self.specs, self.num_pages, draft_lengths, self.hash_block)
         return LeadPlanner(scheduler, listeners, inbox, draft_lengths)
 
 

@@ -126,7 +126,7 @@ class SlotTable:
         self._slots[admission.slot] = Slot(
             admission.request_id, admission.prompt_len, admission.params, tuple(admission.token_ids)
         )
-        self.computed_N[admission.slot] = 0
+        self.computed_N[admission.slot] = admission.num_computed
         self.end_N[admission.slot] = min(admission.prompt_len + admission.params.max_tokens, self._max_model_len)
         self.sampling.admit(admission.slot, admission.params, admission.token_ids, admission.prompt_len)
         tokens_L = to_device(admission.token_ids, self.device)

@@ -67,6 +67,7 @@ class Blueprint:
                 max_model_len=pools.max_model_len,
                 num_draft_tokens=drafter.traits.num_draft_tokens,
                 lag=config.lag,
+                prefix_cache=config.prefix_cache,
                 tells_freed_pages=config.poison_freed_pages,
             ),
             choices=_choose_attention(config, target_specs, drafter),

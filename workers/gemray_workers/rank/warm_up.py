@@ -62,4 +62,5 @@ def _request(kind: str, prompt_ids: list[int], max_model_len: int, changes: dict
     prompt_ids = prompt_ids[: max_model_len - 1]
     max_tokens = min(NUM_TOKENS, max_model_len - len(prompt_ids))
     params = SamplingParams(**{**published, "max_tokens": max_tokens, **changes})  # type: ignore[arg-type]
-    return Submit(request_id=f"warm-up: {kind}", prompt_ids=prompt_ids, params=params)
+    name = f"warm-up: {kind}"  # and salt: the long prompt is to be computed whole
+    return Submit(request_id=name, prompt_ids=prompt_ids, params=params, cache_salt=name)

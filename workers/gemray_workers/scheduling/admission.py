@@ -1,4 +1,7 @@
-"""Who may enter: from a submitted request to a sequence, and how many of the waiting ones can start now."""
+"""Who may enter: from a submitted request to a sequence, and how many of the waiting ones can start now.
+
+What the prefix cache has of a waiting sequence's text takes fewer rows and, where others hold it for good, fewer pages.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gemray_workers.errors import InvalidField
+from gemray_workers.kv.prefix_cache import NO_HIT, PrefixHit
 from gemray_workers.messages import Submit
 from gemray_workers.scheduling.config import SchedulerConfig
-from gemray_workers.scheduling.page_ledger import PageLedger
+from gemray_workers.scheduling.page_ledger import Leavers, PageLedger
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.stopping import TrimmedTokens, trim
 
 MOST_LOOKED_AT = 256
 """Waiting sequences that are looked at in one step, from the oldest on: a bound on the host's work."""
+MOST_LOOKED_UP = 16
+"""Waiting sequences that are looked up in one step although they fit only if some of their text is found."""
 
 
 def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence:
@@ -40,6 +46,7 @@ def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence
         prompt_len=prompt_len,
         arrival=arrival,
         next_prompt_logprob=1 + submit.num_prompt_logprobs,
+        cache_salt=submit.cache_salt,
     )
 
 
@@ -60,8 +67,8 @@ class AdmissionDecision:
 
     giving_way: SequenceOf[Sequence]
     """Running ones that go back to the waiting, newest first."""
-    admitted: SequenceOf[Sequence]
-    """Waiting ones that start, oldest first."""
+    admitted: SequenceOf[tuple[Sequence, PrefixHit]]
+    """Waiting ones that start, oldest first, each with what the prefix cache has of its text."""
 
 
 def choose_admissions(
@@ -89,47 +96,71 @@ def choose_admissions(
     unclaimed = ledger.pages_free
     for pages in missing.values():
         unclaimed = _less(unclaimed, pages)
-    oldest, giving_way = waiting[0], list[Sequence]()
+    giving_way: list[Sequence] = []
     most = min(num_free_slots, config.max_step_tokens - len(running))
-    if not _fits(oldest, unclaimed, most, ledger, config):
-        pages, num_places = unclaimed, most
+    leavers = ledger.leavers()
+    applicant = _Applicant.of(waiting[0], ledger, config)
+    if not applicant.fits(unclaimed, most, leavers):
+        pages, num_places, with_theirs = unclaimed, most, dict[str, int]()
         for sequence in sorted(running, key=lambda sequence: -sequence.arrival):
-            if sequence.arrival < oldest.arrival:
+            if sequence.arrival < applicant.sequence.arrival:
                 break
-            held = {name: len(held) for name, held in ledger.pages_of(sequence.running_slot).items()}
-            pages = _plus(_plus(pages, missing[id(sequence)]), held)
+            leavers.add(sequence.running_slot)
+            pages = _plus(pages, missing[id(sequence)])
             num_places += 1
             giving_way.append(sequence)
-            if _fits(oldest, pages, num_places, ledger, config):
-                unclaimed, most = pages, num_places
+            with_theirs = _plus(pages, leavers.freed)
+            if applicant.fits(with_theirs, num_places, leavers):
+                unclaimed, most = with_theirs, num_places
                 break
-        if unclaimed is not pages:
+        if unclaimed is not with_theirs:
             giving_way.clear()  # all of them together are not enough
-    admitted: list[Sequence] = []
+            leavers = ledger.leavers()
+    admitted: list[tuple[Sequence, PrefixHit]] = []
+    num_looked_up = 0
     for sequence in islice(waiting, MOST_LOOKED_AT):
         if len(admitted) >= most or min(unclaimed.values()) <= 0:
             break
-        if _fits(sequence, unclaimed, most - len(admitted), ledger, config):
-            unclaimed = _less(unclaimed, _demand(sequence, ledger, config))
-            admitted.append(sequence)
+        applicant = _Applicant(sequence, NO_HIT, ledger, config)
+        if applicant.fits(unclaimed, 1, leavers) or num_looked_up < MOST_LOOKED_UP:
+            num_looked_up += 1
+            applicant = _Applicant.of(sequence, ledger, config)
+            if applicant.fits(unclaimed, 1, leavers):
+                unclaimed = _less(unclaimed, applicant.demand(leavers))
+                admitted.append((sequence, applicant.hit))
     return AdmissionDecision(giving_way, admitted)
+
+
+@dataclass(frozen=True)
+class _Applicant:
+    """A waiting sequence, and what is known of its text."""
+
+    sequence: Sequence
+    hit: PrefixHit
+    ledger: PageLedger
+    config: SchedulerConfig
+
+    @classmethod
+    def of(cls, sequence: Sequence, ledger: PageLedger, config: SchedulerConfig) -> _Applicant:
+        """Look its text up."""
+        hit = ledger.find(sequence.tokens, sequence.cache_salt, sequence.most_found)
+        return cls(sequence, hit, ledger, config)
+
+    def demand(self, leavers: Leavers) -> dict[str, int]:
+        """Pages that it takes when `leavers` have left."""
+        num_rows = self.config.chunk(self.sequence.num_pending - self.hit.num_tokens)
+        demand = self.ledger.demand(_foreseen_len(self.sequence, self.config), num_rows)
+        return _less(demand, self.ledger.held_for_good(self.hit, leavers))
+
+    def fits(self, unclaimed: dict[str, int], num_places: int, leavers: Leavers) -> bool:
+        """Whether it finds a place and its pages."""
+        return num_places > 0 and min(_less(unclaimed, self.demand(leavers)).values()) >= 0
 
 
 def _missing(sequence: Sequence, ledger: PageLedger, config: SchedulerConfig) -> dict[str, int]:
     """Pages that a running sequence may yet take."""
     num_rows = sequence.num_rows_in_flight + config.chunk(sequence.num_pending)
     return ledger.still_missing(sequence.running_slot, _foreseen_len(sequence, config), num_rows)
-
-
-def _demand(sequence: Sequence, ledger: PageLedger, config: SchedulerConfig) -> dict[str, int]:
-    """Pages that a waiting sequence takes."""
-    return ledger.demand(_foreseen_len(sequence, config), config.chunk(sequence.num_pending))
-
-
-def _fits(
-    sequence: Sequence, unclaimed: dict[str, int], num_places: int, ledger: PageLedger, config: SchedulerConfig
-) -> bool:
-    return num_places > 0 and min(_less(unclaimed, _demand(sequence, ledger, config)).values()) >= 0
 
 
 def _foreseen_len(sequence: Sequence, config: SchedulerConfig) -> int:

@@ -19,6 +19,8 @@ class SchedulerConfig:
     num_draft_tokens: int = 0
     lag: int = 0
     """Steps that may be in flight while the next one is planned, 0 or 1."""
+    prefix_cache: bool = False
+    """As in `EngineConfig`."""
     tells_freed_pages: bool = False
     """Name the pages that were given back in every plan, for those who poison them (debugging)."""
     admission_headroom: int = 16

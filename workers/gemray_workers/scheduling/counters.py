@@ -44,4 +44,8 @@ class Totals:
     num_preemptions: int = 0
     num_prompt_rows: int = 0
     num_generated: int = 0
+    num_looked_up: int = 0
+    """Tokens that the prefix cache was asked for."""
+    num_found: int = 0
+    """Tokens that it had."""
     speculation: SpeculationTally = field(default_factory=SpeculationTally)

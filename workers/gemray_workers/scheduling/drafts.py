@@ -9,13 +9,14 @@ from gemray_workers.scheduling.request import Sequence
 def num_drafts_within_limits(wanted: int, sequence: Sequence, config: SchedulerConfig) -> int:
     """Cut the drafts that a drafter wants to give a sequence whose last token alone is pending.
 
-    None while nothing is computed that a drafter could start from. Else no more than the server's number, the
-    request's number, and what could be emitted as far as it is known; the device verifies no more than it has room for.
+    None while it has computed nothing itself that a drafter could start from. Else no more than the server's number,
+    the request's number, and what could be emitted as far as it is known; the device verifies no more than it has room
+    for.
 
     Args:
         wanted: by the drafter, for the next step.
     """
-    if sequence.least_computed == 0:
+    if sequence.least_computed == sequence.num_found:
         return 0
     stated = sequence.params.num_draft_tokens
     room = sequence.end_len(config.max_model_len) - sequence.least_len - 1

@@ -42,6 +42,7 @@ def apply_outcome(
         finish=finish,
         matched_stop_id=trimmed.matched_stop_id,
         fault=outcome.fault if finish == "fault" else None,
+        cached_tokens=sequence.num_cached or 0,
         speculation=sequence.speculation.counters(),
     )
 

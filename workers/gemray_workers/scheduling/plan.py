@@ -17,6 +17,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     """Prompt, then what was generated so far."""
     prompt_len: int
     params: SamplingParams
+    num_computed: int = 0
+    """Tokens at the beginning whose KV is in pages that it is granted."""
 
 
 class PageGrant(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,12 @@ class Sequence:
     num_computed: int = 0
     slot: int | None = None
     """The slot it runs in; None while it waits."""
+    cache_salt: str = ""
+    """Texts of different salts share no KV."""
+    num_found: int = 0
+    """Tokens that the prefix cache had when it got its slot: those it did not compute there."""
+    num_cached: int | None = None
+    """Prompt tokens that the cache had when it got a slot for the first time; None before."""
     epoch: int = 0
     """Which of the slot's sequences it is, one after the other, as its rows say."""
     in_flight: list[ScheduledRows] = field(default_factory=list)
@@ -79,6 +85,13 @@ class Sequence:
     def num_generated(self) -> int:
         """Tokens after the prompt."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def most_found(self) -> int:
+        """Tokens whose KV may come from the prefix cache: the last one's row chooses the next token, and rows that
+        give log-probabilities of the prompt are computed too."""
+        wants = self.params.prompt_logprobs is not None and self.next_prompt_logprob < self.prompt_len
+        return min(len(self.tokens), self.next_prompt_logprob if wants else len(self.tokens)) - 1
 
     @property
     def running_slot(self) -> int:

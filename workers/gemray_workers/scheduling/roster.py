@@ -62,12 +62,15 @@ class Roster:
         self._by_id[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
-    def admit(self, sequence: Sequence) -> None:
-        """A waiting sequence takes the lowest free slot."""
+    def admit(self, sequence: Sequence, num_found: int = 0) -> None:
+        """A waiting sequence takes the lowest free slot; its first `num_found` tokens have their KV."""
         self._waiting.remove(sequence)
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.epoch = self._num_admissions[sequence.slot]
         self._num_admissions[sequence.slot] += 1
+        sequence.num_computed = sequence.num_found = num_found
+        if sequence.num_cached is None:
+            sequence.num_cached = min(num_found, sequence.prompt_len)
         insort(self._running, sequence, key=_arrival)
 
     def put_back(self, sequence: Sequence) -> None:
@@ -75,7 +78,7 @@ class Roster:
         tokens come back, what was in flight is void.
         """
         self._leave_slot(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_found = 0
         insort(self._waiting, sequence, key=_arrival)
 
     def end(self, sequence: Sequence) -> None:

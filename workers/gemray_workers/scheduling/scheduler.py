@@ -23,6 +23,11 @@ With lag 1 a step is planned while the one before it is in flight, so its counts
 - A sequence that ends, is cancelled or preempted leaves at once. Its rows in flight still run, into pages that may
   have been granted anew: all that reads or writes for the new owner is enqueued behind them on the same stream, and a
   position is written before it is read. What they gave is dropped, by slot and epoch.
+
+With a prefix cache a sequence starts behind the beginning of its text whose KV is present. A page can be found once all
+its tokens are confirmed by a commit: no row writes to it after that, in flight or not, for a sequence that lives or has
+left, as rows lie behind what is confirmed. Rejected drafts, half-written pages and what a faulty sequence has computed
+are never found. Whoever finds a page reads it in a plan made after that commit, behind the rows that wrote it.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 
 from gemray_workers.errors import CapacityError, InvalidField
+from gemray_workers.kv.prefix_cache import HashBlock, chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Submit
 from gemray_workers.scheduling.admission import choose_admissions, sequence_of, trim_replayed
@@ -64,18 +70,20 @@ class Scheduler:
         specs: SequenceOf[KVGroupSpec],
         num_pages: Mapping[str, int],
         num_drafts_for: NumDraftsFor = no_drafts,
+        hash_block: HashBlock = chained_hash,
     ) -> None:
         """
         Args:
             num_drafts_for: how many drafts the drafter wants to give a sequence in the next step, asked once a step
                 for each sequence whose only pending token is its last; cut by `num_drafts_within_limits`.
+            hash_block: of the prefix cache's blocks (tests).
 
         Raises:
             CapacityError: a sequence of `max_model_len` does not fit the pools.
         """
         self._config = config
         self._num_drafts_for = num_drafts_for
-        self._ledger = PageLedger(specs, num_pages)
+        self._ledger = PageLedger(specs, num_pages, prefix_cache=config.prefix_cache, hash_block=hash_block)
         for name, wanted in self._ledger.demand(config.max_model_len, config.max_rows).items():
             if wanted > num_pages[name]:
                 raise CapacityError(
@@ -191,10 +199,13 @@ class Scheduler:
         )
         for sequence in chosen.giving_way:
             self._preempt(sequence)
-        for sequence in chosen.admitted:
-            self._roster.admit(sequence)
-            self._ledger.open(sequence.running_slot)
-        return list(chosen.admitted)
+        for sequence, hit in chosen.admitted:
+            self._roster.admit(sequence, hit.num_tokens)
+            self._ledger.open(sequence.running_slot, sequence.cache_salt, hit)
+            if self._config.prefix_cache:
+                self._totals.num_looked_up += len(sequence.tokens)
+                self._totals.num_found += hit.num_tokens
+        return [sequence for sequence, _ in chosen.admitted]
 
     def _find_pages(self, shares: list[Share], admitted: list[Sequence]) -> list[Share]:
         """Back the rows with pages: known rows oldest first, at the cost of the newest sequence if need be, then drafts
@@ -252,7 +263,9 @@ class Scheduler:
             step=self._totals.num_steps,
             released=self._roster.take_released(),
             admitted=[
-                Admission(seq.running_slot, seq.request_id, list(seq.tokens), seq.prompt_len, seq.params)
+                Admission(
+                    seq.running_slot, seq.request_id, list(seq.tokens), seq.prompt_len, seq.params, seq.num_computed
+                )
                 for seq in admitted
             ],
             granted=[grant for share in shares for grant in self._ledger.take_grants(share.sequence.running_slot)],
@@ -271,6 +284,11 @@ class Scheduler:
         num_new = 0 if delta is None else len(delta.token_ids)
         self._totals.num_generated += num_new
         self._totals.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, num_new))
+        if outcome.fault is None:
+            num_confirmed = min(sequence.num_computed, len(sequence.tokens))  # behind a stop id more is computed
+            self._ledger.publish(sequence.running_slot, sequence.tokens, num_confirmed)
+        else:
+            self._ledger.forget(sequence.running_slot)
         if delta is not None and delta.finish is not None:
             self._end(sequence)
         else:
@@ -312,11 +330,16 @@ class Scheduler:
             generated_tokens=self._totals.num_generated,
             last_step_seconds=last_step_seconds,
             speculation=self._totals.speculation.counters(),
+            prefix_cache_queries=self._totals.num_looked_up,
+            prefix_cache_hits=self._totals.num_found,
+            prefix_cache_evictions=self._ledger.num_evicted,
+            pages_cached=self._ledger.pages_cached,
         )
 
     def check_integrity(self) -> None:
-        """Every page is free or owned by exactly one running sequence (so all are free when nothing runs), every slot
-        is free or taken by one, and every running sequence is older than every waiting one.
+        """Every page is held by running sequences, as many as are counted (so none is when nothing runs), idle in the
+        prefix cache, or free; every slot is free or taken by one, and every running sequence is older than every
+        waiting one.
 
         Raises:
             PageError: the pages do not add up. The rest is asserted.
@@ -332,5 +355,6 @@ def _last_delta(sequence: Sequence, finish: FinishReason, matched_stop_id: int |
         token_ids=[],
         finish=finish,
         matched_stop_id=matched_stop_id,
+        cached_tokens=sequence.num_cached or 0,
         speculation=sequence.speculation.counters(),
     )
