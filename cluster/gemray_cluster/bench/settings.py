@@ -194,4 +194,5 @@ class Setup:
             # Requests of a load come in every shape; a row of the others needs a few shapes alone.
             capture="use" if self.load is None else "start",
             lag=max(self.lag, default=0),
+            prefix_cache=False,  # the same prompts run again and again, to be computed
         )

@@ -41,6 +41,7 @@ def _flags() -> Iterable[inspect.Parameter]:
         kind, flag = setting.metadata["kind"], "--" + setting.name.replace("_", "-")
         texts = {"help": setting.metadata["help"], "rich_help_panel": setting.metadata["panel"]}
         if kind is SWITCH:
+            flag = f"{flag}/--no{flag[1:]}" if setting.default else flag
             yield _parameter(setting.name, typer.Option(flag, **texts), bool)
         else:
             yield _parameter(setting.name, typer.Option(flag, metavar=kind.metavar, **texts), str)

@@ -141,6 +141,9 @@ def _engine_series(stats: EngineStats) -> Iterator[Metric]:
         "gemray_engine_draft_seconds": ("Time spent drafting.", stats.draft_seconds),
         "gemray_engine_verify_seconds": ("Time in the target's passes and the choice of tokens.", stats.verify_seconds),
         "gemray_engine_compiled_programs": ("Triton programs compiled since ready.", stats.compiled_programs),
+        "gemray_prefix_cache_queries": ("Tokens of requests that the cache was asked for.", stats.prefix_cache_queries),
+        "gemray_prefix_cache_hits": ("Tokens of them whose KV was there.", stats.prefix_cache_hits),
+        "gemray_prefix_cache_evictions": ("KV pages it gave up for others.", stats.prefix_cache_evictions),
         "gemray_speculation_rounds": ("Rounds of draft and verify.", stats.speculation.rounds),
         "gemray_speculation_drafted_tokens": ("Tokens drafted.", stats.speculation.drafted),
         "gemray_speculation_accepted_tokens": ("Drafted tokens accepted.", stats.speculation.accepted),
@@ -158,6 +161,7 @@ def _engine_series(stats: EngineStats) -> Iterator[Metric]:
     for name, meaning, pages in (
         ("gemray_kv_pages_in_use", "KV pages that sequences hold.", stats.pages_in_use),
         ("gemray_kv_pages", "KV pages there are.", stats.pages_total),
+        ("gemray_kv_pages_cached", "KV pages that the prefix cache finds, held or not.", stats.pages_cached),
     ):
         family = GaugeMetricFamily(name, meaning, labels=["group"])
         for group, count in pages.items():

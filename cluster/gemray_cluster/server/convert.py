@@ -209,4 +209,6 @@ def engine_stats(stats: EngineStats, model: ModelInfo) -> pb.EngineStats:
         draft_seconds=stats.draft_seconds,
         verify_seconds=stats.verify_seconds,
         compiled_programs=stats.compiled_programs,
+        prefix_cache_queries=stats.prefix_cache_queries,
+        prefix_cache_hits=stats.prefix_cache_hits,
     )

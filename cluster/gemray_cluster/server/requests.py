@@ -25,6 +25,7 @@ from gemray_workers.sampling.params import SamplingParams
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_BYTES = 256
 BYTES_PER_MESSAGE = 64
 """Bytes of plain text that are cut into tokens while a template writes one message."""
 MAX_TOKENIZE_BYTES = 4 << 20
@@ -111,6 +112,7 @@ class RequestReader:
             params=params,
             emitted_ids=emitted_ids,
             num_prompt_logprobs=len(prompt_ids) - 1 if emitted_ids else 0,  # they come before the first token
+            cache_salt=_cache_salt(request),
         )
         return AcceptedRequest(submit, output)
 
@@ -222,6 +224,13 @@ def read_request_id(request: GenerationRequest) -> str:
             "request_id", Summary.of_text(request_id), f"1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters"
         )
     return request_id
+
+
+def _cache_salt(request: GenerationRequest) -> str:
+    num_bytes = len(request.cache_salt.encode())
+    if num_bytes > MAX_CACHE_SALT_BYTES:
+        raise InvalidField("cache_salt", Summary(f"{num_bytes} bytes"), f"at most {MAX_CACHE_SALT_BYTES}")
+    return request.cache_salt
 
 
 def _num_bytes(request: GenerationRequest | pb.TokenizeRequest) -> int:

@@ -160,6 +160,9 @@ class ServeSettings:
     enforce_eager: bool = _engine(
         SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
     )
+    prefix_cache: bool = _engine(
+        SWITCH, "Start requests behind the beginnings of texts whose KV is still in memory.", False
+    )
     lag: int | None = _engine(
         INTEGER,
         "Steps in flight while the next is planned: 1, so that devices never wait, or 0 (default 1).",

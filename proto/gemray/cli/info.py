@@ -156,6 +156,7 @@ def _load(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> T
         "engine": f"{engine.steps} steps, {engine.num_running} running, {engine.num_waiting} waiting, "
         f"{engine.num_preemptions} preemptions, {engine.compiled_programs} programs compiled",
         "tokens": f"{engine.prompt_tokens} prompt, {engine.generated_tokens} generated",
+        "prefix cache": f"{engine.prefix_cache_hits} of {engine.prefix_cache_queries} tokens found",
         "last step": f"{engine.last_step_seconds * 1e3:.1f} ms",
     }
     if model.HasField("drafter"):

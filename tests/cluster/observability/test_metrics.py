@@ -33,6 +33,10 @@ def test_engine_series() -> None:
         ("gemray_engine_draft_seconds_total",): 0.5,
         ("gemray_engine_verify_seconds_total",): 2.5,
         ("gemray_engine_compiled_programs_total",): 4,
+        ("gemray_prefix_cache_queries_total",): 800,
+        ("gemray_prefix_cache_hits_total",): 100,
+        ("gemray_prefix_cache_evictions_total",): 6,
+        ("gemray_kv_pages_cached", ("group", "full")): 20,
         ("gemray_heartbeat_age_seconds",): 0.25,
         ("gemray_kv_pages_in_use", ("group", "sliding")): 5,
         ("gemray_kv_pages_in_use", ("group", "full")): 9,
@@ -59,7 +63,8 @@ def test_a_starting_gang_has_a_state_and_no_engine(gang: FakeGang | None) -> Non
 
 
 def test_names_end_with_what_they_count() -> None:
-    units = "seconds|tokens|requests?|pages|steps|programs|preemptions|rebuilds|rounds|pages_in_use|requests_in_flight"
+    units = "queries|hits|evictions|pages_cached|"
+    units += "seconds|tokens|requests?|pages|steps|programs|preemptions|rebuilds|rounds|pages_in_use|requests_in_flight"
     allowed = re.compile(rf"gemray(_\w+)??_({units}|state)(_total|_created|_bucket|_count|_sum)?")
     assert [name for name in all_names() if not allowed.fullmatch(name)] == []
 

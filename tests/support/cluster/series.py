@@ -24,6 +24,10 @@ STATS = EngineStats(
     draft_seconds=0.5,
     verify_seconds=2.5,
     compiled_programs=4,
+    prefix_cache_queries=800,
+    prefix_cache_hits=100,
+    prefix_cache_evictions=6,
+    pages_cached={"sliding": 7, "full": 20},
     speculation=SpeculationCounters(rounds=20, drafted=80, accepted=50, accepted_per_position=[19, 15, 10, 6]),
 )
 
