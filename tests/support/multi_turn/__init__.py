@@ -1,0 +1,1 @@
+"""Random chats with a prefix cache, held against an engine without; `python -m support.multi_turn` runs many."""
