@@ -1,0 +1,1 @@
+"""What the prefix cache finds under memory pressure, and what a hit saves."""
