@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gemray_kernels.packed_weight import PackedWeight
 from gemray_kernels.reference import (
     attention_inputs,
     cycle_rows,
@@ -19,6 +20,7 @@ from gemray_kernels.reference import (
     experts,
     layer_norms,
     linear,
+    packed_linear,
     rms_norm,
     rope,
     routing,
@@ -53,6 +55,10 @@ class Kernels:
     rope_tables: Callable[[Tensor, Sequence[Tensor], torch.dtype], tuple[tuple[Tensor, Tensor], ...]]
     route: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
     expert_outputs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    packed_linear: Callable[[Tensor, PackedWeight], Tensor]
+    wide_packed_linear: Callable[[Tensor, PackedWeight], Tensor]
+    packed_expert_outputs: Callable[[Tensor, Tensor, PackedWeight, PackedWeight], Tensor]
+    packed_gated_experts: Callable[[Tensor, Tensor, Tensor, PackedWeight, PackedWeight], Tensor]
 
 
 class PackRows(Protocol):
@@ -144,6 +150,10 @@ REFERENCE = Kernels(
     rope_tables=rope.rope_tables,
     route=routing.route,
     expert_outputs=routing.expert_outputs,
+    packed_linear=packed_linear.packed_linear,
+    wide_packed_linear=packed_linear.wide_packed_linear,
+    packed_expert_outputs=packed_linear.packed_expert_outputs,
+    packed_gated_experts=packed_linear.packed_gated_experts,
 )
 """Plain PyTorch, for every device and dtype."""
 
@@ -180,6 +190,10 @@ def triton_kernels() -> Kernels:
         rope_tables=triton_rope.rope_tables,
         route=routing.route,
         expert_outputs=triton_experts.expert_outputs,
+        packed_linear=packed_linear.packed_linear,
+        wide_packed_linear=packed_linear.wide_packed_linear,
+        packed_expert_outputs=packed_linear.packed_expert_outputs,
+        packed_gated_experts=packed_linear.packed_gated_experts,
     )
 
 

@@ -35,6 +35,10 @@ class Reads:
     head: int
     experts: int
     """All of them."""
+    dense_weights: int
+    """Numbers in `dense` without the head, however they are packed."""
+    expert_weights: int
+    """Numbers in `experts`."""
     drafter: int
     """One draft step of MTP, or one block of DFlash."""
 
@@ -76,7 +80,7 @@ def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: floa
     reads = _reads(config, blueprint, 1)
     moe = blueprint.model.moe
     share = 1.0 if moe is None else moe.top_k / moe.num_experts
-    met_by_a_token = (reads.dense - reads.head + share * reads.experts) / config.torch_dtype.itemsize
+    met_by_a_token = reads.dense_weights + share * reads.expert_weights
     operations = round(2 * met_by_a_token * num_tokens)
     weight_bytes = reads.dense + reads.experts
     return PrefillFloor(
@@ -92,19 +96,23 @@ def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
     comm = SilentCommunicator(0, config.tensor_parallel_size)
     target = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=_META)
     weights = target.weight_targets()
-    experts = _bytes([t for t in weights if ".experts." in t.name])
-    looked_up = _bytes([t for t in weights if t.name.startswith("embed_tokens_per_layer")])
-    head = _bytes([t for t in weights if t.name == "embed_tokens.weight"])
-    dense = _bytes(weights) - experts - looked_up
+    of_experts = [t for t in weights if ".experts." in t.name]
+    looked_up = [t for t in weights if t.name.startswith("embed_tokens_per_layer")]
+    of_head = [t for t in weights if t.name == "embed_tokens.weight"]
+    experts, head = _bytes(of_experts), _bytes(of_head)
+    dense = _bytes(weights) - experts - _bytes(looked_up)
+    dense_weights = _weights(weights) - _weights(of_experts) - _weights(looked_up) - _weights(of_head)
+    expert_weights = _weights(of_experts)
     match blueprint.drafter.traits.method:
         case "mtp":
-            return Reads(dense, head, experts, _assistant_bytes(config, blueprint, target.shard, comm, batch))
+            drafter = _assistant_bytes(config, blueprint, target.shard, comm, batch)
         case "dflash":
             own = SilentCommunicator(0, 1) if config.drafter_placement == "dedicated" else comm
             drafters_head = head * (config.tensor_parallel_size // own.size)
-            return Reads(dense, head, experts, _block_drafter_bytes(config, blueprint, own) + drafters_head)
+            drafter = _block_drafter_bytes(config, blueprint, own) + drafters_head
         case _:
-            return Reads(dense, head, experts, 0)
+            drafter = 0
+    return Reads(dense, head, experts, dense_weights, expert_weights, drafter)
 
 
 def _assistant_bytes(
@@ -126,6 +134,10 @@ def _block_drafter_bytes(config: EngineConfig, blueprint: Blueprint, comm: Silen
     assert config.drafter_path is not None
     drafter = DFlashConfig.from_directory(config.drafter_path, blueprint.model)
     return _bytes(DFlashModel(drafter, comm, dtype=config.torch_dtype, device=_META).weight_targets())
+
+
+def _weights(targets: list[WeightTarget]) -> int:
+    return sum(target.weights_each * copy.destination.numel() for target in targets for copy in target.copies)
 
 
 def _bytes(targets: list[WeightTarget]) -> int:

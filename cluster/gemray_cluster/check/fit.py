@@ -32,11 +32,13 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
         return [fail(NAME, f"{error}.")]
     model = blueprint.model_info()
     drafter = "" if model.drafter_method == "none" else f", drafter {model.drafter_method}"
+    recipe = blueprint.model.quantization
+    weights = "" if recipe is None or not recipe.titles else f", weights {', '.join(recipe.titles)}"
     return [
         ok(
             NAME,
-            f"{model.model_type} with {model.num_layers} layers on {model.tensor_parallel_size} ranks{drafter}: "
-            f"requests of up to {model.max_model_len} tokens fit the KV memory.",
+            f"{model.model_type} with {model.num_layers} layers on {model.tensor_parallel_size} ranks{weights}{drafter}"
+            f": requests of up to {model.max_model_len} tokens fit the KV memory.",
         )
     ]
 

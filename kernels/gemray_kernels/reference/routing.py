@@ -6,11 +6,9 @@ I expert width.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gemray_kernels.reference.activation import gelu_tanh_and_mul
-from gemray_kernels.reference.experts import choose_experts
+from gemray_kernels.reference.experts import choose_experts, gated_by_expert
 from gemray_kernels.reference.grouped_linear import grouped_linear
 from gemray_kernels.reference.layer_norms import total
 
@@ -29,13 +27,10 @@ def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_
         gate_up_E2IH: gate halves above up halves.
         down_EHI: the second layer.
     """
-    num_rows, top_k = experts_TK.shape
-    experts_R = experts_TK.flatten()
-    order_R = experts_R.argsort(stable=True)
-    counts_E = experts_R.new_zeros(gate_up_E2IH.shape[0]).scatter_add_(0, experts_R, experts_R.new_ones(len(experts_R)))
-    row_ends_E = counts_E.cumsum(0).to(torch.int32)
-    gate_up_R2I = grouped_linear(x_TH[order_R // top_k], gate_up_E2IH, row_ends_E)
-    sorted_RH = grouped_linear(gelu_tanh_and_mul(gate_up_R2I), down_EHI, row_ends_E)
-    outputs_RH = sorted_RH.new_empty(sorted_RH.shape)
-    outputs_RH[order_R] = sorted_RH
-    return outputs_RH.view(num_rows, top_k, -1)
+    return gated_by_expert(
+        x_TH,
+        experts_TK,
+        gate_up_E2IH.shape[0],
+        lambda x_RH, row_ends_E: grouped_linear(x_RH, gate_up_E2IH, row_ends_E),
+        lambda x_RI, row_ends_E: grouped_linear(x_RI, down_EHI, row_ends_E),
+    )

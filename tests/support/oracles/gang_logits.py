@@ -7,19 +7,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from support.oracles.oracle import load_model
+from support.oracles.oracle import load_model, loaded_model
 from support.oracles.paged import PagedCache, Rows
 
 
 def logits_on_rank(comm: Communicator, directories: list[Path], prompt: list[int]) -> list[Tensor]:
     """Logits by id [len(prompt), vocab_size] of each checkpoint, gathered; the prompt in two chunks."""
-    return [_logits(comm, directory, prompt) for directory in directories]
+    return [_logits(comm, load_model(directory, comm, torch.float64), prompt) for directory in directories]
 
 
-def _logits(comm: Communicator, directory: Path, prompt: list[int]) -> Tensor:
-    model = load_model(directory, comm, torch.float64)
+def quantized_logits_on_rank(comm: Communicator, directories: list[Path], prompt: list[int]) -> list[Tensor]:
+    """The same of checkpoints that need the loader."""
+    return [_logits(comm, loaded_model(directory, comm, torch.float64), prompt) for directory in directories]
+
+
+def _logits(comm: Communicator, model: TargetModel, prompt: list[int]) -> Tensor:
     cache = PagedCache(model.config, num_sequences=1, max_len=len(prompt), dtype=torch.float64, tp_size=comm.size)
     half = len(prompt) // 2
     hidden = [

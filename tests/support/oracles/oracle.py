@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from gemray_workers.checkpoint.loader import load_weights
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel
@@ -37,6 +38,14 @@ def load_model(directory: Path | str, comm: Communicator, dtype: torch.dtype) ->
                 for copy in target.copies:
                     copy.destination.copy_(tensor[copy.source])
     assert not wanted, sorted(wanted)
+    return model
+
+
+def loaded_model(directory: Path | str, comm: Communicator, dtype: torch.dtype) -> TargetModel:
+    """A rank's model with its weights, read by the checkpoint loader: quantized ones, too."""
+    config = ModelConfig.from_directory(directory)
+    model = TargetModel(config, comm, dtype=dtype, device=CPU)
+    load_weights(directory, model.weight_targets(), prefix=config.weight_prefix, is_ignored=model.ignored_name)
     return model
 
 

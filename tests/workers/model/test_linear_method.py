@@ -40,6 +40,10 @@ class DoubledWeight(LinearWeight):
         return 2 * self._plain.product(x_TI)
 
     @override
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        return 2 * self._plain.wide_summands(x_TI)
+
+    @override
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
         return 2 * self._plain.summands(x_TI, first)
 

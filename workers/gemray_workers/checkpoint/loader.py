@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, read_index
 from gemray_workers.checkpoint.target import Copy, WeightTarget
@@ -31,14 +32,19 @@ BLOCK_BYTES = 64 << 20
 MOST_PROBLEMS = 12
 """That one message lists."""
 
-_STORED_DTYPES = {
+STORED_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I64": torch.int64,
     "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
+_CODES_ALONE = (torch.int8, torch.uint8, torch.float8_e4m3fn)
+"""Dtypes whose numbers mean nothing without a scale."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,9 @@ class _WeightLoad:
 
     @property
     def bytes_to_read(self) -> int:
-        width = _STORED_DTYPES[self.stored.dtype].itemsize if self.target.copies else 0
+        width = STORED_DTYPES[self.stored.dtype].itemsize if self.target.copies else 0
+        if self.target.role == "scale":
+            return width * prod(self.stored.shape)
         return sum(width * copy.destination.numel() for copy in self.target.copies)
 
 
@@ -150,24 +158,40 @@ def _name_on_disk(target: WeightTarget, index: CheckpointIndex, prefix: str) -> 
 
 def _misfits(load: _WeightLoad) -> Iterator[str]:
     stored, target = load.stored, load.target
-    if stored.shape != target.shape:
+    # A scale has as many numbers however it is shaped: [], [1] and [1, 1] are all in use.
+    if stored.shape != target.shape and not (target.role == "scale" and prod(stored.shape) == prod(target.shape)):
         yield f"{stored.name} has shape {list(stored.shape)}, the model needs {list(target.shape)}"
         return
     if not target.copies:
         return
-    dtype = _STORED_DTYPES.get(stored.dtype)
+    dtype = STORED_DTYPES.get(stored.dtype)
     if dtype is None:
-        yield f"{stored.name} is stored as {stored.dtype}; allowed: {', '.join(_STORED_DTYPES)}"
+        yield f"{stored.name} is stored as {stored.dtype}; allowed: {', '.join(STORED_DTYPES)}"
+        return
+    allowed = _allowed_dtypes(target)
+    if allowed is not None and dtype not in allowed:
+        names = [name for name, of_name in STORED_DTYPES.items() if of_name in allowed]
+        yield f"{stored.name} is stored as {stored.dtype}; allowed: {', '.join(names)}"
         return
     for copy in target.copies:
         if copy.destination.is_floating_point() != dtype.is_floating_point:
             yield f"{stored.name} is stored as {stored.dtype}, the model keeps it as {copy.destination.dtype}"
         # `copy_` would broadcast a wrong block without a word.
-        if _block_shape(copy.source, stored.shape) != tuple(copy.destination.shape):
+        block = _block_shape(copy.source, target.shape)
+        if block != tuple(copy.destination.shape) and not (copy.spread and block is not None):
             yield (
                 f"{stored.name}: block {_spelled(copy.source)} of shape {list(stored.shape)} does not fill a "
                 f"destination of shape {list(copy.destination.shape)}"
             )
+
+
+def _allowed_dtypes(target: WeightTarget) -> set[torch.dtype] | None:
+    """Stored dtypes that say what the target's memory then says; None for those that can be cast."""
+    if target.role == "codes":
+        return {copy.destination.dtype for copy in target.copies}
+    if target.role == "weight":
+        return set(STORED_DTYPES.values()).difference(_CODES_ALONE)
+    return None
 
 
 def _block_shape(source: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -189,11 +213,28 @@ def _copy_file(file: Path, loads: Iterable[_WeightLoad]) -> Iterator[int]:
     try:
         with safe_open(file, framework="pt") as tensors:
             for load in loads:
+                if load.target.role == "scale":
+                    _copy_scale(load, tensors.get_tensor(load.stored.name))
+                    yield load.bytes_to_read
+                    continue
                 on_disk = tensors.get_slice(load.stored.name)
                 for copy in load.target.copies:
-                    yield from _copy_blocks(on_disk, copy, _STORED_DTYPES[load.stored.dtype].itemsize)
+                    yield from _copy_blocks(on_disk, copy, STORED_DTYPES[load.stored.dtype].itemsize)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file.name} could not be read: {error}") from error
+
+
+def _copy_scale(load: _WeightLoad, scale: Tensor) -> None:
+    """Copy the scales that this rank keeps; raises CheckpointError for one that no number can be multiplied with."""
+    wide = scale.float()
+    bad = ~(wide.isfinite() & (wide >= 0))
+    if bad.any():
+        raise CheckpointError(
+            f"{load.stored.name} is damaged: {int(bad.sum())} of its {wide.numel()} scales are negative or not finite "
+            f"(the first is {wide[bad][0].item()})"
+        )
+    for copy in load.target.copies:
+        copy.destination.copy_(scale.view(load.target.shape)[copy.source])
 
 
 def _copy_blocks(on_disk: Any, copy: Copy, itemsize: int) -> Iterator[int]:

@@ -23,6 +23,9 @@ from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 BLOCK_ELEMENTS = 1 << 24
 """About how many values one block has: whole rows, at least one."""
 
+RANDOM_FLOAT_SPREAD = 16.0
+"""Standard deviation of random 8-bit floats: far from where they underflow, far below their end at 448."""
+
 _VECTOR_CENTERS = (("q_norm", 0.25), ("k_norm", 0.25))
 """Norms that are not around 1: without a 1/sqrt(D) in attention these keep its scores around 1."""
 _TABLE_GAIN = 0.25
@@ -54,7 +57,10 @@ def random_weights(
     done = 0
     for target in wanted:
         for copy in target.copies:
-            _fill(target.full_name(prefix), target.shape, copy)
+            if target.role == "scale":
+                copy.destination.fill_(target.random_value)
+            else:
+                _fill(target.full_name(prefix), target.shape, copy, is_codes=target.role == "codes")
         done += _bytes_kept(target)
         if progress is not None:
             progress(done, total)
@@ -66,19 +72,21 @@ def _bytes_kept(target: WeightTarget) -> int:
 
 
 @torch.no_grad()
-def _fill(name: str, shape: tuple[int, ...], copy: Copy) -> None:
+def _fill(name: str, shape: tuple[int, ...], copy: Copy, *, is_codes: bool) -> None:
     if not shape:
         shape, copy = (1,), Copy((slice(0, 1),), copy.destination.view(1))
     rows, *columns = copy.source
-    for start, block in _blocks(name, shape, rows, copy.destination):
+    for start, block in _blocks(name, shape, rows, copy.destination, is_codes=is_codes):
         first, last = max(start, rows.start), min(start + len(block), rows.stop)
         part = block[(slice(first - start, last - start), *columns)]
         copy.destination[first - rows.start : last - rows.start].copy_(part)
 
 
-def _blocks(name: str, shape: tuple[int, ...], rows: slice, like: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _blocks(
+    name: str, shape: tuple[int, ...], rows: slice, like: Tensor, *, is_codes: bool
+) -> Iterator[tuple[int, Tensor]]:
     """(first row, values) of each block of the whole tensor that `rows` touches."""
-    if not like.is_floating_point():
+    if not is_codes and not like.is_floating_point():
         # Integers are an order of things (the centroid head's vocabulary): a permutation, made whole.
         yield 0, torch.randperm(shape[0], generator=_generator(name, 0, like.device), device=like.device)
         return
@@ -86,9 +94,22 @@ def _blocks(name: str, shape: tuple[int, ...], rows: slice, like: Tensor) -> Ite
     for number in range(rows.start // step, -(-rows.stop // step)):
         start = number * step
         size = (min(step, shape[0] - start), *shape[1:])
+        if is_codes:
+            yield start, _codes(size, like.dtype, _generator(name, number, like.device))
+            continue
         noise = torch.empty(size, dtype=torch.float32, device=like.device)
         noise.normal_(generator=_generator(name, number, like.device))
         yield start, _scaled(name, noise)
+
+
+def _codes(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Any bits, or numbers of `RANDOM_FLOAT_SPREAD` in a dtype of which some bits are no number."""
+    device = generator.device
+    if dtype.is_floating_point:
+        noise = torch.empty(size, dtype=torch.float32, device=device).normal_(generator=generator)
+        return noise.mul_(RANDOM_FLOAT_SPREAD).to(dtype)
+    bounds = torch.iinfo(dtype)
+    return torch.randint(bounds.min, bounds.max + 1, size, dtype=dtype, device=device, generator=generator)
 
 
 def _scaled(name: str, noise: Tensor) -> Tensor:

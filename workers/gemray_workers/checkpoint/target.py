@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
+
+TensorRole = Literal["weight", "codes", "scale"]
+"""What a tensor's numbers are: the model's own, which may be cast; packed ones, which are kept as they are stored; or
+what those are multiplied with, which must be finite and not negative."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,8 @@ class Copy:
     """One slice a dimension of the tensor on disk, with explicit start and stop."""
     destination: Tensor
     """A view of a parameter or buffer with the block's shape; the loader casts to its dtype."""
+    spread: bool = False
+    """Whether the block, of length 1 in some dimensions, fills a longer destination: a scale that many rows share."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,11 @@ class WeightTarget:
     """Whether `name` stands below no prefix, as a head's does."""
     stand_in: str | None = None
     """Full name of an equal tensor, which is read where this one is not on disk: of tied tables one is enough."""
+    role: TensorRole = "weight"
+    weights_each: int = 1
+    """The model's numbers that each element holds: 8 of packed int4, none of a scale."""
+    random_value: float = 1.0
+    """What random weights set a scale to."""
 
     def full_name(self, prefix: str) -> str:
         """Name on disk."""

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
+from gemray_workers.checkpoint.quantized.read import read_recipe
+from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.vocabulary import StoredVocabulary, stored_vocabulary
 from gemray_workers.errors import CheckpointError, InvalidField, Summary
 
@@ -102,6 +104,8 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     moe: MoEConfig | None
     per_layer_embedding: PerLayerEmbeddingConfig | None
+    quantization: Recipe | None = None
+    """Which of its layers are quantized on disk; None where none is."""
     eos_token_ids: tuple[int, ...]
     """From config.json, both levels; generation_config.json and the tokenizer may add more (spec 3)."""
 
@@ -124,6 +128,7 @@ class ModelConfig:
             weight_prefix=prefix,
             eos_token_ids=_union_of_ids(root.eos_token_id, text.eos_token_id),
             vocabulary=stored_vocabulary(path, prefix + "embed_tokens.weight", tied=root.tie_word_embeddings),
+            quantization=read_recipe(path, prefix=prefix),
         )
 
     @classmethod
@@ -135,6 +140,7 @@ class ModelConfig:
         weight_prefix: str,
         eos_token_ids: tuple[int, ...],
         vocabulary: StoredVocabulary,
+        quantization: Recipe | None,
     ) -> ModelConfig:
         refuse_other_variants(text)
         num_added = 0 if vocabulary.rows is None else max(0, vocabulary.rows - text.vocab_size)
@@ -159,6 +165,7 @@ class ModelConfig:
                 else None
             ),
             eos_token_ids=eos_token_ids,
+            quantization=quantization,
         )
 
     @property

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gemray_workers.checkpoint.target import WeightTarget
-from gemray_workers.model.linear_method import PLAIN, LinearMethod
+from gemray_workers.model.linear_method import LinearMethod
+from gemray_workers.model.recipe_method import method_of
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 
@@ -22,9 +23,9 @@ class ReplicatedLinear:
     """A linear layer that every rank computes in full."""
 
     def __init__(
-        self, name: str, num_in: int, num_out: int, sharding: WeightSharding, *, method: LinearMethod = PLAIN
+        self, name: str, num_in: int, num_out: int, sharding: WeightSharding, *, method: LinearMethod | None = None
     ) -> None:
-        self._weight = method.whole(name, num_out, num_in, sharding)
+        self._weight = (method or method_of(sharding)).whole(name, num_out, num_in, sharding)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """``x · weightᵀ`` [T, O]."""
@@ -33,6 +34,10 @@ class ReplicatedLinear:
     def summands(self, x_TI: Tensor) -> Tensor:
         """Parts [S, T, O] of the same."""
         return self._weight.summands(x_TI)
+
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        """Parts [S, T, O] of the same in the compute dtype, unrounded."""
+        return self._weight.wide_summands(x_TI)
 
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
         """Parts [S, T, O] of the layer's output for ``gelu_tanh(Σ summands) · factor``."""
@@ -55,7 +60,7 @@ class ColumnParallelLinear:
         num_in: int,
         sharding: WeightSharding,
         *,
-        method: LinearMethod = PLAIN,
+        method: LinearMethod | None = None,
     ) -> None:
         """Layers of `num_in` inputs.
 
@@ -63,10 +68,10 @@ class ColumnParallelLinear:
             outputs: name of each layer on disk with this rank's part of its outputs.
             num_in: inputs, whole on every rank.
             sharding: where the weight lies.
-            method: how it is held.
+            method: how it is held; None is what the checkpoint's recipe says.
         """
         self.sizes = [part.length for _, part in outputs]
-        self._weight = method.by_outputs(outputs, num_in, sharding)
+        self._weight = (method or method_of(sharding)).by_outputs(outputs, num_in, sharding)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """This rank's outputs [T, O], the layers' side by side in order."""
@@ -93,9 +98,9 @@ class RowParallelLinear:
     """A linear layer whose inputs are split over the ranks: each rank computes one summand of the output."""
 
     def __init__(
-        self, name: str, inputs: Part, num_out: int, sharding: WeightSharding, *, method: LinearMethod = PLAIN
+        self, name: str, inputs: Part, num_out: int, sharding: WeightSharding, *, method: LinearMethod | None = None
     ) -> None:
-        self._weight = method.by_inputs(name, inputs, num_out, sharding)
+        self._weight = (method or method_of(sharding)).by_inputs(name, inputs, num_out, sharding)
 
     def partial_sum(self, x_TI: Tensor) -> Tensor:
         """This rank's summand [T, O]: the layer's output is the all-reduced sum of every rank's."""

@@ -27,6 +27,10 @@ class LinearWeight(Protocol):
         """``x · weightᵀ`` [T, O], in the dtype of `x_TI`."""
         ...
 
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        """Parts [S, T, O] of the product in the compute dtype, unrounded."""
+        ...
+
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
         """Parts [S, T, O - first] of the outputs from `first` on, whose sum in order is the product."""
         ...
@@ -73,6 +77,10 @@ class _PlainWeight(LinearWeight):
     @override
     def product(self, x_TI: Tensor) -> Tensor:
         return self._kernels.linear(x_TI, self._weight_OI)
+
+    @override
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        return self._kernels.wide_summands(x_TI, self._weight_OI)
 
     @override
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:

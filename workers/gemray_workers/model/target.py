@@ -62,7 +62,7 @@ class TargetModel:
         self.shard = ShardIndices.of_rank(
             comm.rank, comm.size, org_vocab_size=config.org_vocab_size, num_added=config.num_added
         )
-        sharding = WeightSharding(comm.rank, comm.size, dtype, device)
+        sharding = WeightSharding(comm.rank, comm.size, dtype, device, config.quantization)
         self.embedding = VocabParallelEmbedding(
             "embed_tokens", self.shard, config.hidden_size, comm, sharding, scale=config.hidden_size**0.5
         )
@@ -146,8 +146,11 @@ class TargetModel:
 
     def ignored_name(self, name: str) -> bool:
         """Whether a checkpoint may hold a tensor of this name (the full one, as on disk) that nothing reads:
-        other modalities, a head that equals the embedding, and the KV projections of layers that read a donor's KV."""
+        other modalities, a head that equals the embedding, scales that change nothing, and the KV projections of layers
+        that read a donor's KV."""
         if (name == HEAD_WEIGHT and not self.config.has_own_head) or name.startswith(_OTHER_MODALITIES):
+            return True
+        if self.config.quantization is not None and self.config.quantization.leaves_unread(name):
             return True
         return any(
             name.startswith(f"{self.config.weight_prefix}layers.{layer.index}.self_attn.{part}")

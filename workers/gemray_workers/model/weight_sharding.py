@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.table import Kernels, kernels_for
+from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 
 
@@ -19,6 +20,8 @@ class WeightSharding:
     size: int
     dtype: torch.dtype
     device: torch.device
+    recipe: Recipe | None = None
+    """What of the model is quantized on disk."""
 
     @property
     def kernels(self) -> Kernels:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from gemray_workers.attention.choice import AttentionNeeds, choose_backends
+from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import DrafterPlan
@@ -128,7 +129,7 @@ class Blueprint:
             dtype=self.config.dtype,
             tensor_parallel_size=self.config.tensor_parallel_size,
             sliding_window=model.sliding_window,
-            choices=[*self.choices, self._cycles(), *_weights(self.config)],
+            choices=[*self.choices, self._cycles(), *_weights(self.config, model.quantization)],
             drafter_method=self.drafter.traits.method,
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,
@@ -179,11 +180,21 @@ def _fit(
     )
 
 
-def _weights(config: EngineConfig) -> list[Choice]:
-    """The weights as a choice, where they are not the checkpoint's."""
-    if not config.random_weights:
-        return []
-    return [Choice("weights", "random", "random_weights asks for weights from a seed: answers mean nothing")]
+def _weights(config: EngineConfig, recipe: Recipe | None) -> list[Choice]:
+    """The weights as choices, where they are quantized or not the checkpoint's."""
+    told = []
+    if config.random_weights:
+        told.append(Choice("weights", "random", "random_weights asks for weights from a seed: answers mean nothing"))
+    if recipe is not None and recipe.titles:
+        rounded = "" if not recipe.activations else f" rather than in the recipe's {' and '.join(recipe.activations)}"
+        told.append(
+            Choice(
+                "weight format",
+                ", ".join(recipe.titles),
+                f"the checkpoint's, by {recipe.method}: kept packed; activations are in {config.dtype}{rounded}",
+            )
+        )
+    return told
 
 
 def _choose_attention(

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from gemray_workers.checkpoint.index import read_index
+from gemray_workers.checkpoint.index import StoredTensor, read_index
+from gemray_workers.checkpoint.loader import STORED_DTYPES
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError, CheckpointError
 from gemray_workers.model.target import TargetModel
@@ -134,7 +135,14 @@ def _drafter_bytes(config: EngineConfig) -> int:
         stored = read_index(config.drafter_path).tensors.values()
     except CheckpointError:
         return 0
-    return sum(prod(tensor.shape) for tensor in stored) * config.torch_dtype.itemsize // config.tensor_parallel_size
+    total = sum(prod(tensor.shape) * _itemsize_kept(tensor, config.torch_dtype) for tensor in stored)
+    return total // config.tensor_parallel_size
+
+
+def _itemsize_kept(tensor: StoredTensor, dtype: torch.dtype) -> int:
+    """Bytes of each number of a drafter in memory: packed codes stay as they are."""
+    stored = STORED_DTYPES.get(tensor.dtype, dtype)
+    return dtype.itemsize if stored.is_floating_point and stored.itemsize > 1 else stored.itemsize
 
 
 def _work_bytes(blueprint: Blueprint) -> int:

@@ -11,6 +11,8 @@ import torch
 
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object
+from gemray_workers.checkpoint.quantized.read import read_recipe
+from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.config import DFlashCausalName
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
@@ -40,6 +42,8 @@ class DFlashConfig:
     output_multiplier: float
     input_scale: float | None
     """Multiplies the target's raw embedding of a block's tokens; None is the target's own scale (spec 5.3)."""
+    quantization: Recipe | None = None
+    """Which of its layers are quantized on disk; None where none is."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -94,6 +98,7 @@ class DFlashConfig:
             final_logit_softcapping=own.optional_number("final_logit_softcapping", positive=True),
             output_multiplier=1.0 if multiplier is None else multiplier,
             input_scale=scale_of_config if input_scale is None else input_scale,
+            quantization=read_recipe(path, prefix=""),
         )
 
     def kv_group_specs(self, *, tp_size: int, page_size: int, dtype: torch.dtype) -> tuple[KVGroupSpec, ...]:

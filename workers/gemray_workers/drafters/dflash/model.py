@@ -33,7 +33,7 @@ class DFlashModel:
         device: torch.device,
         attention: AttentionKernel = paged_attention,
     ) -> None:
-        sharding = WeightSharding(comm.rank, comm.size, dtype, device)
+        sharding = WeightSharding(comm.rank, comm.size, dtype, device, config.quantization)
         hidden_size, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
         self._dtype = dtype

@@ -64,12 +64,13 @@ class DFlashPlan:
         model = DFlashModel(
             self._drafter, parts.comm, dtype=parts.dtype, device=parts.device, attention=parts.attention
         )
+        recipe = self._drafter.quantization
         stored = frozenset() if self._random_weights else read_index(self._path).tensors.keys()
         self._fill_weights(
             self._path,
             [_as_stored(target, stored) for target in model.weight_targets()],
             prefix="",
-            is_ignored=lambda _name: False,
+            is_ignored=lambda name: recipe is not None and recipe.leaves_unread(name),
             progress=parts.progress,
         )
         chooser = DraftChooser(parts.comm)

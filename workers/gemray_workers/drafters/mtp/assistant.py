@@ -47,7 +47,7 @@ class AssistantModel:
         attention: AttentionKernel = paged_attention,
     ) -> None:
         decoder = config.decoder
-        sharding = WeightSharding(comm.rank, comm.size, dtype, device)
+        sharding = WeightSharding(comm.rank, comm.size, dtype, device, decoder.quantization)
         self.config = config
         self._dtype = dtype
         self._pre_projection = ReplicatedLinear(
@@ -115,5 +115,7 @@ class AssistantModel:
         return targets + self._head.weight_targets()
 
     def ignored_name(self, name: str) -> bool:
-        """Whether a checkpoint may hold a tensor of this name that nothing reads: the table that is not the head."""
-        return name in (HEAD_WEIGHT, EMBEDDING_WEIGHT)
+        """Whether a checkpoint may hold a tensor of this name that nothing reads: the table that is not the head, and
+        scales that change nothing."""
+        recipe = self.config.decoder.quantization
+        return name in (HEAD_WEIGHT, EMBEDDING_WEIGHT) or (recipe is not None and recipe.leaves_unread(name))

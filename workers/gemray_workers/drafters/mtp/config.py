@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
 from gemray_workers.checkpoint.json_file import read_json_object
+from gemray_workers.checkpoint.quantized.read import read_recipe
 from gemray_workers.checkpoint.vocabulary import stored_vocabulary
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.model.config import ModelConfig, layer_config, refuse_other_variants
@@ -54,7 +55,10 @@ class AssistantConfig:
         refuse_other_variants(text)
         _check_against(root, text, target)
         vocabulary = stored_vocabulary(directory, EMBEDDING_WEIGHT, tied=root.tie_word_embeddings)
-        decoder = _decoder(root, text, target, has_own_head=vocabulary.has_own_head)
+        decoder = replace(
+            _decoder(root, text, target, has_own_head=vocabulary.has_own_head),
+            quantization=read_recipe(directory, prefix=""),
+        )
         _check_donors(decoder, _stated_global_kv_heads(directory), target)
         return cls(
             decoder=decoder,

@@ -1,0 +1,1 @@
+"""Quantized checkpoints: what their configs say, as one recipe."""

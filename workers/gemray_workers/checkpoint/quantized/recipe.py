@@ -1,0 +1,148 @@
+"""Which layers of a checkpoint are quantized, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from gemray_workers.checkpoint.quantized.formats import WeightFormat
+from gemray_workers.errors import InvalidField
+
+ExpertLayout = Literal["each", "stacked", "plain"]
+"""Experts as linear layers of their own (``experts.3.up_proj.weight``), as quantized tensors with a dimension of
+experts (``experts.down_proj.weight_scale``), or as the plain tensors of the published checkpoints."""
+
+_UNUSED = (
+    ".input_scale",
+    ".input_global_scale",
+    ".output_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".weight_shape",
+)
+"""Ends of names that come with quantized weights and change nothing here: scales of rounded activations and of an
+8-bit KV cache, and a shape that the config says, too."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a recipe says of modules whose names match."""
+
+    text: str
+    kind: Literal["name", "regex", "glob", "class"]
+    """``glob`` matches modules inside the one that is named, too."""
+
+    @classmethod
+    def of_compressed_tensors(cls, text: str) -> Pattern:
+        """A full name, ``re:`` and a regular expression, or the name of a class."""
+        if text.startswith("re:"):
+            expression = text.removeprefix("re:")
+            try:
+                re.compile(expression)
+            except re.error as error:
+                raise InvalidField("quantization_config target or ignore", text, f"an expression ({error})") from error
+            return cls(expression, "regex")
+        return cls(text, "class" if text == "Linear" else "name")
+
+    @classmethod
+    def of_modelopt(cls, text: str) -> Pattern:
+        """A name with ``*``, of a module or of one that contains it."""
+        return cls(text, "glob")
+
+    def matches(self, name: str) -> bool:
+        """Whether a linear layer of this full name is meant."""
+        match self.kind:
+            case "class":
+                return True
+            case "name":
+                return self.text == name
+            case "regex":
+                return re.match(self.text, name) is not None
+            case "glob":
+                return fnmatchcase(name, self.text) or fnmatchcase(name, f"{self.text}.*")
+
+
+_SPECIFIC_FIRST = ("regex", "glob", "class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a checkpoint's config says of its quantized layers."""
+
+    method: str
+    """The library that made it."""
+    prefix: str
+    """What stands before the model's own names on disk."""
+    targets: tuple[tuple[Pattern, WeightFormat], ...]
+    ignored: tuple[Pattern, ...]
+    scale_dtypes: Mapping[str, torch.dtype] = field(hash=False, repr=False)
+    """Dtypes of the scales that are on disk, by full name."""
+    experts: ExpertLayout = "each"
+
+    def format_of(self, name: str) -> WeightFormat | None:
+        """How a linear layer, named below `prefix`, is quantized; None for one that is not.
+
+        The most specific target decides: a full name, then an expression, then the class of all linear layers.
+        """
+        names = tuple(self._spellings(name))
+        if any(self._ignores(spelling) for spelling in names):
+            return None
+        for spelling in names:
+            if (form := self._by_name.get(spelling)) is not None:
+                return form
+        found = [(p.kind, form) for p, form in self._by_pattern if any(p.matches(spelling) for spelling in names)]
+        return min(found, key=lambda of: _SPECIFIC_FIRST.index(of[0]))[1] if found else None
+
+    def _ignores(self, name: str) -> bool:
+        return name in self._ignored_names or any(pattern.matches(name) for pattern in self._ignored_patterns)
+
+    # Recipes name each of thousands of experts' layers: those are looked up, not searched.
+
+    @cached_property
+    def _by_name(self) -> dict[str, WeightFormat]:
+        return {pattern.text: form for pattern, form in self.targets if pattern.kind == "name"}
+
+    @cached_property
+    def _by_pattern(self) -> list[tuple[Pattern, WeightFormat]]:
+        return [(pattern, form) for pattern, form in self.targets if pattern.kind != "name"]
+
+    @cached_property
+    def _ignored_names(self) -> frozenset[str]:
+        return frozenset(pattern.text for pattern in self.ignored if pattern.kind == "name")
+
+    @cached_property
+    def _ignored_patterns(self) -> list[Pattern]:
+        return [pattern for pattern in self.ignored if pattern.kind != "name"]
+
+    def scale_dtype(self, name: str, usual: torch.dtype) -> torch.dtype:
+        """The dtype of a scale, named below `prefix`: the one on disk, or the usual one where there is none."""
+        found = (self.scale_dtypes.get(spelling) for spelling in self._spellings(name))
+        return next((dtype for dtype in found if dtype is not None), usual)
+
+    def leaves_unread(self, name: str) -> bool:
+        """Whether a tensor of this full name comes with quantized layers and changes nothing that is computed."""
+        return name.endswith(_UNUSED)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The formats in use, each once."""
+        return tuple(dict.fromkeys(form.title for _, form in self.targets))
+
+    @property
+    def activations(self) -> tuple[str, ...]:
+        """What the recipe would round activations to, each once."""
+        return tuple(dict.fromkeys(form.activations for _, form in self.targets if form.activations is not None))
+
+    def _spellings(self, name: str) -> Iterator[str]:
+        """A layer's name on disk, and those that other versions of transformers gave it when recipes were written."""
+        yield self.prefix + name
+        for prefix in ("model.language_model.", "language_model.model.", "model.", "language_model.", ""):
+            if prefix != self.prefix:
+                yield prefix + name

@@ -1,0 +1,185 @@
+"""The weights of all experts of a layer, plain or packed: one rank's slice of each (spec 1.9, docs/quantized.md).
+
+Shape legend: T rows, H hidden size, E experts, K experts a row, I local expert width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from gemray_workers.checkpoint.quantized.formats import WeightFormat
+from gemray_workers.checkpoint.quantized.recipe import Recipe
+from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.model.config import MoEConfig
+from gemray_workers.model.packed_linear import empty_packed, packed_targets
+from gemray_workers.model.weight_sharding import Part, WeightSharding, slice_copy, sliced_tensor
+
+
+class ExpertWeights(Protocol):
+    """Every expert's ``down(gelu_tanh(gate(x)) · up(x))``."""
+
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        """Outputs [T, K, H] of each row's experts."""
+        ...
+
+    def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        """Sum [T, H] of each row's experts by their weights."""
+        ...
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Every tensor that a checkpoint must fill."""
+        ...
+
+
+def expert_weights(prefix: str, hidden_size: int, moe: MoEConfig, sharding: WeightSharding) -> ExpertWeights:
+    """The weights of the experts named `prefix`, as the checkpoint's recipe says.
+
+    Raises:
+        InvalidField: a recipe that quantizes some of a layer's experts, or one of an expert's layers, otherwise than
+            the others.
+    """
+    recipe = sharding.recipe
+    if recipe is None:
+        return PlainExperts(prefix, hidden_size, moe, sharding)
+    gate_up, down = _formats(recipe, prefix, moe.num_experts)
+    if gate_up is None or down is None:
+        return PlainExperts(prefix, hidden_size, moe, sharding, each=recipe.experts == "each")
+    return PackedExperts(prefix, hidden_size, moe, sharding, recipe, gate_up, down)
+
+
+class PlainExperts(ExpertWeights):
+    """Experts in the model's dtype."""
+
+    def __init__(
+        self, prefix: str, hidden_size: int, moe: MoEConfig, sharding: WeightSharding, *, each: bool = False
+    ) -> None:
+        """Place them; `each` tells of a checkpoint in which every expert has tensors of its own."""
+        self._prefix = prefix
+        self._each = each
+        self._kernels = sharding.kernels
+        self._part = sharding.part(moe.intermediate_size)
+        self._gate_up_E2IH = sharding.empty(moe.num_experts, 2 * self._part.length, hidden_size)
+        self._down_EHI = sharding.empty(moe.num_experts, hidden_size, self._part.length)
+
+    @override
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        return self._kernels.expert_outputs(x_TH, experts_TK, self._gate_up_E2IH, self._down_EHI)
+
+    @override
+    def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        return self._kernels.gated_experts(x_TH, weights_TK, experts_TK, self._gate_up_E2IH, self._down_EHI)
+
+    @override
+    def weight_targets(self) -> list[WeightTarget]:
+        # Gate and up halves are sliced separately.
+        part = self._part
+        gate, up = torch.split(self._gate_up_E2IH, part.length, dim=1)
+        num_experts, _, hidden_size = self._gate_up_E2IH.shape
+        if self._each:
+            return [
+                sliced_tensor(f"{self._prefix}.{number}.{name}.weight", dim, part, whole[number])
+                for number in range(num_experts)
+                for name, dim, whole in (("gate_proj", 0, gate), ("up_proj", 0, up), ("down_proj", 1, self._down_EHI))
+            ]
+        gate_up = WeightTarget(
+            f"{self._prefix}.gate_up_proj",
+            (num_experts, 2 * part.whole, hidden_size),
+            (slice_copy(1, part, gate), slice_copy(1, part, up, offset=part.whole)),
+        )
+        return [gate_up, sliced_tensor(f"{self._prefix}.down_proj", 2, part, self._down_EHI)]
+
+
+class PackedExperts(ExpertWeights):
+    """Experts whose weights stay packed."""
+
+    def __init__(
+        self,
+        prefix: str,
+        hidden_size: int,
+        moe: MoEConfig,
+        sharding: WeightSharding,
+        recipe: Recipe,
+        gate_up: WeightFormat,
+        down: WeightFormat,
+    ) -> None:
+        self._prefix = prefix
+        self._stacked = recipe.experts == "stacked"
+        self._kernels = sharding.kernels
+        self._part = sharding.part(moe.intermediate_size)
+        self._hidden = Part(0, hidden_size, hidden_size)
+        self._formats = gate_up, down
+        first = prefix if self._stacked else f"{prefix}.0"
+        gates = [f"{first}.gate_up_proj"] if self._stacked else [f"{first}.gate_proj", f"{first}.up_proj"]
+        self._gate_up = empty_packed(
+            recipe, gate_up, gates, 2 * self._part.length, self._hidden, sharding, moe.num_experts
+        )
+        self._down = empty_packed(
+            recipe, down, [f"{first}.down_proj"], hidden_size, self._part, sharding, moe.num_experts
+        )
+
+    @override
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        return self._kernels.packed_expert_outputs(x_TH, experts_TK, self._gate_up, self._down)
+
+    @override
+    def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        return self._kernels.packed_gated_experts(x_TH, weights_TK, experts_TK, self._gate_up, self._down)
+
+    @override
+    def weight_targets(self) -> list[WeightTarget]:
+        return list(self._stacked_targets() if self._stacked else self._targets_of_each())
+
+    def _targets_of_each(self) -> Iterator[WeightTarget]:
+        part, (gate_up_form, down_form) = self._part, self._formats
+        for number in range(self._gate_up.num_experts):
+            gate_up, down = self._gate_up.expert(number), self._down.expert(number)
+            for name, row in (("gate_proj", 0), ("up_proj", part.length)):
+                memory = gate_up.rows(row, part.length)
+                yield from packed_targets(
+                    f"{self._prefix}.{number}.{name}", gate_up_form, [(part, memory)], self._hidden
+                )
+            yield from packed_targets(f"{self._prefix}.{number}.down_proj", down_form, [(self._hidden, down)], part)
+
+    def _stacked_targets(self) -> Iterator[WeightTarget]:
+        part, (gate_up_form, down_form) = self._part, self._formats
+        num_experts = self._gate_up.num_experts
+        gate = replace(part, whole=2 * part.whole)
+        up = replace(gate, start=part.whole + part.start)
+        pieces = [(gate, self._gate_up.rows(0, part.length)), (up, self._gate_up.rows(part.length))]
+        yield from packed_targets(f"{self._prefix}.gate_up_proj", gate_up_form, pieces, self._hidden, num_experts)
+        yield from packed_targets(
+            f"{self._prefix}.down_proj", down_form, [(self._hidden, self._down)], part, num_experts
+        )
+
+
+def _formats(recipe: Recipe, prefix: str, num_experts: int) -> tuple[WeightFormat | None, WeightFormat | None]:
+    """Formats of the experts' gate and up layers and of their down layers."""
+    if recipe.experts == "plain":
+        return None, None
+    if recipe.experts == "stacked":
+        gate_up, down = (recipe.format_of(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj"))
+        found = {(gate_up, gate_up, down)}
+    else:
+        found = {
+            (
+                recipe.format_of(f"{prefix}.{number}.gate_proj"),
+                recipe.format_of(f"{prefix}.{number}.up_proj"),
+                recipe.format_of(f"{prefix}.{number}.down_proj"),
+            )
+            for number in range(num_experts)
+        }
+    formats = next(iter(found))
+    if len(found) > 1 or formats[0] != formats[1] or (formats[0] is None) != (formats[2] is None):
+        raise InvalidField(
+            f"quantization_config of {prefix}",
+            Summary("several formats"),
+            "one format for all experts' gate and up layers, and one for their down layers, all quantized or none",
+        )
+    return formats[0], formats[2]
