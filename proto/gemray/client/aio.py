@@ -55,6 +55,13 @@ class AsyncClient:
         tokens: pb.TokenizeResponse = await self._call(self._stub.Tokenize, request, timeout_s)
         return tokens
 
+    async def detokenize(
+        self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None
+    ) -> pb.DetokenizeResponse:
+        """The text of token ids."""
+        answer: pb.DetokenizeResponse = await self._call(self._stub.Detokenize, request, timeout_s)
+        return answer
+
     async def model_info(self, *, timeout_s: float | None = None) -> pb.GetModelInfoResponse:
         """The served model, its shards and memory."""
         info: pb.GetModelInfoResponse = await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s)

@@ -61,6 +61,11 @@ class Client:
         answer: pb.TokenizeResponse = self._call(self._stub.Tokenize, request, timeout_s)
         return answer
 
+    def detokenize(self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None) -> pb.DetokenizeResponse:
+        """The text of token ids."""
+        answer: pb.DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout_s)
+        return answer
+
     def model_info(self, *, timeout_s: float | None = None) -> pb.GetModelInfoResponse:
         """The served model, its shards and memory."""
         answer: pb.GetModelInfoResponse = self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s)

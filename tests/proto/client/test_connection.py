@@ -31,7 +31,8 @@ async def test_every_call_in_a_thread(served: Serving) -> None:
     def ask() -> None:
         with Client(served.server.address) as client:
             assert client.generate(pb.GenerateRequest(text="Hi")).text == "H"
-            assert list(client.tokenize(pb.TokenizeRequest(text="Hi")).token_ids)
+            tokens = client.tokenize(pb.TokenizeRequest(text="Hi"))
+            assert client.detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids)).text == "Hi"
             assert client.model_info(timeout_s=60).model_type == "gemma4_text"
             assert client.server_stats().state == pb.SERVER_STATE_SERVING
 
@@ -42,7 +43,8 @@ async def test_every_call_in_a_thread(served: Serving) -> None:
 async def test_every_call_in_a_loop(served: Serving) -> None:
     async with AsyncClient(served.server.address) as client:
         assert (await client.generate(pb.GenerateRequest(text="Hi"))).text == "H"
-        assert list((await client.tokenize(pb.TokenizeRequest(text="Hi"))).token_ids)
+        tokens = await client.tokenize(pb.TokenizeRequest(text="Hi"))
+        assert (await client.detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids))).text == "Hi"
         assert (await client.model_info(timeout_s=60)).model_type == "gemma4_text"
         assert (await client.server_stats()).state == pb.SERVER_STATE_SERVING
 
