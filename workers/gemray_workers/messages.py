@@ -10,7 +10,9 @@ import msgspec
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 
-FinishReason = Literal["stop_token", "length", "cancelled", "fault"]
+FinishReason = Literal["stop_token", "grammar", "length", "cancelled", "fault", "unmet"]
+"""``grammar``: the text is complete, nothing can follow. ``unmet``: its grammar and the request's other fields left no
+token to choose, which is the request's fault and not the engine's."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -80,6 +82,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     matched_stop_id: int | None = None
     """Set when `finish` is stop_token; the stop id itself is the last of `token_ids`."""
     fault: str | None = None
+    """Why, when `finish` is fault or unmet."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was present when the request first got its slot."""
     speculation: SpeculationCounters | None = None

@@ -23,6 +23,7 @@ from gemray_workers.sampling.token_logprob import TokenLogprob
 FINISH_REASONS = {
     "stop_token": pb.FINISH_REASON_STOP_TOKEN,
     "stop_string": pb.FINISH_REASON_STOP_STRING,
+    "grammar": pb.FINISH_REASON_FORM_COMPLETE,
     "length": pb.FINISH_REASON_LENGTH,
     "tool_call": pb.FINISH_REASON_TOOL_CALL,
 }

@@ -13,6 +13,7 @@ from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import Ending, OutputPiece, OutputStream
 from gemray_cluster.text.structure import HEADER, open_thought_of
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import FinishReason, SequenceDelta, SpeculationCounters
 
 
@@ -46,7 +47,8 @@ class Generation:
         """The output, one piece an engine step. Closing it early stops the generation.
 
         Nothing of what earlier calls gave is given again: a request that it ends has no pieces.
-        Raises EngineFault and GangUnavailable: an output without an ending is never taken for a whole one.
+        Raises EngineFault, GangUnavailable, and InvalidField for a form that can't be met: an output without an ending
+        is never taken for a whole one.
         """
         self._replay()
         if self.ending is not None:
@@ -57,6 +59,8 @@ class Generation:
                 advanced(delta)
                 if delta.finish == "fault":
                     raise EngineFault(f"the engine could not go on: {delta.fault or 'no reason given'}")
+                if delta.finish == "unmet":
+                    raise InvalidField("structured", Summary("a form"), f"one that can be met here: {delta.fault}")
                 if delta.finish == "cancelled":
                     raise GangUnavailable("the server cancelled the request")
                 self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)

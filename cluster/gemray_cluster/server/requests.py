@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
 from gemray_cluster.server.chat import read_chat, read_tool_choice
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.sampling import read_sampling
+from gemray_cluster.server.structured import read_structured
 from gemray_cluster.text.control_tokens import RenderedText
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import OutputRules
@@ -18,6 +22,7 @@ from gemray_cluster.text.structure import CLOSES_CALL, OPENS_CALL
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.grammar.compiler import GrammarCompiler
 from gemray_workers.messages import ModelInfo, Submit
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.sampling.params import SamplingParams
@@ -82,6 +87,15 @@ class RequestReader:
             )
         return cls(tokenizer, GenerationDefaults.from_directory(model), config.vocab_size)
 
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles what requests ask of their answers; compile in a thread."""
+        return GrammarCompiler(self.tokenizer.grammar_vocabulary(self.vocab_size))
+
+    def prepare_grammars(self) -> None:
+        """Build `grammars` now: nothing else of the process runs meanwhile, up to two seconds."""
+        _ = self.grammars
+
     def read(
         self, request: GenerationRequest, request_id: str, model: ModelInfo, *, max_answer_bytes: int | None = None
     ) -> AcceptedRequest:
@@ -98,6 +112,14 @@ class RequestReader:
             prompt_len=len(prompt_ids),
             **self._call_rules(request.chat),
         )
+        if request.HasField("structured"):
+            grammar = read_structured(
+                request.structured,
+                thinks=request.chat.enable_thinking,
+                prompt_ids=prompt_ids,
+                control_ids=self.tokenizer.control_ids,
+            )
+            params = msgspec.structs.replace(params, grammar=grammar)
         if max_answer_bytes is not None:
             refuse_what_no_answer_carries(
                 params,

@@ -134,6 +134,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             model = self._gang.info.model
             read = partial(self._reader.read, request, request_id, model, max_answer_bytes=max_answer_bytes)
             accepted = await self._text_work.run(context.peer(), text_cost(request), read)
+            grammar = accepted.submit.params.grammar
+            if grammar is not None:
+                await self._text_work.compile(context.peer(), partial(self._reader.grammars.compile, grammar))
             yield Generation(self._gang, accepted, self._reader.tokenizer)
 
     def _completion(self, generation: Generation) -> pb.Completion:

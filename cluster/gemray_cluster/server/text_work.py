@@ -66,8 +66,9 @@ class TextWork:
     def __init__(self) -> None:
         num_short = min(MAX_SHORT_THREADS, max(1, (os.cpu_count() or 1) // 2))
         self._short_pool = ThreadPoolExecutor(num_short, "gemray-short-text")
+        self._grammar_pool = ThreadPoolExecutor(1, "gemray-grammar")
         self._long_pool = ThreadPoolExecutor(1, "gemray-long-text")
-        self._short, self._long = Turns(num_short), Turns(1)
+        self._short, self._long, self._grammars = Turns(num_short), Turns(1), Turns(1)
         self._long_bytes: dict[str, int] = {}
 
     async def run(self, caller: str, num_bytes: int, work: Callable[[], Result]) -> Result:
@@ -87,6 +88,10 @@ class TextWork:
         return await self._in_turn(
             self._long, self._long_pool, caller, work, lambda: self._forget_bytes(caller, num_bytes)
         )
+
+    async def compile(self, caller: str, work: Callable[[], Result]) -> Result:
+        """The result of compiling a grammar, which takes up to a second: beside all texts, one after the other."""
+        return await self._in_turn(self._grammars, self._grammar_pool, caller, work, lambda: None)
 
     async def _in_turn(
         self,
@@ -121,3 +126,4 @@ class TextWork:
         """Let the threads end; what waits for one is dropped."""
         self._short_pool.shutdown(wait=False, cancel_futures=True)
         self._long_pool.shutdown(wait=False, cancel_futures=True)
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)

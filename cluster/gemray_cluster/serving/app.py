@@ -62,6 +62,7 @@ async def serving(
     limits = settings.replica_limits()
     raise_open_files(server_config.max_live_requests)
     reader = await asyncio.to_thread(RequestReader.from_directory, settings.model)
+    await asyncio.to_thread(reader.prepare_grammars)
     asked = asked_device(settings.device)
     if asked is not None:  # else it takes the cluster to tell
         await asyncio.to_thread(_refuse_unfit, settings, asked)

@@ -23,7 +23,7 @@ from gemray_workers.sampling.token_logprob import TokenLogprob
 class Ending:
     """Why an output ended."""
 
-    reason: Literal["stop_token", "stop_string", "length", "tool_call"]
+    reason: Literal["stop_token", "stop_string", "grammar", "length", "tool_call"]
     stop_token_id: int | None = None
     stop_string: str | None = None
 
@@ -155,7 +155,7 @@ class OutputStream:
         self._num_released += len(text)
 
     def _engine_ending(self, delta: SequenceDelta) -> Ending:
-        if delta.finish != "stop_token":
+        if delta.finish not in ("stop_token", "grammar"):
             return Ending("length")
         has_called = self._structure.num_complete_calls > 0
-        return Ending("tool_call" if has_called else "stop_token", stop_token_id=delta.matched_stop_id)
+        return Ending("tool_call" if has_called else delta.finish, stop_token_id=delta.matched_stop_id)

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -21,33 +22,16 @@ from gemray_cluster.text.control_tokens import (
     texts_of,
     unused_mark,
 )
-from gemray_cluster.text.token_bytes import bytes_of_tokens
 from gemray_cluster.text.tokenizer_settings import check_ids, switch_off_silent_changes
 from gemray_workers.checkpoint.json_file import refuse_broken_link
 from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.grammar.special_tokens import SPECIAL_TOKENS, control_ids, hidden_ids
+from gemray_workers.grammar.token_bytes import bytes_of_tokens
+from gemray_workers.grammar.vocabulary import grammar_vocabulary
 
-BOS_ID = 2
+__all__ = ["BOS_ID", "SPECIAL_TOKENS", "ChatTokenizer"]
 
-SPECIAL_TOKENS: Mapping[str, int] = {
-    "<pad>": 0,
-    "<eos>": 1,
-    "<bos>": BOS_ID,
-    "<unk>": 3,
-    "<mask>": 4,
-    "<|tool>": 46,
-    "<tool|>": 47,
-    "<|tool_call>": 48,
-    "<tool_call|>": 49,
-    "<|tool_response>": 50,
-    "<tool_response|>": 51,
-    '<|"|>': 52,
-    "<|think|>": 98,
-    "<|channel>": 100,
-    "<channel|>": 101,
-    "<|turn>": 105,
-    "<turn|>": 106,
-}
-"""Spec section 3. Stops, templates and drafters rely on these ids, so a tokenizer is checked against them."""
+BOS_ID = SPECIAL_TOKENS["<bos>"]
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -83,12 +67,13 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, *, source: str) -> None:
         """Wrap a fast `transformers` tokenizer; raises CheckpointError when it is not a Gemma 4 one."""
         self._tokenizer = tokenizer
+        self._source = source
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         _check_special_tokens(self._backend, source)
         switch_off_silent_changes(self._backend, source)
-        self.control_ids = _control_ids(self._backend)
+        self.control_ids = control_ids(self._backend)
         self._control = ControlTokens(self._backend, self.control_ids)
-        self.token_bytes = bytes_of_tokens(self._backend, _hidden_ids(self._backend), source)
+        self.token_bytes = bytes_of_tokens(self._backend, hidden_ids(self._backend), source)
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ChatTokenizer:
@@ -133,6 +118,10 @@ class ChatTokenizer:
     def has_chat_template(self) -> bool:
         """Whether the checkpoint says how a chat is written."""
         return bool(self._tokenizer.chat_template)
+
+    def grammar_vocabulary(self, vocab_size: int) -> LLTokenizer:
+        """What grammars are compiled for, see `gemray_workers.grammar.vocabulary`; the model has `vocab_size` ids."""
+        return grammar_vocabulary(self._backend, vocab_size, self._source)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a raw text, with one <bos> in front whether or not the text brings its own.
@@ -265,18 +254,3 @@ def _check_special_tokens(backend: Tokenizer, source: str) -> None:
             wrong.append(f"{token} is {'missing' if actual is None else actual}, expected {expected}")
     if wrong:
         raise CheckpointError(f"the tokenizer in {source} is not a Gemma 4 one: " + "; ".join(wrong))
-
-
-def _control_ids(backend: Tokenizer) -> dict[str, int]:
-    """Ids of the tokens that structure a prompt, by their spelling: all special ones, and those of Gemma's by name."""
-    return {
-        added.content: token_id
-        for token_id, added in sorted(backend.get_added_tokens_decoder().items())
-        if added.special or added.content in SPECIAL_TOKENS
-    }
-
-
-def _hidden_ids(backend: Tokenizer) -> frozenset[int]:
-    """Ids that a text does not show: control tokens, and those of Gemma's that the file lists among plain ones."""
-    listed = (backend.token_to_id(token) for token in SPECIAL_TOKENS)
-    return frozenset([*_control_ids(backend).values(), *(id_ for id_ in listed if id_ is not None)])

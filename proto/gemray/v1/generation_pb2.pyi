@@ -20,6 +20,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_TOOL_CALL: _ClassVar[FinishReason]
+    FINISH_REASON_FORM_COMPLETE: _ClassVar[FinishReason]
 
 class KvSharing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
@@ -56,6 +57,7 @@ FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALL: FinishReason
+FINISH_REASON_FORM_COMPLETE: FinishReason
 KV_SHARING_UNSPECIFIED: KvSharing
 KV_SHARING_SHARED: KvSharing
 KV_SHARING_OWN: KvSharing
@@ -73,7 +75,7 @@ SERVER_STATE_FAILED: ServerState
 SERVER_STATE_STOPPED: ServerState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt"]
+    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt", "structured"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +84,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -90,10 +93,11 @@ class GenerateRequest(_message.Message):
     speculation: SpeculationParameters
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    structured: Structured
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ...) -> None: ...
 
 class GenerateStreamRequest(_message.Message):
-    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt"]
+    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt", "structured"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +106,7 @@ class GenerateStreamRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -110,7 +115,8 @@ class GenerateStreamRequest(_message.Message):
     speculation: SpeculationParameters
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    structured: Structured
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ["ids"]
@@ -228,6 +234,28 @@ class SpeculationParameters(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens: int
     def __init__(self, num_draft_tokens: _Optional[int] = ...) -> None: ...
+
+class Structured(_message.Message):
+    __slots__ = ["json_schema", "json_object", "regex", "choice", "lark", "thought_first"]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    LARK_FIELD_NUMBER: _ClassVar[int]
+    THOUGHT_FIRST_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    json_object: bool
+    regex: str
+    choice: Choices
+    lark: str
+    thought_first: bool
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., lark: _Optional[str] = ..., thought_first: bool = ...) -> None: ...
+
+class Choices(_message.Message):
+    __slots__ = ["texts"]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ["request_id", "token_ids", "text", "logprobs", "prompt_logprobs", "completion", "reasoning", "tool_calls"]

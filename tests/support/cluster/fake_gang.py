@@ -40,6 +40,8 @@ class Script:
     """The engine faults once this many tokens are out."""
     die_after: int | None = None
     """The gang dies once this many tokens are out."""
+    grammar_end: FinishReason | None = None
+    """How a request with a grammar ends, behind its first token."""
     hush_after: int | None = None
     """The stream ends without a finish once this many tokens are out."""
 
@@ -193,6 +195,7 @@ class FakeGang:
                     else None
                 ),
                 finish=finish if is_last else None,
+                fault="nothing is left to choose" if is_last and finish == "unmet" else None,
                 matched_stop_id=group[-1] if is_last and finish == "stop_token" else None,
                 cached_tokens=1,
                 speculation=(
@@ -206,6 +209,8 @@ class FakeGang:
 
     def _output(self, submit: Submit) -> tuple[list[int], FinishReason]:
         params = submit.params
+        if params.grammar is not None and self.script.grammar_end is not None:
+            return [*self._first(submit, 1)], self.script.grammar_end
         for count, token in enumerate(self._tokens(submit), start=1):
             if token in params.stop_token_ids and count > params.min_tokens:
                 return [*self._first(submit, count)], "stop_token"

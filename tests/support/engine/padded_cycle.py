@@ -7,6 +7,7 @@ from torch import Tensor
 from gemray_workers.engine.buckets import CAPTURED_FEATURES, buckets, fit
 from gemray_workers.engine.cycle import Cycle, CycleOutput
 from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.sampling.row_masks import RowMasks
 
 
 class PaddedCycle:
@@ -32,5 +33,5 @@ class PaddedCycle:
     def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
         self._cycle.draft(plan, table_S4)
 
-    def decide(self, plan: CyclePlan, table_S4: Tensor) -> CycleOutput:
-        return self._cycle.decide(plan, table_S4)
+    def decide(self, plan: CyclePlan, table_S4: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
+        return self._cycle.decide(plan, table_S4, row_masks)

@@ -18,6 +18,7 @@ from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.grammar.vocabulary import vocabulary_of_directory
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.kv.prefix_cache import HashBlock, chained_hash
 from gemray_workers.messages import Submit
@@ -77,6 +78,7 @@ class Rig:
         self.target_groups = tuple(spec.name for spec in target_specs)
         self.specs = (*target_specs, *self.plan.kv_specs)
         self.num_pages = {spec.name: num_pages for spec in self.specs}
+        self.vocabulary = vocabulary_of_directory(str(directory), model.config.vocab_size)
         self.pools = KVPools(kv_donors(model.config.layers), target_specs, self.num_pages, device=CPU)
         own = KVPools(kv_donors(self.plan.kv_layers), self.plan.kv_specs, self.num_pages, device=CPU)
         self.drafter_pools = own if self.plan.kv_specs else None
@@ -155,6 +157,7 @@ class Rig:
                 scheduler,
                 self.specs,
                 {**self.num_pages, **(num_pages or {})},
+                vocabulary=self.vocabulary,
                 hash_block=hash_block or chained_hash,
             ),
             inbox,

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from llguidance import LLTokenizer
 
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.engine.cycle import Cycle, CycleRunner
 from gemray_workers.engine.engine import Engine
+from gemray_workers.engine.grammar_masks import GrammarMasks
+from gemray_workers.engine.grammar_queue import GrammarQueue
 from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.engine.planner import FollowPlanner, Inbox, LeadPlanner, Planner
 from gemray_workers.execution.slots import SlotTable
@@ -66,6 +69,8 @@ class Schedule:
     """As in `EngineConfig`."""
     hash_block: HashBlock = chained_hash
     """What hashes the prefix cache's blocks (tests)."""
+    vocabulary: LLTokenizer | None = None
+    """What grammars are compiled for; None where no request has one."""
 
     def planner(self, inbox: Inbox | None, listeners: Communicator) -> Planner:
         """Rank 0's when there is an `inbox`, else that of a rank that follows; `listeners` hear the plans."""
@@ -73,7 +78,7 @@ class Schedule:
             return FollowPlanner(listeners)
         draft_lengths = DraftLengthController(self.config.num_draft_tokens, adaptive=self.adapt_draft_tokens)
         scheduler = Scheduler(self.config, self.specs, self.num_pages, draft_lengths, self.hash_block)
-        return LeadPlanner(scheduler, listeners, inbox, draft_lengths)
+        return LeadPlanner(scheduler, listeners, inbox, draft_lengths, GrammarQueue(self.vocabulary))
 
 
 def build_slots(
@@ -123,12 +128,14 @@ def build_engine(
         listeners: every rank that hears the plans, where a drafter's is among them; by default `parts.comm`.
         poisoned: pools whose freed pages are filled with NaN (debugging).
     """
+    planner = schedule.planner(inbox, parts.comm if listeners is None else listeners)
     return Engine(
         cycle=runner or parts.cycle(),
         slots=parts.slots,
         drafter=parts.drafter,
         reader=OutcomeReader(parts.model, parts.comm, parts.slots),
-        planner=schedule.planner(inbox, parts.comm if listeners is None else listeners),
+        planner=planner,
+        grammar_masks=GrammarMasks(parts.slots, planner, parts.comm),
         lag=schedule.config.lag if lag is None else lag,
         poisoned=poisoned,
     )

@@ -28,6 +28,7 @@ from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.choose import choose
+from gemray_workers.sampling.row_masks import RowMasks
 from gemray_workers.sampling.state import drafts_before
 from gemray_workers.sampling.verify import Accept, verify
 
@@ -61,8 +62,8 @@ class CycleRunner(Protocol):
         """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S4` its table on the device."""
         ...
 
-    def decide(self, plan: CyclePlan, table_S4: Tensor) -> CycleOutput:
-        """Verify the drafts and move every sequence on."""
+    def decide(self, plan: CyclePlan, table_S4: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
+        """Verify the drafts and move every sequence on; `row_masks` are of the rectangle's rows."""
         ...
 
 
@@ -113,11 +114,11 @@ class Cycle:
         if plan.shape.num_drafting:
             self._drafter.propose(CycleRows.of(plan, table_S4, self._slots), self._slots)
 
-    def decide(self, plan: CyclePlan, table_S4: Tensor) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S4: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
         """Compute the plan's rows, choose tokens, and move every sequence on. Arguments as of `draft`."""
         rows = CycleRows.of(plan, table_S4, self._slots)
         packed, output = self.forward(rows)
-        verified = self.verify(rows, packed, output)
+        verified = self.verify(rows, packed, output, row_masks)
         self.commit(rows, packed, output, verified.accepted_A)
         return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.layout.first_A)
 
@@ -126,7 +127,9 @@ class Cycle:
         packed = rows.batch(self._slots)
         return packed, self._model.forward(packed.forward, self._caches, capture=self._captured_layers)
 
-    def verify(self, rows: CycleRows, packed: PackedRows, output: ForwardOutput) -> Decision:
+    def verify(
+        self, rows: CycleRows, packed: PackedRows, output: ForwardOutput, row_masks: RowMasks | None = None
+    ) -> Decision:
         """Choose each row's token and keep the drafts that equal it."""
         if not rows.shape.num_choosing:
             return Decision(torch.zeros_like(rows.drafts_A), None, None)
@@ -140,6 +143,7 @@ class Cycle:
             self._comm,
             features=features,
             drafts_RB=drafts_before(input_ids(layout, slots)) if features.penalties else None,
+            row_masks=row_masks,
             softcap=self._model.softcap,
         )
         chosen_CJ = choice.ids_R.view_as(layout.position_RQ)

@@ -16,6 +16,7 @@ import torch
 
 from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.engine.cycle import CycleRunner
+from gemray_workers.engine.grammar_masks import GrammarMasks
 from gemray_workers.engine.outcomes import Flight, OutcomeReader
 from gemray_workers.engine.planner import Planner, apply_plan
 from gemray_workers.execution.cycle_rows import CyclePlan
@@ -38,6 +39,7 @@ class Engine:
         drafter: Drafter,
         reader: OutcomeReader,
         planner: Planner,
+        grammar_masks: GrammarMasks,
         lag: int = 0,
         poisoned: Sequence[KVPools] = (),
     ) -> None:
@@ -49,6 +51,7 @@ class Engine:
             drafter: told when a slot gets another sequence.
             reader: what the host learns of a cycle.
             planner: where plans come from and results go.
+            grammar_masks: of rows that follow a grammar.
             lag: steps that may be in flight while the next one is planned, 0 or 1.
             poisoned: pools whose freed pages are filled with NaN (debugging).
         """
@@ -57,6 +60,7 @@ class Engine:
         self._drafter = drafter
         self._reader = reader
         self._planner = planner
+        self._grammar_masks = grammar_masks
         self._lag = lag
         self._clock = clock_of(slots.device)
         self._in_flight: deque[Flight] = deque()
@@ -70,8 +74,9 @@ class Engine:
         if plan.scheduled:
             flight = self.launch(plan)
             self._in_flight.append(flight)
-            # Log-probabilities are read before the next cycle writes its own.
-            may_stay = 0 if flight.wants_logprobs else self._lag
+            # Log-probabilities are read before the next cycle writes its own, and a grammar's next masks follow from
+            # the tokens of this one.
+            may_stay = 0 if flight.wants_logprobs or flight.cycle.features.grammar else self._lag
         while len(self._in_flight) > may_stay:
             self.publish(self.commit(self._in_flight.popleft()))
         if not plan.scheduled:
@@ -97,7 +102,7 @@ class Engine:
         marks = self._clock.start()
         self._cycle.draft(cycle, table_S4)
         marks.drafted()
-        output = self._cycle.decide(cycle, table_S4)
+        output = self._cycle.decide(cycle, table_S4, self._grammar_masks.masks(cycle))
         marks.verified()
         wants_logprobs = self._reader.wants_logprobs(plan)
         found = HostResult(output.found_CK if self._planner.learns or wants_logprobs else None)

@@ -14,10 +14,12 @@ import msgspec
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.engine.deltas_split import split_for_channel
+from gemray_workers.engine.grammar_queue import GrammarQueue
 from gemray_workers.errors import InvalidField
 from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.execution.step_clock import StepTimes
+from gemray_workers.grammar.run import GrammarRun
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import (
     Cancel,
@@ -32,6 +34,9 @@ from gemray_workers.messages import (
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
 from gemray_workers.scheduling.scheduler import Scheduler
+
+_GRAMMAR_POLL_S = 0.002
+"""How often an engine without other work looks whether a grammar is compiled."""
 
 
 class Inbox(Protocol):
@@ -62,6 +67,10 @@ class Planner(Protocol):
         """Turn what the rows gave into what each request gets; `times` is what the step took."""
         ...
 
+    def grammar_of(self, slot: int) -> GrammarRun:
+        """Where the sequence in `slot` stands in its grammar; on rank 0 alone."""
+        ...
+
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Hand the step's results to the coordinator."""
         ...
@@ -78,6 +87,7 @@ class LeadPlanner:
         comm: Communicator,
         inbox: Inbox,
         draft_lengths: DraftLengthController,
+        grammars: GrammarQueue,
         *,
         heartbeat_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
@@ -87,11 +97,12 @@ class LeadPlanner:
         self._comm = comm
         self._inbox = inbox
         self._draft_lengths = draft_lengths
+        self._grammars = grammars
         self._draft_seconds = self._verify_seconds = self._gap_seconds = 0.0
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
-        self._refused: list[SequenceDelta] = []
+        self._ended: list[SequenceDelta] = []  # before they reached the scheduler
         self._stopping = False
         self._num_programs_at_start = compiled_programs().count
         self._step_began = clock()
@@ -113,13 +124,19 @@ class LeadPlanner:
         self._gap_seconds += times.gap
         deltas = self._scheduler.commit(plan, list(outcomes))
         self._check_when_idle()
-        refused, self._refused = self._refused, []
-        return refused + deltas
+        ended, self._ended = self._ended, []
+        return ended + deltas
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Every sequence's new tokens and the engine's statistics: one message, more where the channel needs them."""
         for part in split_for_channel(deltas):
             self._inbox.send(StepOutput(part, self._stats()))
+
+    def grammar_of(self, slot: int) -> GrammarRun:
+        """That of the running sequence."""
+        grammar = next(seq.grammar for seq in self._scheduler.running if seq.slot == slot)
+        assert grammar is not None, f"the sequence in slot {slot} has no grammar"
+        return grammar
 
     def _plan(self) -> StepPlan:
         self._draft_lengths.begin_step(self._scheduler.running)
@@ -131,24 +148,51 @@ class LeadPlanner:
         return plan
 
     def _receive(self, timeout_s: float) -> None:
-        for message in self._inbox.poll(timeout_s):
-            match message:
-                case Submit():
-                    self._submit(message)
-                case Cancel(request_id):
-                    self._scheduler.cancel(request_id)
-                case Stop():
-                    self._stopping = True
-                    self._scheduler.cancel_all()
+        """Wait for messages, and no longer than for a grammar that is being compiled."""
+        until = self._clock() + timeout_s
+        while True:
+            left = until - self._clock()
+            wait_s = min(left, _GRAMMAR_POLL_S) if self._grammars else left
+            messages = self._inbox.poll(max(0.0, wait_s))
+            for message in messages:
+                self._take(message)
+            compiled = list(self._grammars.ready())
+            for submit, grammar in compiled:
+                self._submit(submit, grammar)
+            if messages or compiled or left <= 0 or not self._grammars:
+                return
 
-    def _submit(self, submit: Submit) -> None:
+    def _take(self, message: ToGang) -> None:
+        match message:
+            case Submit():
+                if message.params.grammar is None:
+                    self._submit(message, None)
+                elif message.request_id in self._grammars:
+                    self._refuse(message, InvalidField("request_id", message.request_id, "an id that nobody has"))
+                else:
+                    self._grammars.put(message)
+            case Cancel(request_id):
+                if self._grammars.drop(request_id):
+                    self._ended.append(SequenceDelta(request_id=request_id, token_ids=[], finish="cancelled"))
+                else:
+                    self._scheduler.cancel(request_id)
+            case Stop():
+                self._stopping = True
+                for request_id in self._grammars.drop_all():
+                    self._ended.append(SequenceDelta(request_id=request_id, token_ids=[], finish="cancelled"))
+                self._scheduler.cancel_all()
+
+    def _submit(self, submit: Submit, grammar: GrammarRun | InvalidField | None) -> None:
         """The coordinator refuses what can never run; should one slip through, it ends alone."""
         try:
-            self._scheduler.submit(submit)
+            if isinstance(grammar, InvalidField):
+                raise grammar
+            self._scheduler.submit(submit, grammar)
         except InvalidField as error:
-            self._refused.append(
-                SequenceDelta(request_id=submit.request_id, token_ids=[], finish="fault", fault=str(error))
-            )
+            self._refuse(submit, error)
+
+    def _refuse(self, submit: Submit, error: InvalidField) -> None:
+        self._ended.append(SequenceDelta(request_id=submit.request_id, token_ids=[], finish="fault", fault=str(error)))
 
     def _check_when_idle(self) -> None:
         """When the last sequence leaves, every page must be back in its pool."""
@@ -185,6 +229,10 @@ class FollowPlanner:
     def commit(self, plan: StepPlan, outcomes: Sequence[SequenceOutcome], times: StepTimes) -> list[SequenceDelta]:
         """Nothing: what follows from the outcomes comes with the next plan."""
         return []
+
+    def grammar_of(self, slot: int) -> GrammarRun:
+        """Refuse: rank 0 sends masks."""
+        raise NotImplementedError(f"rank 0 follows the grammar of slot {slot}")
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Nothing: rank 0 speaks for the gang."""

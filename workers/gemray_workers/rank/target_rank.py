@@ -22,6 +22,7 @@ from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.graphs import GraphedCycle
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.grammar.vocabulary import vocabulary_of_directory
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.kv_groups import kv_donors
@@ -75,6 +76,10 @@ class EngineRank:
             patience_s=PATIENCE_S,
         )
         self._model = self._load_target(progress)
+        # Now and not at the first grammar: nothing else of the process runs meanwhile.
+        self._vocabulary = (
+            vocabulary_of_directory(config.model_path, self._blueprint.model.vocab_size) if comm.rank == 0 else None
+        )
         self._pools = KVPools(
             kv_donors(self._blueprint.model.layers),
             self._blueprint.target_specs,
@@ -126,6 +131,7 @@ class EngineRank:
                 self._blueprint.specs,
                 self._blueprint.pools.num_pages,
                 adapt_draft_tokens=self._config.adapt_draft_tokens,
+                vocabulary=self._vocabulary,
             ),
             inbox,
             runner=self._runner(drafter, accept) if on_experts is None else parts.cycle(accept),

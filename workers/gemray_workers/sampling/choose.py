@@ -22,6 +22,7 @@ from torch import Tensor
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.sampling.cut import vocabulary_cut
 from gemray_workers.sampling.features import Features
+from gemray_workers.sampling.row_masks import RowMasks
 from gemray_workers.sampling.state import SamplingState
 
 
@@ -47,6 +48,7 @@ def choose(
     *,
     features: Features | None = None,
     drafts_RB: Tensor | None = None,
+    row_masks: RowMasks | None = None,
     softcap: float | None = None,
 ) -> ChosenTokens:
     """Choose one token a row, after its slot's edits.
@@ -64,6 +66,7 @@ def choose(
             `Features.of_drafts`.
         drafts_RB: int64, the drafts before each row, which it takes as accepted and which penalties must count (see
             `drafts_before`); -1 for none.
+        row_masks: what single rows forbid beside their slots' masks.
         softcap: the logits are the head's bare product in any dtype, and are capped here; padding may hold anything.
     """
     expected = (len(slot_R), state.shard.num_elements_padded)
@@ -75,9 +78,12 @@ def choose(
     rows = state.rows(features, slot_R, position_R, drafts_RB)
     kernels, columns = state.kernels, state.columns
     cut = None
-    if features.cut:
+    if features.cut or row_masks is not None:
         logits_RV = kernels.edited_logits(logits_RV, rows, columns, softcap)
         rows, softcap = rows.without_edits(), None
+    if row_masks is not None:
+        logits_RV = row_masks.apply(logits_RV)
+    if features.cut:
         cut = vocabulary_cut(logits_RV, rows, columns, features, comm)
     offer_RW = kernels.offer(
         logits_RV,

@@ -31,6 +31,8 @@ class Features:
     """Some ids are forbidden."""
     penalties: bool = False
     bias: bool = False
+    grammar: bool = False
+    """A row has a mask of its own, made on the host: no graph is captured with this."""
 
     @classmethod
     def of(cls, params: SamplingParams) -> Features:
@@ -48,6 +50,7 @@ class Features:
             masks=bool(params.suppress_tokens or params.allowed_token_ids or stops_late),
             penalties=wants_history(params),
             bias=bool(params.logit_bias),
+            grammar=params.grammar is not None,
         )
 
     @classmethod
@@ -68,6 +71,7 @@ class Features:
             masks=self.masks or other.masks,
             penalties=self.penalties or other.penalties,
             bias=self.bias or other.bias,
+            grammar=self.grammar or other.grammar,
         )
 
     def covers(self, other: Features) -> bool:
@@ -85,9 +89,9 @@ class Features:
         return self.min_p or self.top_p or self.wide_top_k
 
     def of_drafts(self) -> Features:
-        """What drafts are chosen by: everything but penalties. Those depend on drafts that are not decided yet;
-        drafting without them costs acceptance, never ids."""
-        return replace(self, penalties=False)
+        """What drafts are chosen by: everything but penalties and grammars. Those depend on drafts that are not decided
+        yet; drafting without them costs acceptance, never ids."""
+        return replace(self, penalties=False, grammar=False)
 
 
 def wants_history(params: SamplingParams) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gemray_workers.grammar.grammar import Grammar
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Validated by the coordinator before it reaches a rank; every field has its final value."""
@@ -38,5 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Log-probabilities of each chosen token and of this many top tokens; None for none."""
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    """What the answer must look like."""
     num_draft_tokens: int | None = None
     """Most drafts a step; 0 turns speculation off for this request, None leaves the number to the server."""

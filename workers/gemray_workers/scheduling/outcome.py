@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemray_workers.messages import FinishReason, SequenceDelta
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome
 from gemray_workers.scheduling.request import Sequence
-from gemray_workers.scheduling.stopping import trim
+from gemray_workers.scheduling.stopping import complete, trim
 
 
 def apply_outcome(
@@ -24,8 +24,13 @@ def apply_outcome(
         params=sequence.params,
         max_model_len=max_model_len,
     )
+    if sequence.grammar is not None:
+        trimmed = complete(trimmed, outcome.token_ids, sequence.grammar)
     kept_ids = outcome.token_ids[: trimmed.num_kept]
-    finish: FinishReason | None = trimmed.finish or ("fault" if outcome.fault is not None else None)
+    finish: FinishReason | None = trimmed.finish
+    fault: str | None = None
+    if finish is None and outcome.fault is not None:
+        finish, fault = _why_faulty(sequence, len(kept_ids), outcome.fault)
 
     sequence.tokens.extend(kept_ids)
     sequence.num_computed += rows.num_known + outcome.num_accepted
@@ -41,10 +46,20 @@ def apply_outcome(
         prompt_logprobs=outcome.prompt_logprobs or None,
         finish=finish,
         matched_stop_id=trimmed.matched_stop_id,
-        fault=outcome.fault if finish == "fault" else None,
+        fault=fault,
         cached_tokens=sequence.num_cached or 0,
         speculation=sequence.speculation.counters(),
     )
+
+
+def _why_faulty(sequence: Sequence, num_new: int, fault: str) -> tuple[FinishReason, str]:
+    """Whether the request asked for what can't be, or the model gave no usable logits."""
+    grammar, params = sequence.grammar, sequence.params
+    if grammar is None:
+        return "fault", fault
+    early = params.stop_token_ids if sequence.num_generated + num_new < params.min_tokens else ()
+    why = grammar.why_stuck(allowed=params.allowed_token_ids, banned=(*params.suppress_tokens, *early))
+    return ("fault", fault) if why is None else ("unmet", why)
 
 
 def _count_prompt_logprobs(sequence: Sequence, rows: ScheduledRows, outcome: SequenceOutcome) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gemray_workers.grammar.run import GrammarRun
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.counters import SpeculationTally
 from gemray_workers.scheduling.plan import ScheduledRows
@@ -39,6 +40,8 @@ class Sequence:
     """Its rows in plans that are not committed, oldest first."""
     next_prompt_logprob: int = 1
     """First prompt position whose log-probability is still to be computed; position 0 has none."""
+    grammar: GrammarRun | None = None
+    """Has taken every generated token; a preemption leaves it as it is."""
     speculation: SpeculationTally = field(default_factory=SpeculationTally)
 
     def __post_init__(self) -> None:

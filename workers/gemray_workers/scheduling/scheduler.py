@@ -37,6 +37,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 
 from gemray_workers.errors import CapacityError, InvalidField
+from gemray_workers.grammar.run import GrammarRun
 from gemray_workers.kv.prefix_cache import HashBlock, chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Submit
@@ -50,6 +51,7 @@ from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOut
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.roster import Roster
 from gemray_workers.scheduling.shares import Share, deal
+from gemray_workers.scheduling.stopping import complete
 
 __all__ = ["NumDraftsFor", "Scheduler", "SchedulerConfig", "no_drafts"]
 
@@ -99,8 +101,8 @@ class Scheduler:
 
     # Requests in and out
 
-    def submit(self, submit: Submit) -> None:
-        """Queue a request.
+    def submit(self, submit: Submit, grammar: GrammarRun | None = None) -> None:
+        """Queue a request; `grammar` is the start of the one that it asks for.
 
         Raises:
             InvalidField: it can never run (empty or over-long prompt), or its id is in use.
@@ -110,6 +112,9 @@ class Scheduler:
         max_model_len = self._config.max_model_len
         sequence = sequence_of(submit, arrival=self._num_arrivals, max_model_len=max_model_len)
         trimmed = trim_replayed(submit, max_model_len)
+        if grammar is not None:
+            trimmed = complete(trimmed, submit.emitted_ids, grammar)
+            sequence.grammar = grammar
         if trimmed.finish is not None:
             self._deltas.append(_last_delta(sequence, trimmed.finish, trimmed.matched_stop_id))
             return

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gemray_workers.grammar.run import GrammarRun
 from gemray_workers.sampling.params import SamplingParams
 
 
@@ -14,7 +15,7 @@ class TrimmedTokens:
     """How many of the new tokens stay, and why the sequence ends there, if it does."""
 
     num_kept: int
-    finish: Literal["stop_token", "length"] | None = None
+    finish: Literal["stop_token", "grammar", "length"] | None = None
     matched_stop_id: int | None = None
 
 
@@ -41,3 +42,11 @@ def trim(
     if len(token_ids) >= room:
         return TrimmedTokens(max(room, 0), "length")
     return TrimmedTokens(len(token_ids))
+
+
+def complete(trimmed: TrimmedTokens, token_ids: Sequence[int], grammar: GrammarRun) -> TrimmedTokens:
+    """Let the grammar take what `trim` left: the text ends where nothing can follow, if that comes first. With the last
+    token of the budget it is complete and not cut."""
+    is_stop = trimmed.finish == "stop_token"
+    num_taken = grammar.take(token_ids[: trimmed.num_kept - is_stop])
+    return trimmed if num_taken is None else TrimmedTokens(num_taken, "grammar")

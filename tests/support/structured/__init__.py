@@ -1,0 +1,1 @@
+"""Schemas of every kind, and what an engine answers when it is held to them."""

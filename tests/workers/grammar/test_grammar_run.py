@@ -1,0 +1,152 @@
+"""Masks: along drafts they are what they would be after the drafts; thoughts, ends and dead ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.embedded import embedded_path
+from gemray_workers.grammar.compiler import GrammarCompiler
+from gemray_workers.grammar.grammar import Grammar, GrammarKind, Thought
+from gemray_workers.grammar.run import GrammarRun, Words
+from gemray_workers.grammar.special_tokens import SPECIAL_TOKENS
+
+STOPS = (1, 106, 50)
+OPENS, CLOSES = SPECIAL_TOKENS["<|channel>"], SPECIAL_TOKENS["<channel|>"]
+THOUGHT = Thought(opens=OPENS, closes=CLOSES)
+VOCAB_SIZE = 4104
+"""A few rows more than the tokenizer has ids."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.from_directory(embedded_path("gemray-tiny"))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: ChatTokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer.grammar_vocabulary(VOCAB_SIZE))
+
+
+def start(
+    compiler: GrammarCompiler,
+    kind: GrammarKind,
+    text: str,
+    *,
+    thought: Thought | None = None,
+    stops: Sequence[int] = STOPS,
+) -> GrammarRun:
+    matcher = compiler.compile(Grammar(kind=kind, text=text))
+    return GrammarRun(matcher, thought=thought, stop_token_ids=stops, vocab_size=VOCAB_SIZE)
+
+
+def allowed_ids(words_W: Words) -> set[int]:
+    return {int(i) for i in np.flatnonzero(np.unpackbits(words_W.view(np.uint8), bitorder="little"))}
+
+
+def texts(tokenizer: ChatTokenizer, ids: set[int]) -> set[bytes]:
+    return {tokenizer.bytes_of(token_id) for token_id in ids}
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "answer"),
+    [
+        ("json_schema", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}',
+         '{"a": 12, "b": [null]}'),
+        ("json_object", "", '{"any": {"thing": [1, "two", 3.5, "漢"]}}'),
+        ("regex", "[a-c]{3}(x|yy)", "abcyy"),
+        ("choice", '["yes", "no", "yesterday"]', "yesterday"),
+        ("lark", 'start: "a" b\nb: "c" b? "d"', "accdd"),
+    ],
+)  # fmt: skip
+def test_masks_along_drafts_are_those_after_them(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer, kind: GrammarKind, grammar: str, answer: str
+) -> None:
+    ids = tokenizer.encode(answer)[1:]
+    run, slow = start(compiler, kind, grammar), start(compiler, kind, grammar)
+    along_JW = run.allowed(ids)
+    for row, token_id in enumerate(ids):
+        assert token_id in allowed_ids(along_JW[row])
+        np.testing.assert_array_equal(along_JW[row], slow.allowed([])[0])
+        np.testing.assert_array_equal(run.allowed(ids[row:])[0], along_JW[row])  # looking moved nothing
+        assert slow.take([token_id]) == (1 if row == len(ids) - 1 else None)
+        run.take([token_id])
+
+
+def test_rows_behind_a_forbidden_draft_forbid_nothing(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    run = start(compiler, "regex", "[a-c]{30}")
+    a, z = (tokenizer.encode(letter)[1] for letter in "az")
+    for forbidden in (z, 1, 106, OPENS, -1, VOCAB_SIZE, VOCAB_SIZE - 1):
+        words_JW = run.allowed([a, forbidden, a])
+        assert all(set(text) <= set(b"abc") for text in texts(tokenizer, allowed_ids(words_JW[1])))
+        assert (words_JW[2:] == 0xFFFFFFFF).all()
+
+
+def test_no_id_without_text_is_allowed(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    """Control tokens, rows beyond the tokenizer, and padding of the last word."""
+    ids = allowed_ids(start(compiler, "regex", r"(.|\n){5,}").allowed([])[0])
+    assert len(ids) > 3000
+    assert all(tokenizer.bytes_of(token_id) for token_id in ids)
+
+
+def test_stop_ids_are_allowed_where_the_text_may_end(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    one = tokenizer.encode("1")[1]
+    run = start(compiler, "json_schema", '{"type": "integer"}', stops=(106, 7))
+    assert not {1, 106, 7} & allowed_ids(run.allowed([])[0])
+    assert run.take([one]) is None
+    assert {1, 106, 7} & allowed_ids(run.allowed([])[0]) == {106, 7}  # those of the request, and no other
+
+
+def test_a_thought_may_come_first(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    yes = tokenizer.encode("yes")[1:]
+    choice = '["yes"]'
+    assert OPENS not in allowed_ids(start(compiler, "choice", choice).allowed([])[0])
+    run = start(compiler, "choice", choice, thought=THOUGHT)
+    first, *thinking = [allowed_ids(words) for words in run.allowed([OPENS, 300, CLOSES, *yes[:-1]])]
+    assert first - {OPENS} == thinking[2]
+    assert {OPENS, yes[0]} <= first
+    for ids in thinking[:2]:
+        assert not ids & set(STOPS)
+        assert {300, CLOSES, 500} <= ids
+    assert run.take([OPENS, 300, CLOSES, *yes]) == 3 + len(yes)
+    assert start(compiler, "choice", choice, thought=THOUGHT).take(yes) == len(yes)  # or none at all
+    inside = start(compiler, "choice", choice, thought=Thought(opens=OPENS, closes=CLOSES, is_open=True))
+    assert inside.take([300, 301]) is None
+    assert inside.take([CLOSES, *yes]) == 1 + len(yes)
+
+
+def test_lark_reaches_control_tokens(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    """The shape of a required tool call."""
+    grammar = 'start: <|tool_call> /call:(f|g)\\{x:/ <[52]> /[a-z ]{1,9}/ <[52]> "}" <[49]>'
+    call, quote, end = (SPECIAL_TOKENS[t] for t in ("<|tool_call>", '<|"|>', "<tool_call|>"))
+    ids = [call, *tokenizer.encode("call:g{x:")[1:], quote, *tokenizer.encode("new york")[1:], quote,
+           *tokenizer.encode("}")[1:], end]  # fmt: skip
+    assert allowed_ids(start(compiler, "lark", grammar).allowed([])[0]) == {call}
+    assert start(compiler, "lark", grammar).take(ids) == len(ids)
+
+
+def test_why_nothing_can_follow(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    a, b = (tokenizer.encode(letter)[1] for letter in "ab")
+    run = start(compiler, "regex", "[a-c]{3}")
+    assert run.why_stuck(allowed=(), banned=()) is None
+    assert run.why_stuck(allowed=(a, 5), banned=(b,)) is None
+    assert "other fields" in str(run.why_stuck(allowed=(5, 6), banned=()))
+    assert "other fields" in str(run.why_stuck(allowed=(a,), banned=(a,)))
+
+
+def test_json_may_be_written_over_lines_but_not_padded_without_end(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer
+) -> None:
+    value = {"a": [1, {"b": None}], "c": "x"}
+    for text in (json.dumps(value), json.dumps(value, indent=4), json.dumps(value, separators=(",", ":"))):
+        ids = tokenizer.encode(text)[1:]
+        assert start(compiler, "json_object", "").take(ids) == len(ids)
+    run = start(compiler, "json_object", "")
+    assert run.take(tokenizer.encode("{")[1:]) is None
+    spaces = [token_id for token_id in range(VOCAB_SIZE) if tokenizer.bytes_of(token_id) == b" "][:1]
+    assert run.take(spaces * 2) is None
+    assert spaces[0] not in allowed_ids(run.allowed([])[0])

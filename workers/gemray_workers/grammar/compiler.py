@@ -1,0 +1,185 @@
+"""From a request's grammar to a matcher; the place is named at which one can't be met or compiled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.grammar.grammar import Grammar, GrammarKind
+from gemray_workers.grammar.vocabulary import END_MARK
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # stated in its stubs alone
+
+MAX_GRAMMAR_BYTES = 256 << 10
+"""Most bytes of a schema, an expression or a Lark grammar, or of all strings of a choice."""
+MAX_DEPTH = 64
+"""Objects and arrays of a schema, one inside the other."""
+MAX_CHOICES = 4096
+WHITESPACE = r"(\n[ \t]{0,32}|[ ]{1,2})"
+"""Between the marks of a JSON text: a line break and an indent, or a space. Without a bound a model that has lost its
+way writes spaces to the end of its budget."""
+_OPTIONS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
+_MAX_KEPT = 32
+"""Compiled grammars that are kept, the newest used last."""
+_MAX_PROBES = 64
+"""Parts of a faulty schema that are tried for the place of its fault."""
+_MAX_REASON_CHARS = 300
+_UNSATISFIABLE = "Unsatisfiable schema"
+
+
+class GrammarCompiler:
+    """Compiles for one vocabulary. May be used by several threads; while a grammar is compiled the others run."""
+
+    def __init__(self, vocabulary: LLTokenizer) -> None:
+        """For the ids of a model; `vocabulary` as `grammar_vocabulary` makes it."""
+        self._vocabulary = vocabulary
+        # Work for one mask is bounded by counts and not by time, so that every run gives the same masks.
+        self._limits = LLParserLimits(verbose_errors=False)
+        self._compiled: OrderedDict[tuple[GrammarKind, str], LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the model."""
+        return self._vocabulary.vocab_size
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """A matcher that has seen nothing; raises InvalidField. What many requests ask for is compiled once."""
+        key = grammar.kind, grammar.text
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is not None:
+                self._compiled.move_to_end(key)
+                return found.deep_copy()
+        matcher = self._compile(grammar)
+        with self._lock:
+            self._compiled[key] = matcher.deep_copy()
+            while len(self._compiled) > _MAX_KEPT:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        source = _source(grammar)
+        matcher = self._matcher(source)
+        first_W = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)  # takes longest of all: its work is kept
+        if matcher.is_error():
+            place, reason = self._place(grammar, first_line(matcher.get_error()))
+            raise InvalidField(grammar.field + place, Summary("a form that can't be used"), reason)
+        if set(np.unpackbits(first_W, bitorder="little").nonzero()[0]) <= {END_MARK}:
+            raise InvalidField(grammar.field, Summary("a grammar of the empty text alone"), "one that allows some text")
+        return matcher
+
+    def _matcher(self, source: str) -> LLMatcher:
+        return LLMatcher(self._vocabulary, source, log_level=0, limits=self._limits)
+
+    def _place(self, grammar: Grammar, reason: str) -> tuple[str, str]:
+        """Where a schema's fault lies and what it is.
+
+        Returns:
+            ("#/..." of the smallest part that fails for this reason, or "" for the whole; the reason there).
+        """
+        reason, pointer = _told_place(reason)
+        if grammar.kind != "json_schema" or pointer:
+            return pointer, reason
+        root = json.loads(grammar.text)
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        part, probes, found = root, 0, True
+        while found:
+            found = False
+            for step, child in _parts(part):
+                probes += 1
+                if probes > _MAX_PROBES:
+                    break
+                probe = json.dumps({**definitions, **child})
+                matcher = self._matcher(LLMatcher.grammar_from_json_schema(probe, overrides=_OPTIONS))
+                own = _told_place(first_line(matcher.get_error()))[0] if matcher.is_error() else None
+                if own is not None and (own == reason or _follows(reason, step, own)):
+                    part, pointer, found, reason = child, pointer + step, True, own
+                    break
+        return (f"#{pointer}" if pointer else ""), reason
+
+
+def _told_place(message: str) -> tuple[str, str]:
+    """(message, pointer), for what llguidance finds behind references."""
+    told = re.search(r" while processing json-schema:///(#/\S+)$", message)
+    return (message, "") if told is None else (message[: told.start()], told[1])
+
+
+def _follows(reason: str, step: str, of_part: str) -> bool:
+    """Whether a schema can't be met because a part of it can't; an alternative may fail without harm."""
+    is_alternative = step.startswith(("/anyOf", "/oneOf"))
+    return reason.startswith(_UNSATISFIABLE) and of_part.startswith(_UNSATISFIABLE) and not is_alternative
+
+
+def first_line(message: str) -> str:
+    """What llguidance says, without the state that it may dump behind it."""
+    kept = [line.strip() for line in message.split("\n<state>", maxsplit=1)[0].splitlines() if line.strip(" ^")]
+    return re.sub(r"\s+", " ", " ".join(kept))[:_MAX_REASON_CHARS]
+
+
+def _source(grammar: Grammar) -> str:
+    """As llguidance reads it; raises InvalidField for what is no JSON, and for what is too large."""
+    num_bytes = len(grammar.text.encode())
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise InvalidField(grammar.field, Summary(f"{num_bytes} bytes"), f"at most {MAX_GRAMMAR_BYTES}")
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(_read_schema(grammar), overrides=_OPTIONS)
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_OPTIONS)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "choice":
+            choices: list[str] = json.loads(grammar.text)
+            alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+            return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _read_schema(grammar: Grammar) -> dict[str, Any]:
+    """Refuses what could stop the process: depth before it is parsed."""
+    depth = deepest = 0
+    for mark in re.findall(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', grammar.text):
+        depth += (mark in "[{") - (mark in "]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise InvalidField(grammar.field, Summary(f"nested {deepest} deep"), f"at most {MAX_DEPTH} deep")
+    try:
+        schema = json.loads(grammar.text)
+    except ValueError as error:
+        raise InvalidField(grammar.field, Summary.of_text(grammar.text), f"JSON ({error})") from None
+    if not isinstance(schema, dict):
+        raise InvalidField(grammar.field, Summary.of_text(grammar.text), "a JSON schema that is an object")
+    return schema
+
+
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(step of a JSON pointer, schema) of the schemas that stand in one."""
+    for key in _SCHEMA_MAPS:
+        if isinstance(schema.get(key), dict):
+            for name, child in schema[key].items():
+                if isinstance(child, dict):
+                    yield f"/{key}/" + name.replace("~", "~0").replace("/", "~1"), child
+    for key in _SCHEMA_LISTS:
+        if isinstance(schema.get(key), list):
+            for index, child in enumerate(schema[key]):
+                if isinstance(child, dict):
+                    yield f"/{key}/{index}", child
+    for key in _SCHEMAS:
+        if isinstance(schema.get(key), dict):
+            yield f"/{key}", schema[key]

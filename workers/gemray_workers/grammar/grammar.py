@@ -1,0 +1,37 @@
+"""What a request asks its answer to look like, as it travels."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+import msgspec
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+GRAMMAR_KINDS: Final[tuple[GrammarKind, ...]] = get_args(GrammarKind)
+
+
+class Thought(msgspec.Struct, frozen=True, kw_only=True):
+    """A thought that may stand before the constrained part, or stands there already."""
+
+    opens: int
+    """Id that begins it."""
+    closes: int
+    """Id that ends it: the constrained part begins behind it."""
+    is_open: bool = False
+    """Whether the prompt ends inside it."""
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """Checked by the coordinator, which compiles it before a rank sees it."""
+
+    kind: GrammarKind
+    text: str
+    """The schema, the expression or the Lark grammar; a JSON array of strings for ``choice``, none for
+    ``json_object``."""
+    thought: Thought | None = None
+    """None: the first token belongs to the constrained part."""
+
+    @property
+    def field(self) -> str:
+        """Where it stands in a request."""
+        return f"structured.{self.kind}"
