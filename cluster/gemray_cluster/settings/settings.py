@@ -322,6 +322,8 @@ class ServeSettings:
             yield
         except InvalidField as error:
             name = renamed.get(error.field, error.field)
+            if name not in {setting.name for setting in settings_of(type(self))}:
+                raise  # of a file that a setting names
             raise InvalidSetting(name, error.value, error.allowed, self.origins.get(name, "the default")) from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +26,7 @@ from gemray_cluster.settings.settings import (
 from gemray_cluster.settings.types import parse_size
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import InvalidField
+from support.checkpoints.tiny import tiny_checkpoint
 
 MODEL = {"model": "/models/gemma"}
 
@@ -196,3 +199,14 @@ def test_variables_that_are_no_settings_and_what_they_may_have_meant() -> None:
         "GEMRAY_QQ": None,
         "GEMRAY_SERVICE_HOST": None,
     }
+
+
+def test_a_field_of_the_models_files_has_no_setting_as_its_origin(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint("31B"), model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    settings = ServeSettings(model=str(model))
+    with pytest.raises(InvalidField, match="'awq'") as caught:
+        settings.blueprint("cpu")
+    assert "from the default" not in str(caught.value)
