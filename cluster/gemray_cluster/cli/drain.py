@@ -11,7 +11,11 @@ import psutil
 import typer
 
 from gemray.cli.account import tell
-from gemray_workers.errors import GemrayError, InvalidField
+from gemray_workers.errors import GemrayError, InvalidField, Summary
+
+
+class NoServer(GemrayError):
+    """There is nothing to drain."""
 
 
 class StillRunning(GemrayError):
@@ -44,12 +48,14 @@ def drain(
 
 
 def _server(pid: int | None) -> psutil.Process:
-    """The process to drain; raises InvalidField when there is none, or no telling which."""
+    """The process to drain; raises NoServer, or InvalidField when there is no telling which."""
     running = {process.pid: process for process in psutil.process_iter() if _is_server(process)}
     if pid is None:
-        if len(running) != 1:
-            found = ", ".join(map(str, sorted(running))) or "none"
-            raise InvalidField("pid", pid, f"set, unless one gemray serve of this user runs here (found: {found})")
+        if not running:
+            raise NoServer("no gemray serve of this user runs on this machine")
+        if len(running) > 1:
+            pids = ", ".join(map(str, sorted(running)))
+            raise InvalidField("pid", Summary("unset"), f"one of {pids}: several gemray serve of this user run here")
         (server,) = running.values()
         return server
     if pid not in running:
