@@ -68,17 +68,15 @@ def read_tool_choice(chat: pb.Chat) -> pb.ToolChoiceMode:
         return pb.TOOL_CHOICE_MODE_AUTO
     if choice.mode == pb.TOOL_CHOICE_MODE_NONE:
         return pb.TOOL_CHOICE_MODE_NONE
+    allowed = "TOOL_CHOICE_MODE_AUTO or TOOL_CHOICE_MODE_NONE"
     if choice.WhichOneof("choice") == "function":
         field, value = "chat.tool_choice.function", Summary.of_text(choice.function)
     else:
-        known = choice.mode in pb.ToolChoiceMode.values()
-        field, value = (
-            "chat.tool_choice.mode",
-            Summary(pb.ToolChoiceMode.Name(choice.mode) if known else str(choice.mode)),
-        )
-    raise InvalidField(
-        field, value, "TOOL_CHOICE_MODE_AUTO or TOOL_CHOICE_MODE_NONE: this server cannot make a model call"
-    )
+        field = "chat.tool_choice.mode"
+        if choice.mode not in pb.ToolChoiceMode.values():
+            raise InvalidField(field, Summary(str(choice.mode)), allowed)
+        value = Summary(pb.ToolChoiceMode.Name(choice.mode))
+    raise InvalidField(field, value, f"{allowed}: this server cannot make a model call")
 
 
 def _read_tools(tools_json: str) -> list[dict[str, Any]]:
@@ -88,4 +86,18 @@ def _read_tools(tools_json: str) -> list[dict[str, Any]]:
     if len(tools) > MAX_TOOLS:
         raise InvalidField("chat.tools_json", Summary(f"{len(tools)} objects"), f"at most {MAX_TOOLS}")
     check_content("chat.tools_json", tools_json, tools)
+    for i, tool in enumerate(tools):
+        _check_tool(f"chat.tools_json[{i}]", tool)
     return tools
+
+
+def _check_tool(field: str, tool: dict[str, Any]) -> None:
+    """A function declaration, alone or as OpenAI wraps it: templates leave out in silence what they don't find."""
+    function = tool.get("function", None if tool.get("type") == "function" else tool)
+    if not isinstance(function, dict):
+        raise InvalidField(f"{field}.function", Summary.of_text(str(function)), "an object with a name")
+    name, parameters = function.get("name"), function.get("parameters", {})
+    if not isinstance(name, str) or not name:
+        raise InvalidField(f"{field}.name", Summary.of_text(str(name)), "the function's name")
+    if not isinstance(parameters, dict):
+        raise InvalidField(f"{field}.parameters", Summary.of_text(str(parameters)), "a JSON schema, as an object")
