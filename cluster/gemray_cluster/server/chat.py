@@ -28,10 +28,23 @@ class ChatInput:
     """Variables of the template, besides its own."""
 
 
+_MODES = (pb.TOOL_CHOICE_MODE_AUTO, pb.TOOL_CHOICE_MODE_NONE, pb.TOOL_CHOICE_MODE_REQUIRED)
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """What a chat says of calls."""
+
+    may_call: bool = True
+    must_call: bool = False
+    function: str | None = None
+    """The only one that may be called."""
+
+
 def read_chat(chat: pb.Chat) -> ChatInput:
     """Check and unpack a chat; raises InvalidField."""
-    tools = _read_tools(chat.tools_json) if chat.HasField("tools_json") else None
-    may_call = read_tool_choice(chat) != pb.TOOL_CHOICE_MODE_NONE
+    tools = read_tools(chat.tools_json) if chat.HasField("tools_json") else None
+    may_call = read_tool_choice(chat).may_call
     messages = read_messages(chat.messages)
     if chat.continue_final_message:
         _check_final(messages[-1])
@@ -61,25 +74,31 @@ def _read_variables(kwargs_json: str) -> dict[str, Any]:
     return variables
 
 
-def read_tool_choice(chat: pb.Chat) -> pb.ToolChoiceMode:
-    """Whether the model may call; raises InvalidField for choices that nothing here holds a model to."""
+def read_tool_choice(chat: pb.Chat) -> ToolChoice:
+    """Whether the model may or must call; raises InvalidField."""
     choice = chat.tool_choice
-    if choice.WhichOneof("choice") is None or choice.mode == pb.TOOL_CHOICE_MODE_AUTO:
-        return pb.TOOL_CHOICE_MODE_AUTO
-    if choice.mode == pb.TOOL_CHOICE_MODE_NONE:
-        return pb.TOOL_CHOICE_MODE_NONE
-    allowed = "TOOL_CHOICE_MODE_AUTO or TOOL_CHOICE_MODE_NONE"
-    if choice.WhichOneof("choice") == "function":
-        field, value = "chat.tool_choice.function", Summary.of_text(choice.function)
-    else:
-        field = "chat.tool_choice.mode"
-        if choice.mode not in pb.ToolChoiceMode.values():
-            raise InvalidField(field, Summary(str(choice.mode)), allowed)
-        value = Summary(pb.ToolChoiceMode.Name(choice.mode))
-    raise InvalidField(field, value, f"{allowed}: this server cannot make a model call")
+    match choice.WhichOneof("choice"):
+        case "function":
+            return ToolChoice(must_call=True, function=choice.function)
+        case "mode":
+            if choice.mode not in _MODES:
+                known = choice.mode in pb.ToolChoiceMode.values()
+                value = Summary(pb.ToolChoiceMode.Name(choice.mode) if known else str(choice.mode))
+                raise InvalidField("chat.tool_choice.mode", value, ", ".join(map(pb.ToolChoiceMode.Name, _MODES)))
+            return ToolChoice(
+                may_call=choice.mode != pb.TOOL_CHOICE_MODE_NONE,
+                must_call=choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED,
+            )
+    return ToolChoice()
 
 
-def _read_tools(tools_json: str) -> list[dict[str, Any]]:
+def takes_one_call(chat: pb.Chat, choice: ToolChoice) -> bool:
+    """Whether the answer ends behind its first call."""
+    return choice.function is not None or (chat.HasField("parallel_tool_calls") and not chat.parallel_tool_calls)
+
+
+def read_tools(tools_json: str) -> list[dict[str, Any]]:
+    """The declarations of functions, alone or as OpenAI wraps them; raises InvalidField."""
     tools = read_json("chat.tools_json", tools_json, "a JSON array")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidField("chat.tools_json", Summary.of_text(tools_json), "a JSON array of objects")

@@ -11,8 +11,9 @@ import msgspec
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
-from gemray_cluster.server.chat import read_chat, read_tool_choice
+from gemray_cluster.server.chat import read_chat, read_tool_choice, takes_one_call
 from gemray_cluster.server.fields import at_most, check_token_ids
+from gemray_cluster.server.required_calls import read_required_calls
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.server.structured import read_structured
 from gemray_cluster.text.control_tokens import RenderedText
@@ -23,6 +24,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.grammar.compiler import GrammarCompiler
+from gemray_workers.grammar.grammar import Grammar
 from gemray_workers.messages import ModelInfo, Submit
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.sampling.params import SamplingParams
@@ -112,14 +114,7 @@ class RequestReader:
             prompt_len=len(prompt_ids),
             **self._call_rules(request.chat),
         )
-        if request.HasField("structured"):
-            grammar = read_structured(
-                request.structured,
-                thinks=request.chat.enable_thinking,
-                prompt_ids=prompt_ids,
-                control_ids=self.tokenizer.control_ids,
-            )
-            params = msgspec.structs.replace(params, grammar=grammar)
+        params = msgspec.structs.replace(params, grammar=self._grammar(request, prompt_ids))
         if max_answer_bytes is not None:
             refuse_what_no_answer_carries(
                 params,
@@ -164,12 +159,22 @@ class RequestReader:
     def _call_rules(self, chat: pb.Chat) -> dict[str, tuple[int, ...]]:
         """Ids that a chat forbids, and ids that end its answer, for the sake of calls."""
         control_ids = self.tokenizer.control_ids
-        no_calls = read_tool_choice(chat) == pb.TOOL_CHOICE_MODE_NONE
-        one_call = chat.HasField("parallel_tool_calls") and not chat.parallel_tool_calls
+        choice = read_tool_choice(chat)
+        no_calls, one_call = not choice.may_call, takes_one_call(chat, choice)
         return {
             "forbidden": (control_ids[OPENS_CALL],) if no_calls and OPENS_CALL in control_ids else (),
             "stop_token_ids": (control_ids[CLOSES_CALL],) if one_call and CLOSES_CALL in control_ids else (),
         }
+
+    def _grammar(self, request: GenerationRequest, prompt_ids: list[int]) -> Grammar | None:
+        """What the answer must follow, not compiled yet."""
+        control_ids, thinks = self.tokenizer.control_ids, request.chat.enable_thinking
+        must_call = read_tool_choice(request.chat).must_call
+        if not request.HasField("structured"):
+            return read_required_calls(request.chat, prompt_ids, control_ids) if must_call else None
+        if must_call:
+            raise InvalidField("structured", Summary("set"), "unset where chat.tool_choice requires a call")
+        return read_structured(request.structured, thinks=thinks, prompt_ids=prompt_ids, control_ids=control_ids)
 
     def _prompt_ids(self, request: GenerationRequest, model: ModelInfo) -> list[int]:
         kind = request.WhichOneof("input")

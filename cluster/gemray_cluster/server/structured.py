@@ -24,7 +24,8 @@ def read_structured(
         prompt_ids: a template may leave a thought open at their end.
         control_ids: of the tokenizer.
     """
-    thought = _read_thought(structured, thinks, prompt_ids, control_ids)
+    asked = structured.thought_first if structured.HasField("thought_first") else None
+    thought = thought_before(asked, thinks=thinks, prompt_ids=prompt_ids, control_ids=control_ids)
     match structured.WhichOneof("form"):
         case "json_schema":
             grammar = Grammar(kind="json_schema", text=structured.json_schema, thought=thought)
@@ -53,14 +54,15 @@ def _read_choice(choice: pb.Choices) -> str:
     return json.dumps(list(choice.texts), ensure_ascii=False)
 
 
-def _read_thought(
-    structured: pb.Structured, thinks: bool, prompt_ids: Sequence[int], control_ids: Mapping[str, int]
+def thought_before(
+    asked: bool | None, *, thinks: bool, prompt_ids: Sequence[int], control_ids: Mapping[str, int]
 ) -> Thought | None:
-    """What may stand before the constrained part; None for nothing."""
+    """What may stand before the constrained part; None for nothing. `asked` is what the request says of it, if it does;
+    the rest as in `read_structured`."""
     opens, closes = (control_ids.get(token) for token in CHANNEL_TOKENS)
     if opens is None or closes is None:
         return None
     ends = (opens, closes, control_ids.get("<|turn>"))
     is_open = next((token_id for token_id in reversed(prompt_ids) if token_id in ends), None) == opens
-    may_think = structured.thought_first if structured.HasField("thought_first") else thinks or is_open
+    may_think = asked if asked is not None else thinks or is_open
     return Thought(opens=opens, closes=closes, is_open=is_open) if may_think else None

@@ -177,10 +177,8 @@ async def test_one_call_at_most(served: Serving, embedded: ChatTokenizer, ignore
 @pytest.mark.parametrize(
     ("field", "choice", "value"),
     [
-        ("mode", pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED), "TOOL_CHOICE_MODE_REQUIRED"),
         ("mode", pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_UNSPECIFIED), "TOOL_CHOICE_MODE_UNSPECIFIED"),
         ("mode", pb.ToolChoice(mode=9), "9"),  # type: ignore[arg-type]
-        ("function", pb.ToolChoice(function="f"), "'f'"),
     ],
 )
 async def test_choices_that_are_refused(served: Serving, field: str, choice: pb.ToolChoice, value: str) -> None:
@@ -189,7 +187,60 @@ async def test_choices_that_are_refused(served: Serving, field: str, choice: pb.
         await served.stub.Generate(pb.GenerateRequest(chat=chat))
     where, description = bad_request_of(caught.value)
     assert where == f"chat.tool_choice.{field}"
-    assert f"{value} is not allowed: TOOL_CHOICE_MODE_AUTO or" in description
+    assert f"{value} is not allowed: TOOL_CHOICE_MODE_AUTO, TOOL_CHOICE_MODE_NONE, TOOL_CHOICE_MODE_REQ" in description
+
+
+@pytest.mark.parametrize(("several", "function"), [(None, None), (False, None), (None, "g")])
+async def test_required_calls(
+    served: Serving, embedded: ChatTokenizer, several: bool | None, function: str | None
+) -> None:
+    tools = [{"name": "f"}, {"name": "g", "parameters": {"properties": {"a": {"type": "integer"}}}}]
+    choice = pb.ToolChoice(function=function) if function else pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
+    chat = pb.Chat(messages=[ASKED], tools_json=json.dumps(tools), tool_choice=choice)
+    if several is not None:
+        chat.parallel_tool_calls = several
+    served.gang.script = Script([*call_ids(embedded, "g", {"a": 1}), RESPONSE])
+    answer = await served.stub.Generate(pb.GenerateRequest(chat=chat))
+    assert [(call.name, call.arguments_json) for call in answer.tool_calls] == [("g", '{"a":1}')]
+    assert answer.completion.finish_reason == pb.FINISH_REASON_TOOL_CALL
+    submit = served.gang.submitted[-1]
+    grammar = submit.params.grammar
+    assert grammar is not None
+    assert ("call:f" in grammar.text) == (function is None)
+    assert (SPECIAL_TOKENS["<tool_call|>"] in submit.params.stop_token_ids) == (several is False or function == "g")
+    assert grammar.thought is None
+    chat.enable_thinking = True
+    await served.stub.Generate(pb.GenerateRequest(chat=chat))
+    grammar = served.gang.submitted[-1].params.grammar
+    assert grammar is not None
+    assert grammar.thought is not None
+
+
+REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields", "words"),
+    [
+        ("chat.tool_choice.mode", {"tool_choice": REQUIRED}, "TOOL_CHOICE_MODE_AUTO for a chat without tools"),
+        ("chat.tool_choice.function", {"tool_choice": pb.ToolChoice(function="f")}, "one of the chat's tools"),
+        ("chat.tool_choice.function", {"tools_json": TOOLS, "tool_choice": pb.ToolChoice(function="F")}, "one of the"),
+        ("chat.tools_json[0].name", {"tools_json": '[{"name": "f g"}]', "tool_choice": REQUIRED}, "letters, digits"),
+    ],
+)
+async def test_calls_that_cannot_be_required(served: Serving, field: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Generate(pb.GenerateRequest(chat=pb.Chat(messages=[ASKED], **fields)))
+    where, description = bad_request_of(caught.value)
+    assert where == field
+    assert words in description
+
+
+async def test_a_required_call_is_the_only_form(served: Serving) -> None:
+    chat = pb.Chat(messages=[ASKED], tools_json=TOOLS, tool_choice=REQUIRED)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Generate(pb.GenerateRequest(chat=chat, structured=pb.Structured(regex="a")))
+    assert bad_request_of(caught.value)[0] == "structured"
 
 
 BAD = [

@@ -30,8 +30,10 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     ``json_object``."""
     thought: Thought | None = None
     """None: the first token belongs to the constrained part."""
+    asked_by: str | None = None
+    """The field of the request that asks for it, if that is another than `structured`."""
 
     @property
     def field(self) -> str:
         """Where it stands in a request."""
-        return f"structured.{self.kind}"
+        return self.asked_by or f"structured.{self.kind}"

@@ -1,0 +1,50 @@
+"""A chat that requires calls: its answer follows a grammar of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.chat import ToolChoice, read_tool_choice, read_tools, takes_one_call
+from gemray_cluster.server.structured import thought_before
+from gemray_cluster.text.call_grammar import TOKENS_OF_CALLS, call_grammar
+from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.grammar.compiler import MAX_GRAMMAR_BYTES
+from gemray_workers.grammar.grammar import Grammar
+
+
+def read_required_calls(chat: pb.Chat, prompt_ids: Sequence[int], control_ids: Mapping[str, int]) -> Grammar:
+    """The grammar of the calls that a chat requires, behind a thought where it thinks; raises InvalidField.
+
+    Args:
+        chat: its tool_choice requires a call.
+        prompt_ids: a template may leave a thought open at their end.
+        control_ids: of the tokenizer.
+    """
+    choice = read_tool_choice(chat)
+    if any(token not in control_ids for token in TOKENS_OF_CALLS):
+        raise InvalidField("chat.tool_choice", Summary("a call"), "auto or none: the tokenizer has no tokens of calls")
+    tools = _callable(read_tools(chat.tools_json) if chat.HasField("tools_json") else [], choice)
+    text = call_grammar(tools, control_ids, several=not takes_one_call(chat, choice))
+    if len(text.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidField(
+            "chat.tools_json", Summary(f"a grammar of {len(text.encode())} bytes"), f"at most {MAX_GRAMMAR_BYTES}"
+        )
+    thought = thought_before(None, thinks=chat.enable_thinking, prompt_ids=prompt_ids, control_ids=control_ids)
+    return Grammar(kind="lark", text=text, thought=thought, asked_by="chat.tools_json")
+
+
+def _callable(tools: list[dict[str, Any]], choice: ToolChoice) -> list[dict[str, Any]]:
+    """The tools that may be called; raises InvalidField when there is none."""
+    if choice.function is None:
+        if not tools:
+            value = Summary(pb.ToolChoiceMode.Name(pb.TOOL_CHOICE_MODE_REQUIRED))
+            raise InvalidField("chat.tool_choice.mode", value, "TOOL_CHOICE_MODE_AUTO for a chat without tools")
+        return tools
+    named = [tool for tool in tools if tool.get("function", tool)["name"] == choice.function]
+    if not named:
+        raise InvalidField(
+            "chat.tool_choice.function", Summary.of_text(choice.function), "the name of one of the chat's tools"
+        )
+    return named[:1]
