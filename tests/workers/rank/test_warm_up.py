@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gemray_workers.embedded import embedded_path
 from gemray_workers.execution import cycle_rows
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.parallel.communicator import SoloCommunicator
@@ -37,7 +38,8 @@ def test_every_part_of_a_choice_runs_before_the_first_request(make: Any, monkeyp
     seen = {plan.features for plan in plans}
     assert Features() in seen, "greedy alone"
     for part in fields(Features):
-        if part.name != "masks":  # forbidden ids are bits that the same kernels read
+        # Forbidden ids are bits that the same kernels read; without a tokenizer there are no grammars.
+        if part.name not in ("masks", "grammar"):
             assert any(getattr(features, part.name) for features in seen), part.name
     assert {features.candidates for features in seen} == {0, *CANDIDATE_COUNTS}
     assert max(plan.shape.most_rows for plan in plans) == config.prefill_chunk
@@ -49,6 +51,23 @@ def test_every_part_of_a_choice_runs_before_the_first_request(make: Any, monkeyp
     for kind in kinds:
         assert serve(rank, SoloCommunicator(), [request("a", [5] * 40, 4, **kind)]) is not None
     assert {plan.features for plan in plans} <= seen | {Features(penalties=True)}
+
+
+def test_grammars_run_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = EngineRank(
+        engine_config(embedded_path("gemray-tiny"), max_step_tokens=256), SoloCommunicator(), torch.device("cpu")
+    )
+    seen: list[Features] = []
+    of = CyclePlan.of
+
+    def noted(*args: Any) -> CyclePlan:
+        plan = of(*args)
+        seen.append(plan.features)
+        return plan
+
+    monkeypatch.setattr(cycle_rows.CyclePlan, "of", noted)
+    rank.warm_up()
+    assert {features.candidates for features in seen if features.grammar} == {0, CANDIDATE_COUNTS[0]}
 
 
 @pytest.mark.parametrize("max_model_len", [2, 3, 5, 4096])

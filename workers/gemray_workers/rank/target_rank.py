@@ -187,6 +187,7 @@ class EngineRank:
                 vocab_size=self._blueprint.model.vocab_size,
                 max_model_len=self._blueprint.pools.max_model_len,
                 prefill_chunk=self._config.prefill_chunk,
+                has_grammars=self._vocabulary is not None,
             )
         )
         self.engine(inbox, accept=accept).run()

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from gemray_workers.engine.inbox import LocalInbox
+from gemray_workers.grammar.grammar import Grammar
 from gemray_workers.messages import Stop, Submit, ToGang
 from gemray_workers.sampling.params import SamplingParams
 
@@ -29,12 +30,24 @@ _KINDS: dict[str, dict[str, object]] = {
     "logprobs": {"logprobs": _MOST_LOGPROBS, "prompt_logprobs": _MOST_LOGPROBS},
 }
 """What differs from the published defaults, for each part that a choice of tokens may have."""
+_ANY_TEXT = Grammar(kind="regex", text="(?s:.*)")
+_FORMED: dict[str, dict[str, object]] = {
+    "grammar": {"grammar": _ANY_TEXT},
+    "grammar, greedy": {"grammar": _ANY_TEXT, "temperature": 0.0},
+}
+"""As above, of answers with a form."""
 
 
-def warm_up_requests(*, vocab_size: int, max_model_len: int, prefill_chunk: int) -> list[Submit]:
-    """A request for each kind of choice, then a prompt of more than one chunk."""
+def warm_up_requests(
+    *, vocab_size: int, max_model_len: int, prefill_chunk: int, has_grammars: bool = False
+) -> list[Submit]:
+    """A request for each kind of choice, then a prompt of more than one chunk.
+
+    `has_grammars` says whether the checkpoint has a vocabulary that grammars are followed by.
+    """
     token_id = min(2, vocab_size - 1)
-    submits = [_request(kind, [token_id] * 2, max_model_len, changes) for kind, changes in _KINDS.items()]
+    kinds = {**_KINDS, **(_FORMED if has_grammars else {})}
+    submits = [_request(kind, [token_id] * 2, max_model_len, changes) for kind, changes in kinds.items()]
     length = min(prefill_chunk + 2, max_model_len - 1)
     return [*submits, _request("long prompt", [token_id] * length, max_model_len, {})]
 
