@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
+from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.weight_sharding import Part, WeightSharding, sliced_tensor, whole_tensor
@@ -50,6 +52,22 @@ class LinearWeight(Protocol):
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor that a checkpoint must fill."""
         ...
+
+
+class UnfusedWeight(LinearWeight, Protocol):
+    """A weight whose product no kernel joins with a gate."""
+
+    @override
+    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        return self.product(gelu_of_total_and_mul(summands_STI, factor_TI)).unsqueeze(0)
+
+    @override
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        return gelu_tanh_and_mul(self.product(x_TI))
+
+    @override
+    def silu(self, x_TI: Tensor) -> Tensor:
+        return silu_and_mul(self.product(x_TI))
 
 
 class LinearMethod(Protocol):

@@ -15,17 +15,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from gemray_kernels.packed_weight import PackedWeight, groups_of, words_of
-from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
-from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import Copy, WeightTarget
-from gemray_workers.model.linear_method import LinearWeight
+from gemray_workers.model.linear_method import UnfusedWeight
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 
 
-class PackedLinearWeight(LinearWeight):
+class PackedLinearWeight(UnfusedWeight):
     """One rank's part of the weights of layers of the same input and the same format."""
 
     def __init__(self, weight: PackedWeight, targets: Sequence[WeightTarget], kernels: Kernels) -> None:
@@ -44,18 +42,6 @@ class PackedLinearWeight(LinearWeight):
     @override
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
         return self._kernels.packed_linear(x_TI, self._weight.rows(first)).unsqueeze(0)
-
-    @override
-    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
-        return self.product(gelu_of_total_and_mul(summands_STI, factor_TI)).unsqueeze(0)
-
-    @override
-    def gelu(self, x_TI: Tensor) -> Tensor:
-        return gelu_tanh_and_mul(self.product(x_TI))
-
-    @override
-    def silu(self, x_TI: Tensor) -> Tensor:
-        return silu_and_mul(self.product(x_TI))
 
     @override
     def weight_targets(self) -> list[WeightTarget]:

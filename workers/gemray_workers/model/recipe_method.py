@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.reference.layer_norms import total
-from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import WeightTarget
-from gemray_workers.model.linear_method import PLAIN, LinearMethod, LinearWeight
+from gemray_workers.model.linear_method import PLAIN, LinearMethod, LinearWeight, UnfusedWeight
 from gemray_workers.model.packed_linear import packed_linear_weight
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 
@@ -66,7 +64,7 @@ class RecipeMethod(LinearMethod):
         return packed_linear_weight(self._recipe, form, outputs, Part(0, num_in, num_in), sharding)
 
 
-class _SideBySide(LinearWeight):
+class _SideBySide(UnfusedWeight):
     """Layers of the same input in several formats: one product each."""
 
     def __init__(self, weights: Sequence[LinearWeight]) -> None:
@@ -84,18 +82,6 @@ class _SideBySide(LinearWeight):
     @override
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
         return self.product(x_TI)[:, first:].unsqueeze(0)
-
-    @override
-    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
-        return self.product(gelu_of_total_and_mul(summands_STI, factor_TI)).unsqueeze(0)
-
-    @override
-    def gelu(self, x_TI: Tensor) -> Tensor:
-        return gelu_tanh_and_mul(self.product(x_TI))
-
-    @override
-    def silu(self, x_TI: Tensor) -> Tensor:
-        return silu_and_mul(self.product(x_TI))
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
