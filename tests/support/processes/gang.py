@@ -30,9 +30,10 @@ import torch
 
 from gemray_workers.parallel.communicator import SoloCommunicator
 
-START_TIMEOUT_S = 120.0
-RUN_TIMEOUT_S = 120.0
-GRACE_S = 3.0
+START_TIMEOUT_S = 300.0
+RUN_TIMEOUT_S = 540.0
+"""Bounds that only a hang meets, on a machine with other work too; below the test's own timeout in pyproject.toml."""
+GRACE_S = 10.0
 """How long the other ranks may take to end by themselves once one has failed."""
 
 RunOnGang = Callable[..., list[Any]]
