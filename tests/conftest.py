@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from support.processes.failure_reports import pytest_runtest_makereport  # noqa: F401
 from support.processes.gang import GangPools, RunOnGang
 
 
