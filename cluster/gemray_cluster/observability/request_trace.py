@@ -27,6 +27,9 @@ logger = logging.getLogger("gemray.request")
 GENERATION_METHODS = frozenset({"Generate", "GenerateStream"})
 """Traced methods, of any service on the port."""
 
+ROUNDING = 0.02
+"""Part of a deadline by which gRPC rounds it up when it travels, at most: the client gives up so much earlier."""
+
 _OUTCOME_OF_STATUS = {
     grpc.StatusCode.CANCELLED: "cancelled",
     grpc.StatusCode.DEADLINE_EXCEEDED: "deadline",
@@ -193,11 +196,11 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
     def _unary(self, rpc: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def traced(request: Any, context: Any) -> Any:
-            trace = self._open(rpc)
+            trace, allowed_s = self._open(rpc), context.time_remaining()
             try:
                 response = await behaviour(request, context)
             except BaseException as error:
-                trace.ended(_status(error, context))
+                trace.ended(_status(error, context, allowed_s))
                 raise
             trace.ended(_code(context) or grpc.StatusCode.OK)
             return response
@@ -206,7 +209,7 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
     def _stream(self, rpc: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def traced(request: Any, context: Any) -> None:
-            trace = self._open(rpc)
+            trace, allowed_s = self._open(rpc), context.time_remaining()
             try:
                 answer = behaviour(request, context)
                 # A handler either is an async generator or writes to its context.
@@ -217,17 +220,17 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 else:
                     await answer
             except BaseException as error:
-                trace.ended(_status(error, context))
+                trace.ended(_status(error, context, allowed_s))
                 raise
             trace.ended(_code(context) or grpc.StatusCode.OK)
 
         return traced
 
 
-def _status(error: BaseException, context: Any) -> grpc.StatusCode:
+def _status(error: BaseException, context: Any, allowed_s: float | None) -> grpc.StatusCode:
     if isinstance(error, asyncio.CancelledError):
         remaining = context.time_remaining()
-        late = remaining is not None and remaining <= 0
+        late = remaining is not None and allowed_s is not None and remaining <= ROUNDING * allowed_s
         return grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
     return _code(context) or grpc.StatusCode.UNKNOWN
 

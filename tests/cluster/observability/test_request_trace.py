@@ -24,6 +24,7 @@ from gemray_workers.messages import SequenceDelta
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
 from support.cluster.text import tiny_tokenizer
+from support.waiting import HANG_S
 
 SAMPLING = pb.SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
 
@@ -54,7 +55,7 @@ class Watched:
 
     async def scrape(self) -> str:
         def read() -> str:
-            with urllib.request.urlopen(self.url, timeout=5) as answer:
+            with urllib.request.urlopen(self.url, timeout=HANG_S) as answer:
                 return str(answer.read().decode())
 
         return await asyncio.to_thread(read)
@@ -86,7 +87,7 @@ async def test_finished_request(tokenizer: ChatTokenizer, caplog: pytest.LogCapt
         assert server.value("gemray_time_to_first_token_seconds_count") == 1
         # Groups of 2, 1, 2, 1: the second token came with the first, so four have a time of their own.
         assert server.value("gemray_inter_token_latency_seconds_count") == 4
-        assert 0.02 < server.value("gemray_inter_token_latency_seconds_sum") < 1
+        assert server.value("gemray_inter_token_latency_seconds_sum") > 0.02
         assert server.value("gemray_request_completion_tokens_sum") == 6
         assert server.value("gemray_requests_in_flight") == 0
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gemray.request"]
@@ -104,9 +105,10 @@ async def test_outcomes_are_those_that_clients_see(tokenizer: ChatTokenizer) -> 
         await stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING))
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Generate(pb.GenerateRequest(text="hello", sampling=pb.SamplingParameters(top_p=7)))
+        long = pb.SamplingParameters(max_tokens=240, ignore_eos=True)  # 4.8 s: the server has the call by the deadline
         with pytest.raises(grpc.aio.AioRpcError):
-            await stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING), timeout=0.05)
-        call = stub.GenerateStream(stream_request(sampling=pb.SamplingParameters(max_tokens=200, ignore_eos=True)))
+            await stub.Generate(pb.GenerateRequest(text="hello", sampling=long), timeout=2)
+        call = stub.GenerateStream(stream_request(sampling=long))
         await call.read()
         assert server.value("gemray_requests_in_flight") == 1
         call.cancel()
@@ -151,18 +153,24 @@ async def test_unauthenticated_calls_are_counted(tokenizer: ChatTokenizer, tmp_p
 
 async def test_endpoint_parses_under_load(tokenizer: ChatTokenizer) -> None:
     async with watched(tokenizer, Script(group_sizes=(3, 1), delay_s=0.002)) as server:
-        load = asyncio.gather(*(server.serving.stream(stream_request()) for _ in range(40)))
-        scrapes = 0
-        while not load.done():
+        scrapes = answers = 0
+
+        async def ask() -> None:
+            nonlocal answers
+            while scrapes < 3:
+                await server.serving.stream(stream_request())
+                answers += 1
+
+        load = asyncio.gather(*(ask() for _ in range(40)))
+        for _ in range(3):
             assert list(text_string_to_metric_families(await server.scrape()))
             scrapes += 1
         await load
-        assert scrapes >= 2
         families = {family.name: family for family in text_string_to_metric_families(await server.scrape())}
         (requests,) = [s for s in families["gemray_request"].samples if s.name == "gemray_request_total"]
-        assert (requests.labels, requests.value) == ({"outcome": "length"}, 40)
+        assert (requests.labels, requests.value) == ({"outcome": "length"}, answers)
         count = [s.value for s in families["gemray_time_to_first_token_seconds"].samples if s.name.endswith("_count")]
-        assert count == [40]
+        assert count == [answers]
 
 
 def test_tokens_of_one_step_share_its_time() -> None:
@@ -187,7 +195,7 @@ def test_a_client_cannot_forge_a_log_line() -> None:
     assert line == r'id="x\nrequest id=y outcome=ok" empty="" plain=a-1_b.c'
 
 
-async def _until(condition: object, seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
+async def _until(condition: object) -> None:
+    async with asyncio.timeout(HANG_S):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.01)
