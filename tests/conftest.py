@@ -13,8 +13,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from support.cluster.ray_patience import RAY_PATIENCE
 from support.processes.failure_reports import pytest_runtest_makereport  # noqa: F401
 from support.processes.gang import GangPools, RunOnGang
+
+for _name, _value in RAY_PATIENCE.items():
+    os.environ.setdefault(_name, _value)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,7 +37,7 @@ def gang_pools() -> Iterator[GangPools]:
 
 @pytest.fixture(scope="session")
 def run_on_gang(gang_pools: GangPools) -> RunOnGang:
-    """``run_on_gang(size, fn, *args, timeout_s=120.0)``: every rank's ``fn(comm, *args)``, in rank order.
+    """``run_on_gang(size, fn, *args, timeout_s=HANG_S)``: every rank's ``fn(comm, *args)``, in rank order.
 
     `fn` must be a top-level function; size 1 runs in this process with SoloCommunicator.
     """

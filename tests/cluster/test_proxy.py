@@ -15,6 +15,7 @@ from gemray_cluster.check import health_probe
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang
 from support.cluster.serving import serving
+from support.waiting import HANG_S
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ async def test_clients_and_probes_reach_the_loopback(tokenizer: ChatTokenizer) -
 
         def generate() -> str:
             with connected(ServerAddress(served.server.address)) as stub:
-                return str(stub.Generate(pb.GenerateRequest(text="Hi", request_id="a"), timeout=10).request_id)
+                return str(stub.Generate(pb.GenerateRequest(text="Hi", request_id="a"), timeout=HANG_S).request_id)
 
         assert await asyncio.to_thread(generate) == "a"
         assert await asyncio.to_thread(health_probe.main, ["--address", served.server.address]) == 0

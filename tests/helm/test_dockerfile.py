@@ -58,7 +58,6 @@ def test_ray_in_the_image_is_the_one_of_the_chart() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_install_step_works(tmp_path: Path) -> None:
     """About a minute and 3 GB: everything the image needs, from what the Dockerfile copies and nothing else."""
     context = tmp_path / "context"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import HANG_S
+
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 
@@ -18,7 +20,7 @@ def test_cycles_in_triton_give_the_references_ids() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("interpret_cycles.py")
     result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["31B mtp equal", "31B dflash equal", "26B-A4B none equal", "E4B none equal"]

@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from support.kernels.kernel_parity import kernel_runs
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
+from support.waiting import HANG_S
 
 TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2, "layouts": 0.5, "router": 0.5}
 """By dtype: relative errors; of the two others, which are counts: none."""
@@ -25,7 +26,7 @@ def test_interpreted_kernels_equal_the_references() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("interpret_kernels.py")
     result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]

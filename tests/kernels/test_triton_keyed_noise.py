@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from support.waiting import HANG_S
+
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 COMPARE = """
@@ -30,6 +32,6 @@ def test_the_interpreted_kernel_equals_the_reference() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
-        [sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert result.returncode == 0, result.stderr

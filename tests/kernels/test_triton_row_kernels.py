@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from support.kernels.row_parity import cycle_of, random_case
 from support.kernels.triton_compile import compile_launches
+from support.waiting import HANG_S
 
 
 def test_interpreted_row_kernels_equal_the_references() -> None:
@@ -20,7 +21,7 @@ def test_interpreted_row_kernels_equal_the_references() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("interpret_row_kernels.py")
     result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == "8 cases\n"

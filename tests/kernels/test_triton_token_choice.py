@@ -18,6 +18,7 @@ from support.kernels.choice_parity import CASES, KINDS
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
 from support.oracles.sampling_oracle.row_request import RowRequest
 from support.oracles.sampling_reference import choose_rows, sampling_params
+from support.waiting import HANG_S
 
 
 def test_interpreted_kernels_choose_what_the_reference_chooses() -> None:
@@ -25,7 +26,7 @@ def test_interpreted_kernels_choose_what_the_reference_chooses() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("interpret_token_choice.py")
     result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert result.returncode == 0, result.stderr
     found = dict(line.split("\t") for line in result.stdout.splitlines())

@@ -12,6 +12,7 @@ from gemray_cluster.bench.report import Report
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import serving
+from support.waiting import HANG_S
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 
@@ -23,7 +24,7 @@ async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_
             *GEMRAY, "bench", "--address", running.server.address, "--batch", "1,3", "--prompt-len", "5",
             "--steps", "3", "--output", str(tmp_path), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 0, err.decode()
     report = msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report)
     assert [row.batch for row in report.online] == [1, 3]

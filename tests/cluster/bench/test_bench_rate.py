@@ -26,6 +26,7 @@ from gemray_workers.messages import SequenceDelta, StepOutput, Stop
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import serving
 from support.engine.engine_runner import request
+from support.waiting import HANG_S
 
 from .test_bench import WITHOUT_RAY, gemray, report_of
 from .test_bench_parts import Clock, output
@@ -208,7 +209,7 @@ async def test_a_server_under_a_rate(tokenizer: ChatTokenizer, tmp_path: Path) -
             *GEMRAY, "bench", "--address", running.server.address, "--suite", str(suite), "--output", str(tmp_path),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        out, err = await asyncio.wait_for(process.communicate(), 120)
+        out, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 0, err.decode()
     report = msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report)
     check_rows(report.rates, "server")
@@ -227,7 +228,7 @@ async def test_a_refused_request_is_counted_and_no_error(tokenizer: ChatTokenize
             *GEMRAY, "bench", "--address", running.server.address, "--suite", str(suite), "--output", str(tmp_path),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        _, err = await asyncio.wait_for(process.communicate(), 120)
+        _, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 0, err.decode()
     rows = report_of(tmp_path).rates
     assert sum(row.refused for row in rows) > 0

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from gemray_cluster.ray_runtime.blocking import in_own_thread
+from support.waiting import HANG_S
 
 NEVER_RETURNS = """
 import asyncio, threading
@@ -33,10 +34,12 @@ async def test_results_and_errors_come_back() -> None:
 
 
 async def test_calls_run_side_by_side() -> None:
-    barrier = threading.Barrier(3, timeout=10)
+    barrier = threading.Barrier(3, timeout=HANG_S)
     assert sorted(await asyncio.gather(*(in_own_thread(barrier.wait) for _ in range(3)))) == [0, 1, 2]
 
 
 def test_a_call_that_never_returns_does_not_hold_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", NEVER_RETURNS], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_RETURNS], capture_output=True, text=True, timeout=HANG_S, check=True
+    )
     assert done.stdout == "left behind\n"

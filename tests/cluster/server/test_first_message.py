@@ -14,6 +14,7 @@ from gemray_cluster.server import first_message
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import bad_request_of, serving
+from support.waiting import HANG_S
 
 SERVICE = "/gemray.v1.GenerationService/"
 HEALTH = "/grpc.health.v1.Health/"
@@ -45,7 +46,7 @@ def call(channel: Any, method: str, requests: AsyncIterator[bytes]) -> Any:
 async def test_an_end_without_a_message_is_answered(tokenizer: ChatTokenizer, method: str) -> None:
     async with serving(tokenizer, FakeGang(Script([180, 106]))) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(call(served.channel, method, no_messages()), 10)
+            await asyncio.wait_for(call(served.channel, method, no_messages()), HANG_S)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert bad_request_of(caught.value) == (
             "request", "request = none is not allowed: one message before the call's end",
@@ -61,6 +62,6 @@ async def test_a_call_that_stays_silent_is_ended(
     monkeypatch.setattr(first_message.FirstMessage.__init__, "__defaults__", (0.3,))
     async with serving(tokenizer, FakeGang()) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(call(served.channel, method, silence()), 10)
+            await asyncio.wait_for(call(served.channel, method, silence()), HANG_S)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "one message within 0.3 s" in bad_request_of(caught.value)[1]

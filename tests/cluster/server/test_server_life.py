@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.certificates import make_certificates
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, reader_of, serving
+from support.waiting import HANG_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -53,7 +54,7 @@ async def test_health_follows_the_gang(tokenizer: ChatTokenizer, name: str) -> N
             (GangState.DRAINING, NOT_SERVING),
         ]:
             gang.state = state
-            assert (await asyncio.wait_for(watch.read(), 2)).status == expected
+            assert (await asyncio.wait_for(watch.read(), HANG_S)).status == expected
         watch.cancel()
 
 
@@ -73,9 +74,22 @@ async def test_reflection_lists_the_services(tokenizer: ChatTokenizer) -> None:
         call.cancel()
 
 
+class HeldGang(FakeGang):
+    """Gives the first token of a request; the others once it is let go."""
+
+    def __init__(self, token_ids: Sequence[int] = (180,) * 20) -> None:
+        super().__init__(Script(token_ids))
+        self.let_go = asyncio.Event()
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        async for delta in super().generate(submit):
+            yield delta
+            await self.let_go.wait()
+
+
 async def test_draining_finishes_what_runs_and_takes_nothing_new(tokenizer: ChatTokenizer) -> None:
-    gang = FakeGang(Script([180] * 10 + [106], delay_s=0.05))
-    async with serving(tokenizer, gang, drain_notice_s=60.0) as served:
+    gang = HeldGang([180] * 10 + [106])
+    async with serving(tokenizer, gang, drain_notice_s=HANG_S, drain_deadline_s=HANG_S) as served:
         running = asyncio.ensure_future(served.stub.Generate(HI))
         while gang.num_active == 0:
             await asyncio.sleep(0.01)
@@ -87,21 +101,10 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(tokenizer: Chat
         assert (await health(served.channel).Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
         stats = await served.stub.GetServerStats(pb.GetServerStatsRequest())
         assert stats.state == pb.SERVER_STATE_DRAINING
+        assert not running.done()
+        gang.let_go.set()
         assert (await running).text == "H" * 10
         assert await draining == 0
-
-
-class HeldGang(FakeGang):
-    """Gives the first token of a request; the others once it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__(Script([180] * 20))
-        self.let_go = asyncio.Event()
-
-    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
-        async for delta in super().generate(submit):
-            yield delta
-            await self.let_go.wait()
 
 
 async def held_stream(served: Serving) -> Any:
@@ -114,14 +117,14 @@ async def held_stream(served: Serving) -> Any:
 
 async def sent_away(channel: grpc.aio.Channel) -> None:
     """Return when the channel's connection has got a GOAWAY: it takes no new calls then."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while (state := channel.get_state()) is grpc.ChannelConnectivity.READY:
             await channel.wait_for_state_change(state)
 
 
 async def rest_of(call: Any) -> pb.Completion:
     """The end of a stream that goes on."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         *_, last = [answer async for answer in call]
     assert await call.code() is grpc.StatusCode.OK
     completion: pb.Completion = last.final
@@ -130,7 +133,7 @@ async def rest_of(call: Any) -> pb.Completion:
 
 async def test_draining_sends_clients_away_and_their_streams_go_on(tokenizer: ChatTokenizer) -> None:
     gang = HeldGang()
-    async with serving(tokenizer, gang, drain_notice_s=0.0, drain_deadline_s=60.0) as served:
+    async with serving(tokenizer, gang, drain_notice_s=0.0, drain_deadline_s=HANG_S) as served:
         call = await held_stream(served)
         draining = asyncio.create_task(served.server.drain())
         await sent_away(served.channel)
@@ -274,12 +277,12 @@ async def test_tls(tokenizer: ChatTokenizer, tmp_path: Path, mutual: bool) -> No
     async with serving(tokenizer, FakeGang(), **config) as served:
         address = f"localhost:{served.server.port}"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await served.stub.Generate(HI, timeout=5)
+            await served.stub.Generate(HI, timeout=HANG_S)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "plain text is refused"
         async with grpc.aio.secure_channel(address, known) as channel:
-            assert (await _stub(served, channel).Generate(HI, timeout=5)).request_id
+            assert (await _stub(served, channel).Generate(HI, timeout=HANG_S)).request_id
         async with grpc.aio.secure_channel(address, anonymous) as channel:
-            call = _stub(served, channel).Generate(HI, timeout=5)
+            call = _stub(served, channel).Generate(HI, timeout=HANG_S)
             if not mutual:
                 assert (await call).request_id
                 return

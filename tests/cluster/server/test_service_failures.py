@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import grpc
 import pytest
@@ -17,23 +15,16 @@ from gemray_cluster.gang.supervisor import Supervisor
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, retry_delay_of, serving
+from support.waiting import eventually
 
 SLOW = Script([180] * 250, delay_s=0.05)
 HI = pb.GenerateRequest(text="Hi")
 HI_STREAM = pb.GenerateStreamRequest(text="Hi")
 
 
-async def within(seconds: float, condition: Callable[[], bool]) -> None:
-    """Wait for a condition; fails when it does not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        await asyncio.sleep(0.01)
-
-
 async def assert_idle_and_alive(served: Serving) -> None:
     assert served.gang.num_active == 0
-    await within(1, lambda: served.server.limiter.active == 0)
+    await eventually(lambda: served.server.limiter.active == 0)
     served.gang.script = Script([180, 106])
     assert (await served.stub.Generate(HI)).text == "H"
 
@@ -44,7 +35,7 @@ async def test_cancelled_stream_stops_the_generation(tokenizer: ChatTokenizer) -
         for _ in range(3):
             await call.read()
         call.cancel()
-        await within(1, lambda: served.gang.cancelled == [served.gang.submitted[0].request_id])
+        await eventually(lambda: served.gang.cancelled == [served.gang.submitted[0].request_id])
         await assert_idle_and_alive(served)
         assert served.server.limiter.cancelled == 1
 
@@ -52,20 +43,21 @@ async def test_cancelled_stream_stops_the_generation(tokenizer: ChatTokenizer) -
 async def test_cancelled_unary_call_stops_the_generation(tokenizer: ChatTokenizer) -> None:
     async with serving(tokenizer, FakeGang(SLOW)) as served:
         call = asyncio.ensure_future(served.stub.Generate(HI))
-        await within(5, lambda: served.gang.num_active == 1)
+        await eventually(lambda: served.gang.num_active == 1)
         call.cancel()
-        await within(1, lambda: len(served.gang.cancelled) == 1)
+        await eventually(lambda: len(served.gang.cancelled) == 1)
         await assert_idle_and_alive(served)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_deadline(tokenizer: ChatTokenizer, streamed: bool) -> None:
     async with serving(tokenizer, FakeGang(SLOW)) as served:
-        call = served.stream(HI_STREAM, timeout=0.3) if streamed else served.stub.Generate(HI, timeout=0.3)
+        await served.channel.channel_ready()  # the deadline is then for the call alone
+        call = served.stream(HI_STREAM, timeout=1) if streamed else served.stub.Generate(HI, timeout=1)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await within(1, lambda: len(served.gang.cancelled) == 1)
+        await eventually(lambda: len(served.gang.cancelled) == 1)
         await assert_idle_and_alive(served)
 
 
@@ -74,7 +66,7 @@ async def test_closed_connection_stops_the_generation(tokenizer: ChatTokenizer) 
         async with grpc.aio.insecure_channel(served.server.address) as other:
             call = Serving(served.server, served.gang, other).stub.GenerateStream(HI_STREAM)
             await call.read()
-        await within(1, lambda: len(served.gang.cancelled) == 1)
+        await eventually(lambda: len(served.gang.cancelled) == 1)
         await assert_idle_and_alive(served)
 
 
@@ -130,7 +122,7 @@ async def test_full_queue(tokenizer: ChatTokenizer) -> None:
         assert (stats.requests.active, stats.requests.limit, stats.requests.rejected) == (2, 2, 1)
         for call in calls:
             call.cancel()
-        await within(1, lambda: served.server.limiter.active == 0)
+        await eventually(lambda: served.server.limiter.active == 0)
         await assert_idle_and_alive(served)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gemray_cluster.server import text_work
 from gemray_cluster.server.errors import QueueFull
 from gemray_cluster.server.text_work import SHORT_BYTES, TextWork, Turns
+from support.waiting import HANG_S
 
 LONG = SHORT_BYTES + 1
 
@@ -60,7 +61,7 @@ async def test_a_long_text_does_not_stand_before_a_short_one() -> None:
     work, gate = TextWork(), threading.Event()
     long = asyncio.create_task(work.run("a", LONG, gate.wait))
     try:
-        assert await asyncio.wait_for(work.run("a", SHORT_BYTES, lambda: "short"), 5) == "short"
+        assert await asyncio.wait_for(work.run("a", SHORT_BYTES, lambda: "short"), HANG_S) == "short"
         assert not long.done()
     finally:
         gate.set()

@@ -17,7 +17,7 @@ from gemray_cluster.server import outbox
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, serving
-from support.waiting import eventually
+from support.waiting import HANG_S, eventually
 
 HI = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParameters(max_tokens=4))
 UNREAD = pb.GenerateStreamRequest(
@@ -45,8 +45,8 @@ async def idle_client(served: Serving, number: int) -> AsyncIterator[list[Any]]:
 async def test_unread_streams_give_their_places_back(tokenizer: ChatTokenizer) -> None:
     async with serving(tokenizer, FakeGang(), max_live_requests=8, write_deadline_s=600) as served:
         async with idle_client(served, 8) as calls:
-            await eventually(lambda: served.server.limiter.completed == 8, 20)
-            assert (await served.stub.Generate(HI, timeout=5)).request_id
+            await eventually(lambda: served.server.limiter.completed == 8)
+            assert (await served.stub.Generate(HI, timeout=HANG_S)).request_id
             answers = [[message async for message in call] for call in calls]
         assert all(answer[-1].final.usage.completion_tokens == 240 for answer in answers), "nothing was lost"
 
@@ -59,7 +59,7 @@ async def test_a_cancelled_stream_that_is_not_read_is_no_fault(
             await asyncio.sleep(0.5)
             for call in calls:
                 call.cancel()
-        await eventually(lambda: served.server.limiter.active == 0, 10)
+        await eventually(lambda: served.server.limiter.active == 0)
         assert served.server.limiter.failed == 0
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -79,7 +79,7 @@ async def test_what_a_stream_keeps_for_its_client_is_bounded(
             stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
             call = stub.GenerateStream(request)
             await call.initial_metadata()
-            await eventually(lambda: served.server.limiter.failed == 1, 10)
+            await eventually(lambda: served.server.limiter.failed == 1)
             assert served.server.limiter.active == 0
             assert len(gang.cancelled) == 1, "the engine is told to stop"
             call.cancel()
@@ -98,5 +98,5 @@ async def test_a_client_that_reads_nothing_loses_its_stream_at_the_write_deadlin
     endless = FakeGang(Script(delay_s=0.02))
     async with serving(tokenizer, endless, write_deadline_s=0.3) as served:
         async with idle_client(served, 1):
-            await eventually(lambda: served.server.limiter.cancelled == 1, 4)
+            await eventually(lambda: served.server.limiter.cancelled == 1)
         assert len(endless.cancelled) == 1

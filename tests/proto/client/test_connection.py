@@ -18,6 +18,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.certificates import make_certificates
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
+from support.waiting import HANG_S
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,7 +34,7 @@ async def test_every_call_in_a_thread(served: Serving) -> None:
             assert client.generate(pb.GenerateRequest(text="Hi")).text == "H"
             tokens = client.tokenize(pb.TokenizeRequest(text="Hi"))
             assert client.detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids)).text == "Hi"
-            assert client.model_info(timeout_s=60).model_type == "gemma4_text"
+            assert client.model_info(timeout_s=HANG_S).model_type == "gemma4_text"
             assert client.server_stats().state == pb.SERVER_STATE_SERVING
 
     await asyncio.to_thread(ask)
@@ -45,7 +46,7 @@ async def test_every_call_in_a_loop(served: Serving) -> None:
         assert (await client.generate(pb.GenerateRequest(text="Hi"))).text == "H"
         tokens = await client.tokenize(pb.TokenizeRequest(text="Hi"))
         assert (await client.detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids))).text == "Hi"
-        assert (await client.model_info(timeout_s=60)).model_type == "gemma4_text"
+        assert (await client.model_info(timeout_s=HANG_S)).model_type == "gemma4_text"
         assert (await client.server_stats()).state == pb.SERVER_STATE_SERVING
 
 
@@ -107,10 +108,10 @@ async def test_tls_with_the_system_s_authorities(
         never = Retry(first_s=0)
         async with AsyncClient(ServerAddress(address, tls=True), retry=never) as stranger:
             with pytest.raises(Exception, match="UNAVAILABLE"):
-                await stranger.generate(pb.GenerateRequest(text="Hi"), timeout_s=60)
+                await stranger.generate(pb.GenerateRequest(text="Hi"), timeout_s=HANG_S)
         monkeypatch.setenv("SSL_CERT_FILE", certificate)
         async with AsyncClient(ServerAddress(address, tls=True), retry=never) as client:
-            assert (await client.generate(pb.GenerateRequest(text="Hi"), timeout_s=60)).text == "H"
+            assert (await client.generate(pb.GenerateRequest(text="Hi"), timeout_s=HANG_S)).text == "H"
 
 
 def test_the_authorities_of_this_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import HANG_S
+
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "ray", "transformers", "tokenizers", "numpy", "msgspec", "zmq", "typer", "rich", "prompt_toolkit")
 
@@ -24,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     built = subprocess.run(
         [sys.executable, "-c", script, str(directory)],
-        cwd=ROOT / "proto", capture_output=True, text=True, timeout=120, check=True,
+        cwd=ROOT / "proto", capture_output=True, text=True, timeout=HANG_S, check=True,
     )  # fmt: skip
     return directory / built.stdout.split()[-1]
 
@@ -51,7 +53,7 @@ def python(unpacked: Path, code: str) -> subprocess.CompletedProcess[str]:
     where = f"sys.path.insert(0, {str(unpacked)!r})\n"
     return subprocess.run(
         [sys.executable, "-P", "-c", block + where + code],
-        cwd=unpacked, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        cwd=unpacked, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
 
 
@@ -80,7 +82,7 @@ from gemray.client import Client, Retry, ServerUnreachable
 from gemray.v1 import generation_pb2 as pb
 with Client("127.0.0.1:1", retry=Retry(first_s=0)) as client:
     try:
-        client.generate(pb.GenerateRequest(text="Hi"), timeout_s=60)
+        client.generate(pb.GenerateRequest(text="Hi"), timeout_s=HANG_S)
     except ServerUnreachable as error:
         print(error.code.name)
 """

@@ -18,6 +18,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.brief_server import BriefGang
 from support.cluster.fake_gang import Script
 from support.cluster.serving import Serving, serving
+from support.waiting import HANG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -165,7 +166,7 @@ async def test_cancelling_stops_the_generation(served: Serving, in_thread: bool)
             answer.cancel()
             with pytest.raises(Cancelled):
                 await anext(answer)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while not gang.cancelled:
             await asyncio.sleep(0.01)
     assert gang.num_calls == 1

@@ -80,7 +80,7 @@ class ProcessRank:
                 number, result, error = self._pipe.recv()
                 self._answer(self._waiting.pop(number), result, error)
         except (EOFError, OSError):
-            self.process.join(1)
+            self.process.join(60)
             with self._lock:
                 self._dead = True
                 died = RankDied(f"its process died (pid {self.process.pid}, exit code {self.process.exitcode})")

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_workers.messages import EngineStats, SpeculationCounters
 from support.cluster.fake_gang import FakeGang
+from support.waiting import HANG_S
 
 STATS = EngineStats(
     step=12,
@@ -44,7 +45,7 @@ def scrape(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, 
     """Samples as Prometheus reads them over HTTP."""
     server = MetricsServer(registry, host="127.0.0.1", port=0)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=HANG_S) as answer:
             text = answer.read().decode()
     finally:
         server.close()

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.waiting import HANG_S
+
 DEBIAN_PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "rsync": "rsync", "ip": "iproute2"}
 SHM_SIZE = "1g"
-SSHD_DEADLINE_S = 10.0
 
 _SSHD_CONFIG = """\
 Port 22
@@ -126,7 +127,7 @@ def ssh(hosts: Hosts, host: Host, command: str) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=HANG_S,
     )
 
 
@@ -176,7 +177,7 @@ def _boot(folder: Path, host: Host, namespace: str) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_sshd(hosts: Hosts, host: Host, log: Path) -> None:
-    until = time.monotonic() + SSHD_DEADLINE_S
+    until = time.monotonic() + HANG_S
     while (answer := ssh(hosts, host, "true")).returncode != 0:
         if time.monotonic() > until:
             raise RuntimeError(f"no sshd on {host.name}: {answer.stderr}\n{log.read_text()}")

@@ -29,10 +29,8 @@ from typing import Any
 import torch
 
 from gemray_workers.parallel.communicator import SoloCommunicator
+from support.waiting import HANG_S
 
-START_TIMEOUT_S = 300.0
-RUN_TIMEOUT_S = 540.0
-"""Bounds that only a hang meets, on a machine with other work too; below the test's own timeout in pyproject.toml."""
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves once one has failed."""
 
@@ -50,7 +48,7 @@ class GangPools:
     def __init__(self) -> None:
         self._pools: dict[int, _Pool] = {}
 
-    def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = RUN_TIMEOUT_S) -> list[Any]:
+    def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = HANG_S) -> list[Any]:
         """Call ``fn(comm, *args)`` on `size` ranks; the results in rank order. Size 1 runs in this process.
 
         Raises GangFailure. A gang that failed is not used again: the next call starts fresh processes.
@@ -100,7 +98,7 @@ class _Pool:
             self._connections.append(ours)
             self.processes.append(process)
         try:
-            self._collect(START_TIMEOUT_S, "joining")
+            self._collect(HANG_S, "joining")
         except BaseException:
             self.stop(now=True)
             raise
@@ -128,7 +126,7 @@ class _Pool:
                 try:
                     succeeded, answer = pickle.loads(self._connections[rank].recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    self.processes[rank].join(1.0)
+                    self.processes[rank].join(60.0)
                     succeeded, answer = False, f"died with exit code {self.processes[rank].exitcode}"
                 (results if succeeded else troubles)[rank] = answer
             if troubles:
@@ -178,7 +176,7 @@ def _serve(rank: int, size: int, rendezvous: str, connection: Connection, stack_
 
         def join() -> None:
             nonlocal comm
-            comm = join_gang(rank, size, rendezvous, device="cpu", timeout_s=START_TIMEOUT_S)
+            comm = join_gang(rank, size, rendezvous, device="cpu", timeout_s=HANG_S)
 
         connection.send_bytes(_answer(join))
         while True:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.waiting import HANG_S
+
 FAILING = '''
 import asyncio, gc, pytest
 
@@ -48,7 +50,7 @@ def test_a_failure_is_told_while_tasks_are_collected(tmp_path: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", "/dev/null", *plugins, "test_failing.py"],
         cwd=tmp_path, env={"PYTHONPATH": str(Path(__file__).parents[2])}, capture_output=True, text=True,
-         check=False,
+        timeout=HANG_S, check=False,
     )  # fmt: skip
     assert "1 failed" in told.stdout, told.stdout + told.stderr
     assert "AssertionError: assert [1, 2, 35] ==" in told.stdout

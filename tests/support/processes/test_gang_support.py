@@ -16,6 +16,7 @@ import torch
 
 from gemray_workers.parallel.communicator import Communicator
 from support.processes.gang import GangFailure, GangPools, RunOnGang
+from support.waiting import HANG_S
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def test_ranks_die_with_a_session_that_is_killed(tmp_path: Path) -> None:
         assert all(map(is_alive, ranks))
         time.sleep(0.3)  # into the second call
         session.kill()
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + HANG_S
     while any(map(is_alive, ranks)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, ranks))

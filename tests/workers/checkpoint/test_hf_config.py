@@ -22,6 +22,7 @@ from gemray_workers.rank.blueprint import Blueprint
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import engine_config
+from support.waiting import HANG_S
 
 BLUEPRINT_IN_A_PROCESS = """
 import pickle, sys
@@ -37,7 +38,7 @@ def blueprint_elsewhere(config: Any) -> list[str]:
     """Layers of the model that a fresh process makes of `config`, and whether it imported transformers."""
     ran = subprocess.run(
         [sys.executable, "-c", BLUEPRINT_IN_A_PROCESS], input=pickle.dumps(config), capture_output=True, check=True,
-        timeout=120,
+        timeout=HANG_S,
     )  # fmt: skip
     return ran.stdout.decode().split()
 

@@ -20,6 +20,7 @@ from gemray_workers.scheduling.request import Sequence
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant
 from support.engine.engine_runner import engine_config, request
+from support.engine.host_calls import CountOperations
 from support.oracles.oracle import CPU
 
 MOST = 4
@@ -92,18 +93,22 @@ def test_the_time_of_verifying_counts() -> None:
     assert run(DraftLengthController(MOST, adaptive=True), [100], 0.0, 20, cheap=2.0) == 0
 
 
-def served(drafter: Path | None) -> EngineStats:
-    """Statistics after one request on the tiny target."""
+def served(drafter: Path | None, monkeypatch: pytest.MonkeyPatch) -> EngineStats:
+    """Statistics after one request on the tiny target, by a clock that tells operations in place of seconds."""
     target = tiny_checkpoint("31B")
     config = engine_config(target, drafter_path=None if drafter is None else str(drafter))
     inbox = LocalInbox([request("a", [5, 6, 7], 20)])
-    EngineRank(config, SoloCommunicator(), CPU).engine(inbox).run()
+    engine = EngineRank(config, SoloCommunicator(), CPU).engine(inbox)
+    with CountOperations() as operations, monkeypatch.context() as patch:
+        patch.setattr("gemray_workers.execution.step_clock.time.perf_counter", operations.count.total)
+        engine.run()
     return inbox.steps[-1].stats
 
 
-def test_a_servers_time_is_measured_by_drafting_and_verifying() -> None:
-    drafting, plain = served(tiny_assistant(tiny_checkpoint("31B"))), served(None)
+def test_a_servers_time_is_measured_by_drafting_and_verifying(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting = served(tiny_assistant(tiny_checkpoint("31B")), monkeypatch)
+    plain = served(None, monkeypatch)
     assert plain.verify_seconds > 0
     assert drafting.verify_seconds > 0
-    assert plain.draft_seconds < 0.05 * plain.verify_seconds  # nothing but the marks of the clock
+    assert plain.draft_seconds < 0.05 * plain.verify_seconds
     assert drafting.draft_seconds > 0.1 * drafting.verify_seconds

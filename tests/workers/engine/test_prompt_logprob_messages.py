@@ -25,6 +25,7 @@ from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.checkpoints.tiny import tiny_checkpoint
 from support.engine.engine_runner import collect, engine_config, request, serve
+from support.waiting import HANG_S
 
 LIMIT = 16_384
 """Bytes of a message: the channel's 64 MiB, scaled down by as much as the prompts are."""
@@ -96,7 +97,7 @@ async def test_32_prompts_that_finish_in_one_step_fit_the_channel(
         lead = LeadChannel(coordinator.address)
         inbox = ChannelInbox(submits, lead)
         await asyncio.to_thread(rank.engine(inbox).run)
-        arrived = [await asyncio.wait_for(coordinator.receive(), 10) for _ in range(inbox.num_messages)]
+        arrived = [await asyncio.wait_for(coordinator.receive(), HANG_S) for _ in range(inbox.num_messages)]
         await asyncio.to_thread(lead.close)
     assert all(isinstance(message, StepOutput) for message in arrived)
     assert arrived == inbox.steps

@@ -13,6 +13,7 @@ from support.checkpoints.tiny import VOCAB_SIZE, Shape
 from support.engine.traffic import TrafficReport, catalogue, plain_answers, traffic
 from support.engine.traffic_configs import CONFIGS, MAX_MODEL_LEN, traffic_config, traffic_faults
 from support.processes.gang import RunOnGang
+from support.waiting import HANG_S
 
 SECONDS = 1.0
 
@@ -28,7 +29,7 @@ def known(shape: Shape = "31B") -> tuple[list[Submit], dict[str, list[int]]]:
 @pytest.mark.parametrize("name", ["tp2-mtp", "dedicated"])
 def test_nothing_changes_and_nothing_is_lost(run_on_gang: RunOnGang, name: str) -> None:
     config: EngineConfig = traffic_config(name, "cpu")
-    reports = run_on_gang(config.gang_size, traffic, config, *known(CONFIGS[name].shape), SECONDS, timeout_s=400.0)
+    reports = run_on_gang(config.gang_size, traffic, config, *known(CONFIGS[name].shape), SECONDS, timeout_s=HANG_S)
     report: TrafficReport = reports[0]
     print(name, report)
     assert traffic_faults(reports) == []

@@ -23,6 +23,7 @@ from support.checkpoints.tiny import VOCAB_SIZE, WINDOW, Shape, tiny_checkpoint
 from support.oracles.gang_logits import quantized_logits_on_rank
 from support.oracles.oracle import loaded_model, prompt_logits
 from support.processes.gang import RunOnGang
+from support.waiting import HANG_S
 
 Library = Literal["compressed-tensors", "modelopt"]
 TOLERANCE = 2e-5
@@ -98,7 +99,7 @@ def test_ranks_give_the_same_logits_and_ids(run_on_gang: RunOnGang, size: int) -
         every_format_in_turn(tiny_checkpoint(shape), library)[0] for shape in SHAPES for library in get_args(Library)
     ]
     directories.append(quantized("26B-A4B", "int4-g32", "stacked")[0])
-    ranks = run_on_gang(size, quantized_logits_on_rank, directories, PROMPT, timeout_s=600.0)
+    ranks = run_on_gang(size, quantized_logits_on_rank, directories, PROMPT, timeout_s=HANG_S)
     for directory, logits in zip(directories, ranks[0], strict=True):
         expected = prompt_logits(solo(directory, torch.float64), PROMPT)
         assert (logits - expected).abs().max() <= 1e-11, directory

@@ -21,6 +21,7 @@ from gemray_workers.parallel.network_interface import choose_interface
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from support.processes.gang import RunOnGang
+from support.waiting import HANG_S
 
 SIZES = [1, 2, 4]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -233,10 +234,8 @@ def test_an_address_in_use_is_an_error_at_once() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         rendezvous = f"tcp://127.0.0.1:{holder.getsockname()[1]}"
-        started = time.monotonic()
         with pytest.raises(CommunicationError, match=rf"rank 0 of 2 .* {rendezvous}"):
-            join_gang(0, 2, rendezvous, device="cpu", timeout_s=60.0)
-        assert time.monotonic() - started < 50.0
+            join_gang(0, 2, rendezvous, device="cpu", timeout_s=2 * HANG_S)  # pytest's own timeout comes before
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,7 @@ def together(ranks: list[tuple[int, int]], collective_timeout_s: float | None = 
     def join(index: int, rank: int, claimed: int) -> None:
         try:
             outcomes[index] = join_gang(
-                rank, claimed, rendezvous, device="cpu", timeout_s=5.0, collective_timeout_s=collective_timeout_s
+                rank, claimed, rendezvous, device="cpu", timeout_s=HANG_S, collective_timeout_s=collective_timeout_s
             )
         except CommunicationError as error:
             outcomes[index] = error
@@ -317,7 +316,7 @@ def test_a_collective_gives_up_at_its_deadline() -> None:
 DOOMED_RANK = """
 import os, sys
 from gemray_workers.parallel.torch_communicator import join_gang
-join_gang(1, 2, sys.argv[1], device="cpu", timeout_s=60.0)
+join_gang(1, 2, sys.argv[1], device="cpu", timeout_s=600.0)
 os._exit(9)
 """
 
@@ -326,12 +325,10 @@ def test_a_collective_fails_when_a_peer_dies() -> None:
     """A peer's death is noticed by its closed connection, long before the deadline."""
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
     doomed = subprocess.Popen([sys.executable, "-c", DOOMED_RANK, rendezvous])
-    comm = join_gang(0, 2, rendezvous, device="cpu", timeout_s=60.0)
-    started = time.monotonic()
+    comm = join_gang(0, 2, rendezvous, device="cpu", timeout_s=2 * HANG_S)  # pytest's own timeout comes before
     with pytest.raises(CommunicationError, match="all_gather failed on rank 0 of 2"):
         comm.all_gather(torch.ones(3))
-    assert time.monotonic() - started < 50.0
-    assert doomed.wait(30.0) == 9
+    assert doomed.wait(HANG_S) == 9
     comm.close()
 
 
