@@ -16,6 +16,7 @@ import torch
 from support.cluster.ray_patience import RAY_PATIENCE
 from support.processes.failure_reports import pytest_runtest_makereport  # noqa: F401
 from support.processes.gang import GangPools, RunOnGang
+from support.processes.session_end import pytest_configure, pytest_unconfigure  # noqa: F401
 
 for _name, _value in RAY_PATIENCE.items():
     os.environ.setdefault(_name, _value)
