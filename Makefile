@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 	$(BIN)/gemray demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2 --dist loadfile --no-loadscope-reorder
 
 # On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS.
 TRAFFIC_SECONDS ?= 600

@@ -15,6 +15,7 @@ import torch
 
 from support.cluster.ray_patience import RAY_PATIENCE
 from support.processes.failure_reports import pytest_runtest_makereport  # noqa: F401
+from support.processes.file_order import longest_files_first
 from support.processes.gang import GangPools, RunOnGang
 from support.processes.session_end import pytest_configure, pytest_unconfigure  # noqa: F401
 
@@ -53,8 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` need a CUDA device."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` need a CUDA device. Workers of pytest-xdist take long files first."""
+    if hasattr(config, "workerinput"):
+        longest_files_first(items)
     if torch.cuda.is_available():
         return
     for item in items:
