@@ -32,11 +32,11 @@ def check_cluster(
     return [
         ok("ray", f"{len(nodes)} live node(s): {', '.join(node.address for node in nodes)}."),
         check_room(nodes, num_ranks=num_ranks, bundle=bundle, num_gangs=num_gangs),
-        *_check_nodes(num_gangs * num_ranks, bundle, checkpoints),
+        *_check_nodes(num_gangs * num_ranks, bundle, checkpoints, gang_size=num_ranks),
     ]
 
 
-def _check_nodes(num_ranks: int, bundle: Resources, checkpoints: Checkpoints) -> list[CheckResult]:
+def _check_nodes(num_ranks: int, bundle: Resources, checkpoints: Checkpoints, *, gang_size: int) -> list[CheckResult]:
     """Ask the nodes, all at once, to look at themselves; one that does not answer in time has failed."""
     look: Any = ray.remote(num_cpus=0, max_retries=0)(check_this_node)  # type: ignore[arg-type]
     answers = []
@@ -45,7 +45,9 @@ def _check_nodes(num_ranks: int, bundle: Resources, checkpoints: Checkpoints) ->
         if node["Alive"] and local_ranks:
             there = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
             address = node["NodeManagerAddress"]
-            answer = look.options(scheduling_strategy=there).remote(address, checkpoints, local_ranks=local_ranks)
+            answer = look.options(scheduling_strategy=there).remote(
+                address, checkpoints, local_ranks=local_ranks, gang_size=gang_size
+            )
             answers.append((address, answer))
     if answers:
         ray.wait([answer for _, answer in answers], num_returns=len(answers), timeout=NODE_DEADLINE_S)

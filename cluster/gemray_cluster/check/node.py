@@ -14,17 +14,20 @@ NODE_CHECKS = frozenset({model_directory.NAME, shared_memory.NAME, interface.NAM
 """Names of the checks that are made on each node."""
 
 
-def check_this_node(node_ip: str, checkpoints: Checkpoints, *, local_ranks: int) -> list[CheckResult]:
+def check_this_node(node_ip: str, checkpoints: Checkpoints, *, local_ranks: int, gang_size: int) -> list[CheckResult]:
     """The checks of one node, made by a process on it.
 
     Args:
         node_ip: address by which Ray knows the node.
         checkpoints: what it needs to hold.
         local_ranks: ranks that may run here.
+        gang_size: ranks that have shared memory between them.
     """
     results = [
         check_model_directory(checkpoints.model, node=node_ip, weights=checkpoints.weights),
-        shared_memory.check_shared_memory(node_ip, shared_memory.local_size(), local_ranks=local_ranks),
+        shared_memory.check_shared_memory(
+            node_ip, shared_memory.local_size(), local_ranks=local_ranks, gang_size=gang_size
+        ),
         interface.check_interface(node_ip, os.environ, existing=interface.local_interfaces()),
     ]
     if checkpoints.drafter is not None:

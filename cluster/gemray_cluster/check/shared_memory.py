@@ -15,15 +15,18 @@ _BYTES_PER_LOCAL_RANK = 1024 * _MIB
 _BYTES_FOR_RAY = 256 * _MIB
 
 
-def shared_memory_wanted(local_ranks: int) -> int:
-    """Bytes of /dev/shm that `local_ranks` ranks on one host and Ray's object store may use."""
-    between_ranks = _BYTES_PER_LOCAL_RANK * local_ranks if local_ranks > 1 else 0
+def shared_memory_wanted(local_ranks: int, gang_size: int) -> int:
+    """Bytes of /dev/shm that `local_ranks` ranks of gangs of `gang_size` on one host and Ray's object store may use.
+
+    Replicas of one rank each share nothing.
+    """
+    between_ranks = _BYTES_PER_LOCAL_RANK * local_ranks if min(local_ranks, gang_size) > 1 else 0
     return _BYTES_FOR_RAY + between_ranks
 
 
-def check_shared_memory(node: str, total_bytes: int, *, local_ranks: int) -> CheckResult:
-    """`total_bytes` is the size of /dev/shm on `node`, which is to hold `local_ranks` ranks."""
-    wanted = shared_memory_wanted(local_ranks)
+def check_shared_memory(node: str, total_bytes: int, *, local_ranks: int, gang_size: int) -> CheckResult:
+    """`total_bytes` is the size of /dev/shm on `node`, which is to hold `local_ranks` ranks of gangs of `gang_size`."""
+    wanted = shared_memory_wanted(local_ranks, gang_size)
     sizes = f"/dev/shm of {node} is {total_bytes // _MIB} MiB"
     remedy = (
         "enlarge it (docker: --shm-size or --ipc=host; Kubernetes: an emptyDir with medium Memory, "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -62,6 +63,32 @@ class GangClient(Protocol):
 
     async def stop(self) -> None:
         """End the gang and release what it holds. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStatus:
+    """How one of the gangs that serve a model side by side stands, for those who watch."""
+
+    index: int
+    state: GangState
+    failure: str | None
+    num_live: int
+    """Requests that it was given and that have not ended."""
+    num_rebuilds: int
+    """Gangs that served after another had failed; goes on where the index is given anew, as the counts of `stats`."""
+    seconds_since_heartbeat: float
+    stats: EngineStats | None
+    info: GangInfo | None
+    """None before it has served."""
+
+
+class ReplicatedGang(GangClient, Protocol):
+    """Gangs that serve one model side by side, seen as one."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """How each stands, by index; none before the first is being started."""
         ...
 
 

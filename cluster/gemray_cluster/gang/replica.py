@@ -4,40 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemray_cluster.gang.client import GangState
+from gemray_cluster.gang.client import GangState, ReplicaStatus
 from gemray_cluster.gang.prefix_affinity import RememberedPrefixes
 from gemray_cluster.gang.supervisor import SupervisedGang, Supervisor
+from gemray_cluster.gang.together import counts_of_gone, total_stats
 from gemray_workers.messages import EngineStats, GangInfo
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaStatus:
-    """How a replica stands, for those who watch."""
+@dataclass(frozen=True)
+class Past:
+    """What earlier replicas of the same index did: series of one index never go back."""
 
-    index: int
-    state: GangState
-    failure: str | None
-    num_live: int
-    """Requests that it was given and that have not ended."""
-    num_rebuilds: int
-    seconds_since_heartbeat: float
-    stats: EngineStats | None
-    info: GangInfo | None
-    """None before it has served."""
+    num_rebuilds: int = 0
+    stats: EngineStats | None = None
+    """Counts alone."""
 
 
 class Replica:
     """A supervised gang and what the router knows of it."""
 
-    def __init__(self, index: int, supervisor: Supervisor) -> None:
+    def __init__(self, index: int, supervisor: Supervisor, past: Past) -> None:
         """Given nothing yet.
 
         Args:
             index: a small number, used again once the replica is gone.
             supervisor: keeps its gang.
+            past: of those that had the index before.
         """
         self.index = index
         self.supervisor = supervisor
+        self._past = past
         self.is_retiring = False
         """Whether it is given no more requests and ends with its last one."""
         self.num_live = 0
@@ -64,6 +60,20 @@ class Replica:
         """The model and its shards; None before it has served."""
         return self.supervisor.newest_info
 
+    @property
+    def stats(self) -> EngineStats | None:
+        """Counts of all that had its index, and what its gang of the moment holds; None before the first step."""
+        return total_stats([self._past.stats, self.supervisor.stats])
+
+    @property
+    def num_rebuilds(self) -> int:
+        """Gangs that served after another had failed, under its index."""
+        return self._past.num_rebuilds + self.supervisor.num_rebuilds
+
+    def past(self) -> Past:
+        """What is left once it is gone."""
+        return Past(self.num_rebuilds, counts_of_gone(self.stats))
+
     def status(self) -> ReplicaStatus:
         """How it stands now."""
         supervisor = self.supervisor
@@ -73,8 +83,8 @@ class Replica:
             state=GangState.DRAINING if self.is_retiring and state is GangState.SERVING else state,
             failure=supervisor.failure,
             num_live=self.num_live,
-            num_rebuilds=supervisor.num_rebuilds,
+            num_rebuilds=self.num_rebuilds,
             seconds_since_heartbeat=supervisor.seconds_since_heartbeat,
-            stats=supervisor.stats,
+            stats=self.stats,
             info=self.info,
         )

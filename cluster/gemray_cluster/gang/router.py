@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from gemray_cluster.gang.client import GangState, GangUnavailable, why_not_serving
+from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus, why_not_serving
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.prefix_affinity import block_keys
 from gemray_cluster.gang.replay import Replays
-from gemray_cluster.gang.replica import Replica, ReplicaStatus
+from gemray_cluster.gang.replica import Past, Replica
 from gemray_cluster.gang.scaling import ReplicaLimits, Scaling
 from gemray_cluster.gang.start_of_all import StartOfAll
 from gemray_cluster.gang.supervisor import SupervisedGang, Supervisor
@@ -75,7 +75,8 @@ class Router:
         self._stopped = False
         self._num_given = 0
         self._retry_at = 0.0
-        self._rebuilds_of_gone = 0
+        self._past: dict[int, Past] = {}
+        """By index, of replicas that are gone and have no successor yet."""
 
     # --- as one gang -------------------------------------------------------------------------------------------
 
@@ -113,8 +114,8 @@ class Router:
 
     @property
     def stats(self) -> EngineStats | None:
-        """Those of all replicas together; None before the first step of any."""
-        return total_stats([replica.supervisor.stats for replica in self._replicas])
+        """Those of all replicas together, counts of those that are gone included; None before the first step of any."""
+        return total_stats([part.stats for part in self._of_all_times])
 
     @property
     def seconds_since_heartbeat(self) -> float:
@@ -124,7 +125,7 @@ class Router:
     @property
     def num_rebuilds(self) -> int:
         """Gangs that served after another had failed, of all replicas."""
-        return self._rebuilds_of_gone + sum(replica.supervisor.num_rebuilds for replica in self._replicas)
+        return sum(part.num_rebuilds for part in self._of_all_times)
 
     @property
     def replicas(self) -> list[ReplicaStatus]:
@@ -206,6 +207,10 @@ class Router:
     def _is_over(self) -> bool:
         return self._stopped or (bool(self._replicas) and all(r.supervisor.is_over for r in self._replicas))
 
+    @property
+    def _of_all_times(self) -> list[Replica | Past]:
+        return [*self._replicas, *self._past.values()]
+
     def _takers(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.takes_requests]
 
@@ -231,8 +236,13 @@ class Router:
         replica = Replica(
             index,
             Supervisor(
-                max_rebuilds=self._max_rebuilds, clock=self._clock, changed=self._changed, replays=self._replays
+                max_rebuilds=self._max_rebuilds,
+                clock=self._clock,
+                changed=self._changed,
+                replays=self._replays,
+                name=f"replica {index}" if self._limits.most > 1 else "the gang",
             ),
+            self._past.pop(index, Past()),
         )
         self._replicas.append(replica)
         return replica
@@ -246,6 +256,7 @@ class Router:
         while True:
             await asyncio.sleep(self._tick_s)
             for replica in [r for r in self._replicas if r.supervisor.is_over and not r.is_retiring]:
+                logger.error("replica %d is left out: %s", replica.index, replica.supervisor.failure)
                 self._leave_out(replica)
             self._follow_load()
 
@@ -290,8 +301,7 @@ class Router:
         while replica.num_live and not replica.supervisor.is_over:
             await asyncio.sleep(self._tick_s)
         await replica.supervisor.stop()
-        self._rebuilds_of_gone += replica.supervisor.num_rebuilds
-        self._replicas.remove(replica)
+        self._remove(replica)
 
     def _leave_out(self, replica: Replica) -> None:
         """It has failed for good, or has not come to serve; its gang holds nothing any more.
@@ -300,9 +310,12 @@ class Router:
         """
         if self._is_over:
             return
-        self._rebuilds_of_gone += replica.supervisor.num_rebuilds
         self._retry_at = self._clock() + self._retry_s
+        self._remove(replica)
+
+    def _remove(self, replica: Replica) -> None:
         self._replicas.remove(replica)
+        self._past[replica.index] = replica.past()
 
     async def _end_all(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         if tasks:

@@ -14,6 +14,7 @@ from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.replay import Replays
+from gemray_cluster.gang.together import counts_of_gone, total_stats
 from gemray_workers.errors import CheckpointError, GemrayError, InvalidField
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
 
@@ -49,6 +50,7 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         changed: asyncio.Condition | None = None,
         replays: Replays | None = None,
+        name: str = "the gang",
     ) -> None:
         """Start nothing yet.
 
@@ -57,11 +59,14 @@ class Supervisor:
             clock: seconds.
             changed: notified when a gang comes to serve and when none will follow; several supervisors may share it.
             replays: the requests that are live, where several supervisors share them.
+            name: what log lines call its gang.
         """
         self._max_rebuilds = max_rebuilds
         self._clock = clock
         self._make: Callable[[], SupervisedGang] | None = None
         self._gang: SupervisedGang | None = None
+        self._counted: tuple[EngineStats | None, SupervisedGang | None] = (None, None)
+        """Counts of earlier gangs, and the present one; in one place, as a scrape reads them from another thread."""
         self._info: GangInfo | None = None
         self._failure: str | None = None
         self._failed_at: list[float] = []
@@ -69,6 +74,7 @@ class Supervisor:
         self._over = asyncio.Event()
         self._changed = changed or asyncio.Condition()
         self._replays = replays or Replays()
+        self._name = name
         self.num_rebuilds = 0
         """Gangs that served after another had failed."""
 
@@ -101,8 +107,9 @@ class Supervisor:
 
     @property
     def stats(self) -> EngineStats | None:
-        """As in `GangClient`: they begin again with each gang."""
-        return self._gang.stats if self._gang else None
+        """As in `GangClient`; counts go on from one gang to the next."""
+        earlier, gang = self._counted
+        return total_stats([earlier, gang.stats if gang else None])
 
     @property
     def seconds_since_heartbeat(self) -> float:
@@ -169,7 +176,7 @@ class Supervisor:
                 await self._rebuild()
         except Exception as error:  # Ray's errors have no common base
             self._failure = f"it could not be rebuilt: {in_words(error)} (it had failed: {self._failure})"
-            logger.error("the gang could not be rebuilt: %s", in_words(error))
+            logger.error("%s could not be rebuilt: %s", self._name, in_words(error))
         finally:
             await self._be_over()
 
@@ -197,24 +204,26 @@ class Supervisor:
         """
         began = self._clock()
         logger.warning(
-            "rebuilding the gang (%d of at most %d times within %g s); live requests: %d",
-            len(self._failed_at), self._max_rebuilds, PERIOD_S, self._replays.num_live,
+            "rebuilding %s (%d of at most %d times within %g s), which failed: %s; live requests: %d",
+            self._name, len(self._failed_at), self._max_rebuilds, PERIOD_S, self._failure, self._replays.num_live,
         )  # fmt: skip
         try:
             await self._launch(no_listener)
         except (InvalidField, CheckpointError):
             raise
         except GemrayError as error:
-            logger.error("the new gang failed: %s", in_words(error))
+            logger.error("%s failed again: %s", self._name, in_words(error))
             return
         self.num_rebuilds += 1
         logger.warning(
-            "the gang serves again after %.1f s; live requests: %d", self._clock() - began, self._replays.num_live
-        )
+            "%s serves again after %.1f s; live requests: %d",
+            self._name, self._clock() - began, self._replays.num_live,
+        )  # fmt: skip
 
     async def _launch(self, progress: ProgressListener) -> None:
         assert self._make is not None
         self._gang = self._make()
+        self._counted = counts_of_gone(self.stats), self._gang
         await self._gang.launch(progress)
         self._info = self._gang.info
         async with self._changed:

@@ -9,11 +9,20 @@ import msgspec
 
 from gemray_workers.messages import EngineStats
 
+_OF_THE_MOMENT = {"num_running": 0, "num_waiting": 0, "last_step_seconds": 0.0}
+
 
 def total_stats(all_stats: Iterable[EngineStats | None]) -> EngineStats | None:
     """Counts added up, and the longest of the newest steps; None where no engine has stepped."""
     known = [stats for stats in all_stats if stats is not None]
     return reduce(_plus, known) if known else None
+
+
+def counts_of_gone(stats: EngineStats | None) -> EngineStats | None:
+    """What is left of an engine that has ended: its counts since the start, and nothing that it held."""
+    if stats is None:
+        return None
+    return msgspec.structs.replace(stats, **_OF_THE_MOMENT, pages_in_use={}, pages_total={}, pages_cached={})
 
 
 def _plus(one: EngineStats, other: EngineStats) -> EngineStats:
@@ -25,6 +34,7 @@ def _plus(one: EngineStats, other: EngineStats) -> EngineStats:
         **fields,
         pages_in_use=_added(one.pages_in_use, other.pages_in_use),
         pages_total=_added(one.pages_total, other.pages_total),
+        pages_cached=_added(one.pages_cached, other.pages_cached),
         speculation=one.speculation.plus(other.speculation),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.gang.client import GangState
+from gemray_cluster.gang.client import GangState, ReplicaStatus
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.text.output import Ending, OutputPiece
@@ -110,8 +110,10 @@ def speculation(counters: SpeculationCounters, model: ModelInfo) -> pb.Speculati
     )
 
 
-def model_info(info: GangInfo, defaults: GenerationDefaults) -> pb.GetModelInfoResponse:
-    """The served model and its shards."""
+def model_info(
+    info: GangInfo, defaults: GenerationDefaults, replicas: Iterable[ReplicaStatus] = ()
+) -> pb.GetModelInfoResponse:
+    """The served model and its shards; `replicas` that have not served yet are left out."""
     model = info.model
     return pb.GetModelInfoResponse(
         model_type=model.model_type,
@@ -141,6 +143,15 @@ def model_info(info: GangInfo, defaults: GenerationDefaults) -> pb.GetModelInfoR
             stop=defaults.stop_strings,
             max_length=defaults.max_length,
         ),
+        replicas=[
+            pb.ReplicaInfo(
+                index=replica.index,
+                max_model_len=replica.info.model.max_model_len,
+                ranks=[_rank(rank) for rank in replica.info.ranks],
+            )
+            for replica in replicas
+            if replica.info is not None
+        ],
     )
 
 
@@ -189,6 +200,20 @@ def requests_of(limiter: RequestLimiter) -> pb.Requests:
         cancelled=limiter.cancelled,
         failed=limiter.failed,
         rejected=limiter.rejected,
+    )
+
+
+def replica_stats(replica: ReplicaStatus) -> pb.ReplicaStats:
+    """How a replica stands."""
+    stats, info = replica.stats, replica.info
+    return pb.ReplicaStats(
+        index=replica.index,
+        state=SERVER_STATES[replica.state],
+        failure=replica.failure or "",
+        active=replica.num_live,
+        rebuilds=replica.num_rebuilds,
+        seconds_since_heartbeat=replica.seconds_since_heartbeat if stats else 0.0,
+        engine=engine_stats(stats, info.model) if stats and info else None,
     )
 
 

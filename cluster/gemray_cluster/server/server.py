@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.gang.client import GangClient
+from gemray_cluster.gang.client import ReplicatedGang
 from gemray_cluster.server.auth import BearerAuth, read_tokens
 from gemray_cluster.server.channel_options import server_options
 from gemray_cluster.server.config import ServerConfig
@@ -36,7 +36,7 @@ class GenerationServer:
     def __init__(
         self,
         config: ServerConfig,
-        gang: GangClient,
+        gang: ReplicatedGang,
         reader: RequestReader,
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),

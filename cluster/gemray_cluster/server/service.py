@@ -9,7 +9,7 @@ from functools import partial
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, why_not_serving
+from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicatedGang, why_not_serving
 from gemray_cluster.observability.request_trace import completed, identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.answer_size import in_messages, refuse_too_large
@@ -35,7 +35,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     def __init__(
         self,
-        gang: GangClient,
+        gang: ReplicatedGang,
         reader: RequestReader,
         limiter: RequestLimiter,
         text_work: TextWork,
@@ -109,7 +109,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """UNAVAILABLE until the gang has loaded."""
         async with errors_as_statuses(context):
-            return convert.model_info(self._gang.info, self._reader.defaults)
+            return convert.model_info(self._gang.info, self._reader.defaults, self._gang.replicas)
 
     async def GetServerStats(self, request: pb.GetServerStatsRequest, context: Context) -> pb.GetServerStatsResponse:  # noqa: N802
         """Always answers."""
@@ -121,6 +121,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 seconds_since_heartbeat=self._gang.seconds_since_heartbeat if stats else 0.0,
                 requests=convert.requests_of(self._limiter),
                 engine=convert.engine_stats(stats, self._gang.info.model) if stats else None,
+                replicas=[convert.replica_stats(replica) for replica in self._gang.replicas],
             )
 
     @asynccontextmanager

@@ -48,6 +48,8 @@ def info(
     console = Console()
     for table in (_model(model), _choices(model), _shards(model), _memory(model, stats), _load(model, stats)):
         console.print(table)
+    if len(stats.replicas) > 1:
+        console.print(_replicas(model, stats))
 
 
 def _print_json(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> None:
@@ -163,6 +165,24 @@ def _load(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> T
         rows["speculation"] = _speculation(engine.speculation)
     for name, value in rows.items():
         table.add_row(name, value)
+    return table
+
+
+def _replicas(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> Table:
+    from gemray.v1 import generation_pb2 as pb
+
+    table = _table("Replicas", "replica", "state", "requests", "rebuilt", "where")
+    ranks = {replica.index: replica.ranks for replica in model.replicas}
+    for replica in stats.replicas:
+        state = _word(pb.ServerState.Name(replica.state), "SERVER_STATE_")
+        engine = replica.engine
+        table.add_row(
+            str(replica.index),
+            f"{state}: {replica.failure}" if replica.failure else state,
+            f"{replica.active} ({engine.num_running} running, {engine.num_waiting} waiting)",
+            f"{replica.rebuilds} times",
+            ", ".join(dict.fromkeys(f"{rank.host} {rank.device}" for rank in ranks.get(replica.index, ()))),
+        )
     return table
 
 

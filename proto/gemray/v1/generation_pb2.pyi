@@ -464,7 +464,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults"]
+    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults", "replicas"]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -480,6 +480,7 @@ class GetModelInfoResponse(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     hidden_size: int
     num_layers: int
@@ -495,7 +496,18 @@ class GetModelInfoResponse(_message.Message):
     drafter: Drafter
     ranks: _containers.RepeatedCompositeFieldContainer[Rank]
     generation_defaults: GenerationDefaults
-    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaInfo]
+    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ...) -> None: ...
+
+class ReplicaInfo(_message.Message):
+    __slots__ = ["index", "max_model_len", "ranks"]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    max_model_len: int
+    ranks: _containers.RepeatedCompositeFieldContainer[Rank]
+    def __init__(self, index: _Optional[int] = ..., max_model_len: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ["what", "chosen", "reason"]
@@ -622,18 +634,38 @@ class GetServerStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerStatsResponse(_message.Message):
-    __slots__ = ["state", "uptime_seconds", "seconds_since_heartbeat", "requests", "engine"]
+    __slots__ = ["state", "uptime_seconds", "seconds_since_heartbeat", "requests", "engine", "replicas"]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     state: ServerState
     uptime_seconds: float
     seconds_since_heartbeat: float
     requests: Requests
     engine: EngineStats
-    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., uptime_seconds: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., engine: _Optional[_Union[EngineStats, _Mapping]] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStats]
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., uptime_seconds: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., engine: _Optional[_Union[EngineStats, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStats, _Mapping]]] = ...) -> None: ...
+
+class ReplicaStats(_message.Message):
+    __slots__ = ["index", "state", "failure", "active", "rebuilds", "seconds_since_heartbeat", "engine"]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    REBUILDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    state: ServerState
+    failure: str
+    active: int
+    rebuilds: int
+    seconds_since_heartbeat: float
+    engine: EngineStats
+    def __init__(self, index: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., failure: _Optional[str] = ..., active: _Optional[int] = ..., rebuilds: _Optional[int] = ..., seconds_since_heartbeat: _Optional[float] = ..., engine: _Optional[_Union[EngineStats, _Mapping]] = ...) -> None: ...
 
 class Requests(_message.Message):
     __slots__ = ["active", "limit", "completed", "cancelled", "failed", "rejected"]

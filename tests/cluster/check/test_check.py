@@ -65,17 +65,20 @@ def test_room_for_replicas(nodes: list[NodeResources], status: Status, parts: li
 
 
 @pytest.mark.parametrize(
-    ("size", "ranks", "status"),
+    ("size", "ranks", "gang_size", "status"),
     [
-        (64 * 2**20, 1, Status.FAIL),
-        (0, 1, Status.FAIL),
-        (GIB, 1, Status.OK),
-        (GIB, 2, Status.WARN),
-        (12 * GIB, 8, Status.OK),
+        (64 * 2**20, 1, 1, Status.FAIL),
+        (0, 1, 1, Status.FAIL),
+        (GIB, 1, 1, Status.OK),
+        (GIB, 2, 2, Status.WARN),
+        (GIB, 1, 2, Status.OK),
+        (GIB, 4, 1, Status.OK),  # replicas of one rank each have no memory between them
+        (4 * GIB, 4, 2, Status.WARN),
+        (12 * GIB, 8, 8, Status.OK),
     ],
 )
-def test_shared_memory(size: int, ranks: int, status: Status) -> None:
-    result = check_shared_memory("10.0.0.1", size, local_ranks=ranks)
+def test_shared_memory(size: int, ranks: int, gang_size: int, status: Status) -> None:
+    result = check_shared_memory("10.0.0.1", size, local_ranks=ranks, gang_size=gang_size)
     assert result.status is status
     assert f"{size // 2**20} MiB" in result.sentence
     if status is not Status.OK:

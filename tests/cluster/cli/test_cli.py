@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,9 @@ import pytest
 import pytest_asyncio
 
 from gemray.client.errors import RequestFailed
+from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.cli.exit_codes import exit_code_of
+from gemray_cluster.gang.client import GangState
 from gemray_cluster.settings.settings import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
@@ -195,6 +198,28 @@ async def test_info_tells_what_a_drafter_gives(served: Serving, monkeypatch: pyt
     monkeypatch.setattr(served.gang, "speculation", SpeculationCounters(rounds=20, drafted=80, accepted=50))
     _, out, _ = await run("info", "--address", served.server.address)
     assert "speculation 20 rounds, 80 drafted, 50 accepted, acceptance length 3.50" in _unwrapped(out)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info_tells_how_each_replica_stands(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.gang.gang_info = gang_info()
+    _, out, _ = await run("info", "--address", served.server.address)
+    assert "Replicas" not in out
+    (one,) = served.gang.replicas
+    other = replace(one, index=1, state=GangState.STARTING, failure="rank 1 died", num_live=3, num_rebuilds=2)
+    monkeypatch.setattr(FakeGang, "replicas", [one, other])
+    _, out, _ = await run("info", "--address", served.server.address)
+    rows = _unwrapped(out[out.index("Replicas") :])
+    for words in ("0 serving", "starting: rank 1 died", "3 (0", "2 times", "host cpu"):
+        assert words in rows
+    stats = await served.stub.GetServerStats(pb.GetServerStatsRequest())
+    told = [(r.index, r.state, r.failure, r.active, r.rebuilds, r.engine.steps) for r in stats.replicas]
+    assert told == [
+        (0, pb.SERVER_STATE_SERVING, "", 0, 0, 7),
+        (1, pb.SERVER_STATE_STARTING, "rank 1 died", 3, 2, 7),
+    ]
+    model = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert [(r.index, r.max_model_len, len(r.ranks)) for r in model.replicas] == [(0, 256, 2), (1, 256, 2)]
 
 
 @pytest.mark.asyncio(loop_scope="module")

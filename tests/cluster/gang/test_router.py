@@ -10,7 +10,7 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from gemray_cluster.gang.client import GangState, GangUnavailable
+from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.gang.prefix_affinity import BLOCK_TOKENS
@@ -236,6 +236,32 @@ async def test_a_replica_that_failed_for_good_is_replaced_and_the_rest_goes_on(r
     assert [status.index for status in router.replicas] == [0, 1]
     client = Client(router, submit())
     await finish(gangs, client)
+
+
+async def test_counts_go_on_over_rebuilds_and_over_replicas_that_go(
+    routers: Routers, caplog: pytest.LogCaptureFixture
+) -> None:
+    gangs, router = Gangs(), routers(ReplicaLimits(replicas=2), max_rebuilds=1)
+    await router.start(gangs, slots=8)
+    assert [_counts(status) for status in router.replicas] == [(0, 13, 80), (0, 13, 80)]
+    caplog.clear()
+    await gangs[1].fail("rank 0 is gone")
+    await eventually(lambda: router.num_rebuilds == 1)
+    assert "rebuilding replica 1 (1 of at most 1 times within 300 s), which failed: rank 0 is gone" in caplog.text
+    assert "replica 1 serves again" in caplog.text
+    assert [_counts(status) for status in router.replicas] == [(0, 13, 80), (1, 26, 80)]
+    await gangs[2].fail()  # for good: another replica takes its index
+    await eventually(lambda: len(gangs.made) == 4)
+    await eventually(lambda: [status.state for status in router.replicas] == [GangState.SERVING] * 2)
+    assert "replica 1 is left out: rank 1 died" in caplog.text
+    assert [_counts(status) for status in router.replicas] == [(0, 13, 80), (1, 39, 80)]
+    assert router.stats is not None
+    assert (router.num_rebuilds, router.stats.generated_tokens, router.stats.pages_total["full"]) == (1, 52, 160)
+
+
+def _counts(status: ReplicaStatus) -> tuple[int, int, int]:
+    assert status.stats is not None
+    return status.num_rebuilds, status.stats.generated_tokens, status.stats.pages_total["full"]
 
 
 async def test_it_ends_when_no_replica_is_left(routers: Routers) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from gemray_cluster.gang.client import GangState
-from gemray_cluster.observability.metrics import EngineCollector, MetricsServer
+from gemray_cluster.gang.router import Router
+from gemray_cluster.gang.scaling import ReplicaLimits
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, WatchedGang
 from gemray_workers.errors import GemrayError
 from support.cluster.fake_gang import FakeGang
 from support.cluster.series import SteppedGang, all_names, scrape
@@ -20,7 +23,7 @@ from support.deployment.helm_chart import CHART
 
 def test_engine_series() -> None:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: SteppedGang(seconds_since_heartbeat=0.25)))
+    registry.register(EngineCollector(SteppedGang(seconds_since_heartbeat=0.25)))
     samples = scrape(registry)
     expected: dict[tuple[Any, ...], float] = {
         ("gemray_engine_running_requests",): 3,
@@ -49,17 +52,41 @@ def test_engine_series() -> None:
         ("gemray_gang_state", ("state", "serving")): 1,
         ("gemray_gang_state", ("state", "failed")): 0,
     }
-    found = {key: samples[key[0], frozenset(key[1:])] for key in expected}
+    found = {key: samples[key[0], frozenset({("replica", "0"), *key[1:]})] for key in expected}
     assert found == expected
 
 
-@pytest.mark.parametrize("gang", [None, FakeGang(state=GangState.STARTING)])
-def test_a_starting_gang_has_a_state_and_no_engine(gang: FakeGang | None) -> None:
+@pytest.mark.parametrize("gang", [Router(ReplicaLimits(), max_rebuilds=0), FakeGang(state=GangState.STARTING)])
+def test_a_starting_gang_has_a_state_and_no_engine(gang: WatchedGang) -> None:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: gang))
+    registry.register(EngineCollector(gang))
     samples = scrape(registry)
-    assert samples["gemray_gang_state", frozenset({("state", "starting")})] == 1
+    assert samples["gemray_gang_state", frozenset({("replica", "0"), ("state", "starting")})] == 1
     assert not [name for name, _ in samples if name.startswith("gemray_engine_")]
+
+
+class TwoReplicas:
+    """One of them rebuilt."""
+
+    replicas = (
+        *SteppedGang().replicas,
+        replace(SteppedGang(state=GangState.STARTING, num_rebuilds=2).replicas[0], index=1, num_live=4),
+    )
+
+
+def test_replicas_have_series_of_their_own() -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(TwoReplicas()))
+    samples = scrape(registry)
+
+    def of(name: str, **labels: str) -> list[float]:
+        return [samples[name, frozenset({("replica", index), *labels.items()})] for index in "01"]
+
+    assert of("gemray_gang_state", state="serving") == [1, 0]
+    assert of("gemray_gang_rebuilds_total") == [0, 2]
+    assert of("gemray_gang_requests_in_flight") == [0, 4]
+    assert of("gemray_engine_generated_tokens_total") == [90, 90]
+    assert of("gemray_kv_pages", group="full") == [80, 80]
 
 
 def test_names_end_with_what_they_count() -> None:

@@ -65,7 +65,7 @@ class Watched:
 async def watched(tokenizer: ChatTokenizer, script: Script, **config: Any) -> AsyncIterator[Watched]:
     registry = CollectorRegistry()
     gang = FakeGang(script)
-    registry.register(EngineCollector(lambda: gang))
+    registry.register(EngineCollector(gang))
     interceptor = TraceInterceptor(RequestMetrics(registry))
     endpoint = MetricsServer(registry, host="127.0.0.1", port=0)
     try:

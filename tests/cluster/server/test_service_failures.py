@@ -11,7 +11,8 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.supervisor import Supervisor
+from gemray_cluster.gang.router import Router
+from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, retry_delay_of, serving
@@ -141,7 +142,7 @@ async def test_gang_that_does_not_serve(tokenizer: ChatTokenizer, state: GangSta
 
 
 class LaunchedGang(FakeGang):
-    """A fake that a supervisor can keep."""
+    """A fake that a router can keep."""
 
     async def launch(self, progress: ProgressListener = no_listener) -> None:
         self.state = GangState.SERVING
@@ -152,18 +153,18 @@ class LaunchedGang(FakeGang):
 
 
 async def test_server_listens_before_the_gang_is_there(tokenizer: ChatTokenizer) -> None:
-    gang, supervisor = LaunchedGang(Script([180, 106])), Supervisor(max_rebuilds=0)
-    async with serving(tokenizer, gang, supervisor=supervisor) as served:
+    gang, router = LaunchedGang(Script([180, 106])), Router(ReplicaLimits(), max_rebuilds=0)
+    async with serving(tokenizer, gang, router=router) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         stats = await served.stub.GetServerStats(pb.GetServerStatsRequest())
         assert stats.state == pb.SERVER_STATE_STARTING
-        assert not stats.HasField("engine")
+        assert (stats.HasField("engine"), list(stats.replicas)) == (False, [])
         assert (await served.stub.Tokenize(pb.TokenizeRequest(text="Hi"))).token_ids[0] == 2
-        await supervisor.start(lambda: gang)
+        await router.start(lambda: gang, slots=1)
         assert (await served.stub.Generate(HI)).text == "H"
-        await supervisor.stop()
+        await router.stop()
 
 
 async def test_many_at_once(tokenizer: ChatTokenizer) -> None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gemray_cluster.gang.client import GangState, GangUnavailable
+from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
 from gemray_workers.messages import (
     Choice,
     EngineStats,
@@ -141,6 +141,21 @@ class FakeGang:
             last_step_seconds=0.25,
             speculation=self.speculation,
         )
+
+    @property
+    def replicas(self) -> list[ReplicaStatus]:
+        return [
+            ReplicaStatus(
+                index=0,
+                state=self.state,
+                failure=self.failure,
+                num_live=self.num_active,
+                num_rebuilds=self.num_rebuilds,
+                seconds_since_heartbeat=self.seconds_since_heartbeat,
+                stats=self.stats,
+                info=None if self.state is GangState.STARTING else self.gang_info,
+            )
+        ]
 
     async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
         if self.state is not GangState.SERVING:

@@ -59,6 +59,6 @@ def scrape(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, 
 def all_names() -> set[str]:
     """Names of all samples of a server that has ended a request."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(SteppedGang))
+    registry.register(EngineCollector(SteppedGang()))
     RequestMetrics(registry).requests.labels("length").inc()
     return {name for name, _ in scrape(registry)}

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from gemray.channel_options import client_options
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.gang.client import GangClient
+from gemray_cluster.gang.client import ReplicatedGang
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
@@ -76,13 +76,13 @@ async def serving(
     tokenizer: ChatTokenizer,
     gang: FakeGang,
     *,
-    supervisor: GangClient | None = None,
+    router: ReplicatedGang | None = None,
     interceptors: Sequence[Any] = (),
     **config: Any,
 ) -> AsyncIterator[Serving]:
-    """Serve `gang` (or `supervisor`, when the gang comes later) on a free port."""
+    """Serve `gang` (or `router`, when the gang comes later) on a free port."""
     reader = reader_of(tokenizer, vocab_size=gang.gang_info.model.vocab_size)
-    server = GenerationServer(ServerConfig(port=0, **config), supervisor or gang, reader, interceptors=interceptors)
+    server = GenerationServer(ServerConfig(port=0, **config), router or gang, reader, interceptors=interceptors)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.address, options=client_options(server.address)) as channel:
