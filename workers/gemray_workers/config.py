@@ -101,7 +101,7 @@ class EngineConfig:
     collective_timeout_s: float = ranged(DURATION, 60.0)
     """How long a rank waits for its peers in a step before it gives up."""
     start_deadline_s: float = ranged(DURATION, 900.0)
-    """How long a rank that has loaded waits for its peers to load, too."""
+    """How long it waits for them until the gang serves: to join, to load and to warm up."""
 
     hf_configs: MutableMapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What transformers has made of config.json files (`checkpoint.hf_config`): ranks take from it what they find in

@@ -137,7 +137,11 @@ class GangFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromGang = StepOutput | GangFailed
+class Compiling(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 begins to compile a program, which may take longer than a step: a sign of life."""
+
+
+FromGang = StepOutput | Compiling | GangFailed
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ class ClusterConfig:
     """How long the ranks may take from placement to ready: processes, weights, warm-up."""
     heartbeat_deadline_s: float = ranged(DURATION, 30.0)
     """Silence of rank 0 after which the gang counts as hung. The engine speaks after each step, and each half second
-    when idle, so this must exceed the longest step."""
+    when idle, and before it compiles a program, so this must exceed the longest step and the longest compilation."""
     stop_deadline_s: float = ranged(DURATION, 10.0)
     """How long the ranks may take to end in order before they are killed."""
 

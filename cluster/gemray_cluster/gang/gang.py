@@ -32,6 +32,7 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import (
     Cancel,
+    Compiling,
     EngineStats,
     GangFailed,
     GangInfo,
@@ -211,6 +212,8 @@ class Gang:
                         self._stats = stats
                         self._streams.deliver(deltas)
                         self._heard.set()
+                    case Compiling():
+                        logger.info("rank 0 compiles a program; requests wait for it")
                     case GangFailed(reason):
                         self._fail(reason)
         except CommunicationError as error:

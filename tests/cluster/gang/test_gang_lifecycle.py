@@ -23,7 +23,14 @@ from gemray_workers.errors import CheckpointError
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
 from support import waiting
-from support.cluster.fake_worker import SILENT_PROMPT, FakeWorker, expected_token
+from support.cluster.fake_worker import (
+    COMPILATION_S,
+    COMPILING_PROMPT,
+    NUM_PROGRAMS,
+    SILENT_PROMPT,
+    FakeWorker,
+    expected_token,
+)
 from support.cluster.process_launcher import ProcessLauncher
 
 CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
@@ -186,6 +193,15 @@ async def test_a_silent_rank_fails_the_gang_at_the_heartbeat_deadline(make_gang:
     await asyncio.wait_for(gang.wait_ended(), 5)
     assert gang.failure is not None
     assert gang.failure.startswith("rank 0 was silent")
+
+
+async def test_compiling_is_no_silence(make_gang: MakeGang) -> None:
+    """As the first request of a rebuilt gang may have to, where the warm-up has left something out."""
+    assert NUM_PROGRAMS > 2.7
+    gang = make_gang(config=ClusterConfig(heartbeat_deadline_s=COMPILATION_S * 2.7, stop_deadline_s=3))
+    await gang.launch()
+    assert len(await tokens(gang, submit("compiles", prompt=COMPILING_PROMPT))) == 8
+    assert gang.state is GangState.SERVING
 
 
 async def test_a_gang_that_does_not_stop_is_killed(make_gang: MakeGang) -> None:

@@ -16,6 +16,7 @@ from gemray_workers.errors import CapacityError, CheckpointError, CommunicationE
 from gemray_workers.messages import (
     Cancel,
     Choice,
+    Compiling,
     EngineStats,
     FinishReason,
     GangFailed,
@@ -37,6 +38,10 @@ SILENT_PROMPT = [666]
 """A request with this prompt makes rank 0 hang."""
 DEADLY_PROMPT = [667]
 """A request with this prompt ends rank 0's process."""
+COMPILING_PROMPT = [668]
+"""A request with this prompt has rank 0 compile programs for `NUM_PROGRAMS * COMPILATION_S`."""
+NUM_PROGRAMS = 3
+COMPILATION_S = 3.0
 
 
 def expected_token(seed: int, position: int) -> int:
@@ -61,6 +66,7 @@ class FakeWorker(RankWorker):
         assert self._comm is not None
         total = self._comm.all_reduce(torch.tensor([self._rank + 1.0]))
         assert total.item() == size * (size + 1) / 2
+        self._comm.set_timeout(self._config.collective_timeout_s)
         model = ModelInfo(
             model_type="fake", hidden_size=8, num_layers=1, num_attention_heads=1, layer_types=["full_attention"],
             vocab_size=1000, max_model_len=4096, max_position_embeddings=4096, dtype=self._config.dtype,
@@ -104,6 +110,10 @@ class FakeWorker(RankWorker):
                             time.sleep(3600)
                         if message.prompt_ids == DEADLY_PROMPT:
                             os._exit(9)
+                        if message.prompt_ids == COMPILING_PROMPT:
+                            for _ in range(NUM_PROGRAMS):
+                                channel.send(Compiling())
+                                time.sleep(COMPILATION_S)
                         running[message.request_id] = (message, len(message.emitted_ids))
                     case Cancel(request_id):
                         if running.pop(request_id, None):

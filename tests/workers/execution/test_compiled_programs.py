@@ -26,7 +26,7 @@ from support.engine.engine_runner import engine_config, request
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Triton's knobs with a hook of somebody else's, and a process that has not begun to count."""
     triton: Any = ModuleType("triton")
-    triton.knobs = SimpleNamespace(runtime=SimpleNamespace(jit_post_compile_hook=None))
+    triton.knobs = SimpleNamespace(runtime=SimpleNamespace(jit_cache_hook=None, jit_post_compile_hook=None))
     monkeypatch.setitem(sys.modules, "triton", triton)
     module.compiled_programs.cache_clear()
     yield triton.knobs.runtime
@@ -43,6 +43,17 @@ def test_every_program_counts_and_an_earlier_hook_is_still_called(runtime: Simpl
     runtime.jit_post_compile_hook(key="c", already_compiled=True)
     assert programs.count == compiled_programs().count == 2
     assert seen == ["a", "b", "c"]
+
+
+def test_who_listens_hears_of_a_program_before_it_is_compiled(runtime: SimpleNamespace) -> None:
+    seen: list[str] = []
+    runtime.jit_cache_hook = lambda **program: seen.append(program["key"])
+    programs = compiled_programs()
+    with programs.heard_by(lambda: seen.append("begins")):
+        assert not runtime.jit_cache_hook(key="a", already_compiled=False), "true would keep it from being compiled"
+    runtime.jit_cache_hook(key="b", already_compiled=False)
+    assert seen == ["begins", "a", "b"]
+    assert programs.count == 0
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,17 @@ useless as a measurement. Ranks run the same plans in the same shapes, so one ra
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
 class CompiledPrograms:
-    """A count that only grows; `observe` is told of each program."""
+    """A count that only grows; `observe` is told of each program that is compiled, `begin` before that."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def count(self) -> int:
@@ -25,6 +27,20 @@ class CompiledPrograms:
     def observe(self) -> None:
         """Count one more program."""
         self._count += 1
+
+    def begin(self) -> None:
+        """Tell those who listen that a program is about to be compiled."""
+        for listener in self._listeners:
+            listener()
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener` before each program that is compiled meanwhile, on the thread that compiles it."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
 
 @functools.cache
@@ -37,8 +53,19 @@ def compiled_programs() -> CompiledPrograms:
         from triton import knobs
     except ImportError:
         return programs
+    knobs.runtime.jit_cache_hook = _first(programs, knobs.runtime.jit_cache_hook)
     knobs.runtime.jit_post_compile_hook = _then(programs, knobs.runtime.jit_post_compile_hook)
     return programs
+
+
+def _first(programs: CompiledPrograms, earlier: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Called before a program is compiled; an answer that is true would keep Triton from it."""
+
+    def compiles(**program: Any) -> Any:
+        programs.begin()
+        return None if earlier is None else earlier(**program)
+
+    return compiles
 
 
 def _then(programs: CompiledPrograms, earlier: Callable[..., Any] | None) -> Callable[..., Any]:

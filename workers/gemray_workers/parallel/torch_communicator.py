@@ -58,6 +58,8 @@ class _Group(Protocol):
 
     def abort(self) -> None: ...
 
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
+
 
 class TorchCommunicator:
     """`Communicator` of one rank. Build it with `join_gang`; CUDA tensors go over NCCL, all others over gloo."""
@@ -79,6 +81,8 @@ class TorchCommunicator:
         self._one_shot: OneShotReduce | None = None
         self._store: Store | None = store  # the groups need rank 0's store as long as they live
         self._subgroups: Counter[str] = Counter()
+        self._within: list[TorchCommunicator] = []
+        """Subgroups that this rank is in."""
         self._host = host
         self._device = device
         self._all_reduce_options = AllreduceOptions()
@@ -167,7 +171,17 @@ class TorchCommunicator:
         host = cast(_Group, ProcessGroupGloo(PrefixStore("host", store), self._rank, size, self._timeout))
         over_nccl = self._device is not self._host
         tensors = _nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
-        return TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout)
+        within = TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout)
+        self._within.append(within)
+        return within
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Let collectives that are called from now on wait so long for their peers, those of subgroups too."""
+        self._timeout = timedelta(seconds=timeout_s)
+        for group in {id(group): group for group in (self._host, self._device)}.values():
+            group._set_default_timeout(self._timeout)
+        for within in self._within:
+            within.set_timeout(timeout_s)
 
     def use_one_shot(self, device: torch.device) -> None:
         """Reduce small tensors of this CUDA device in one kernel from now on; every rank calls this with its own.

@@ -12,7 +12,8 @@ from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.planner import Inbox
-from gemray_workers.messages import GangFailed, ModelInfo, RankInfo
+from gemray_workers.execution.compiled_programs import compiled_programs
+from gemray_workers.messages import Compiling, GangFailed, ModelInfo, RankInfo
 from gemray_workers.model.moe import OnExperts
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
 from gemray_workers.parallel.one_shot import use_one_shot_if_sound
@@ -52,7 +53,7 @@ class RankWorker:
 
     def open_rendezvous(self, host: str) -> str:
         """Serve the ranks' meeting point at a free port of `host`; its ``tcp://host:port``. Rank 0 alone."""
-        self._store, rendezvous = open_store(host, self._config.collective_timeout_s)
+        self._store, rendezvous = open_store(host, self._config.start_deadline_s)
         return rendezvous
 
     def load(self, setup: RankSetup, *, accept: Accept = verify) -> tuple[ModelInfo, RankInfo]:
@@ -72,9 +73,12 @@ class RankWorker:
                 self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), device, progress)
             else:
                 self._engine_rank = self._build_engine_rank(gang, device, progress)
-        if self._comm is not None:  # the warm-up's collectives would time out waiting for a slower disk
+        if self._comm is not None:  # not left to the first collective: this names the ranks that are late
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
-        return self._warm_up(accept)
+        parts = self._warm_up(accept)
+        if self._comm is not None:
+            self._comm.set_timeout(self._config.collective_timeout_s)
+        return parts
 
     def run(self, address: ChannelAddress | None) -> None:
         """Step until the coordinator says stop; rank 0 is given the channel's address."""
@@ -110,7 +114,8 @@ class RankWorker:
     def _lead(self, address: ChannelAddress) -> None:
         channel = LeadChannel(address)
         try:
-            self.run_offline(channel)
+            with compiled_programs().heard_by(lambda: channel.send(Compiling())):
+                self.run_offline(channel)
         except Exception as error:
             channel.send(GangFailed(f"rank {self._rank}: {type(error).__name__}: {error}"))
             raise
@@ -164,6 +169,7 @@ class RankWorker:
             size,
             rendezvous,
             device=self._location.device(),
-            timeout_s=self._config.collective_timeout_s,
+            # Until it serves: a colder disk or compiler may keep a rank for longer than a step may take.
+            timeout_s=self._config.start_deadline_s,
         )
         return self._comm
