@@ -260,7 +260,7 @@ def test_alerts_ask_for_series_that_exist() -> None:
     assert rule["metadata"]["labels"]["release"] == "prometheus"
     (group,) = rule["spec"]["groups"]
     expressions = {alert["alert"]: alert["expr"] for alert in group["rules"]}
-    assert len(expressions) == len(group["rules"]) == 6
+    assert len(expressions) == len(group["rules"]) == 8
     used = {name for expression in expressions.values() for name in re.findall(r"gemray_\w+", expression)}
     assert used - all_names() == set()
     for alert, expression in expressions.items():

@@ -70,6 +70,27 @@ class SpeculationCounters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+STEP_SECONDS_BOUNDS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+BATCH_SIZE_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """How often values fell between the bounds of a histogram."""
+
+    counts: list[int] = []
+    """One for each bound, of the values that are at most it and above the one before; then of those above all. Empty
+    without values."""
+    total: float = 0.0
+    """Sum of the values."""
+
+    def plus(self, other: Distribution) -> Distribution:
+        """Both together; over the same bounds."""
+        return Distribution(
+            counts=[sum(pair) for pair in zip_longest(self.counts, other.counts, fillvalue=0)],
+            total=self.total + other.total,
+        )
+
+
 class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request in one step; the last delta of a request has `finish`."""
 
@@ -85,6 +106,8 @@ class SequenceDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Why, when `finish` is fault or unmet."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was present when the request first got its slot."""
+    queue_seconds: float | None = None
+    """From the request's arrival at rank 0 to its slot; in the first delta of those that got one."""
     speculation: SpeculationCounters | None = None
     """Totals of the request so far: a stop string may make any delta the last one."""
 
@@ -122,6 +145,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Pages that it had to give up since the start."""
     pages_cached: dict[str, int] = {}
     """By KV group: pages that it can find, held by requests or not."""
+    step_seconds: Distribution = Distribution()
+    """Durations of steps with rows since the start, over `STEP_SECONDS_BOUNDS`."""
+    batch_sizes: Distribution = Distribution()
+    """Their sequences, over `BATCH_SIZE_BOUNDS`."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):

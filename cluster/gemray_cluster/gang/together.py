@@ -36,6 +36,8 @@ def _plus(one: EngineStats, other: EngineStats) -> EngineStats:
         pages_total=_added(one.pages_total, other.pages_total),
         pages_cached=_added(one.pages_cached, other.pages_cached),
         speculation=one.speculation.plus(other.speculation),
+        step_seconds=one.step_seconds.plus(other.step_seconds),
+        batch_sizes=one.batch_sizes.plus(other.batch_sizes),
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gemray_cluster.gang.client import GangState, ReplicaStatus
-from gemray_workers.messages import EngineStats
+from gemray_workers.messages import BATCH_SIZE_BOUNDS, STEP_SECONDS_BOUNDS, Distribution, EngineStats
+
+F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
 REPLICA = "replica"
 """Label of every series in here: the replica's index."""
@@ -32,9 +36,16 @@ class SeriesFamilies:
         """Add a sample of what only grows; the name's end, ``_total``, is added."""
         self._family(CounterMetricFamily, name, meaning, labels).add_metric(list(labels.values()), value)
 
-    def _family(
-        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, meaning: str, labels: dict[str, str]
-    ) -> GaugeMetricFamily | CounterMetricFamily:
+    def histogram(self, name: str, meaning: str, bounds: Sequence[float], values: Distribution, **labels: str) -> None:
+        """Add a histogram over `bounds`."""
+        at_most = accumulate(values.counts or [0] * (len(bounds) + 1))
+        les = [*(str(float(bound)) for bound in bounds), "+Inf"]
+        buckets = [(le, float(count)) for le, count in zip(les, at_most, strict=True)]
+        self._family(HistogramMetricFamily, name, meaning, labels).add_metric(
+            list(labels.values()), buckets, values.total
+        )
+
+    def _family(self, kind: type[F], name: str, meaning: str, labels: dict[str, str]) -> F:
         family = self._families.setdefault(name, kind(name, meaning, labels=list(labels)))
         assert isinstance(family, kind), f"{name} is of two types"
         return family
@@ -100,6 +111,16 @@ def _add_engine(families: SeriesFamilies, stats: EngineStats, labels: dict[str, 
     }
     for name, (meaning, value) in counters.items():
         families.counter(name, meaning, value, **labels)
+    families.histogram(
+        "gemray_engine_step_duration_seconds",
+        "Durations of steps that computed something.",
+        STEP_SECONDS_BOUNDS,
+        stats.step_seconds,
+        **labels,
+    )
+    families.histogram(
+        "gemray_engine_batch_requests", "Requests of a step.", BATCH_SIZE_BOUNDS, stats.batch_sizes, **labels
+    )
     for position, accepted in enumerate(stats.speculation.accepted_per_position):
         families.counter(
             "gemray_speculation_accepted_position_tokens",

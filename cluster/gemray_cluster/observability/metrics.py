@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from gemray_cluster.gang.client import GangState, ReplicaStatus
 from gemray_cluster.observability.engine_series import SeriesFamilies, add_replica, add_state
+from gemray_cluster.observability.phases import Phase, Phases
 from gemray_workers.errors import GemrayError
 
 _FIRST_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -75,6 +76,37 @@ class RequestMetrics:
             buckets=_LENGTH_BUCKETS,
             registry=registry,
         )
+        self.queue = Histogram(
+            "gemray_request_queue_seconds",
+            "Wait for a slot and KV pages.",
+            buckets=_FIRST_TOKEN_BUCKETS_S,
+            registry=registry,
+        )
+        self.prefill = Histogram(
+            "gemray_request_prefill_seconds",
+            "From the slot to the first token, by whether the prefix cache had the prompt's beginning.",
+            ["prefix_cache"],
+            buckets=_FIRST_TOKEN_BUCKETS_S,
+            registry=registry,
+        )
+        self.decode = Histogram(
+            "gemray_request_decode_seconds",
+            "From the first token to the last.",
+            buckets=_DURATION_BUCKETS_S,
+            registry=registry,
+        )
+
+    def phase_ended(self, phase: Phase, phases: Phases) -> None:
+        """Record how long a phase took, if it was one."""
+        seconds = phases.seconds(phase)
+        if seconds is None:
+            return
+        histograms = {
+            Phase.QUEUE: self.queue,
+            Phase.PREFILL: self.prefill.labels("hit" if phases.is_prefix_hit else "miss"),
+            Phase.DECODE: self.decode,
+        }
+        histograms[phase].observe(seconds)
 
 
 class EngineCollector(Collector):

@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from gemray_cluster.observability.metrics import RequestMetrics
+from gemray_cluster.observability.phases import Phase, Phases
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 
 logger = logging.getLogger("gemray.request")
@@ -90,6 +91,7 @@ class RequestTrace:
     finish: str | None = None
     """Why the output ended, once it has."""
     speculation: SpeculationCounters | None = None
+    phases: Phases = field(default_factory=Phases)
     _arrival: float = field(init=False)
     _newest: float = field(init=False)
     _submitted: bool = field(init=False, default=False)
@@ -104,10 +106,13 @@ class RequestTrace:
         self.engine_id = submit.request_id
         self.prompt_tokens = len(submit.prompt_ids)
         self.metrics.prompt_tokens.observe(self.prompt_tokens)
+        self.phases.submit(self.clock())
 
     def delta(self, delta: SequenceDelta) -> None:
         """The engine gave tokens, an end, or both."""
         now = self.clock()
+        for phase in self.phases.advance(delta, now):
+            self.metrics.phase_ended(phase, self.phases)
         num_later = len(delta.token_ids)
         if delta.token_ids and self.first_token_s is None:
             self.first_token_s = now - self._arrival
@@ -130,6 +135,7 @@ class RequestTrace:
         self.metrics.duration.observe(duration_s)
         if self._submitted:
             self.metrics.completion_tokens.observe(self.completion_tokens)
+        self.metrics.phase_ended(Phase.DECODE, self.phases)
         fields: dict[str, object] = {
             "id": self.request_id,
             "rpc": self.rpc,
@@ -141,6 +147,8 @@ class RequestTrace:
         }
         if self.engine_id not in ("", self.request_id):
             fields["engine_id"] = self.engine_id
+        if self.phases.queue_s is not None:
+            fields["queue_ms"] = f"{self.phases.queue_s * 1e3:.1f}"
         if self.first_token_s is not None:
             fields["first_token_ms"] = f"{self.first_token_s * 1e3:.1f}"
         if self.speculation is not None and self.speculation.rounds:

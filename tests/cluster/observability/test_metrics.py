@@ -49,6 +49,13 @@ def test_engine_series() -> None:
         ("gemray_speculation_accepted_tokens_total",): 50,
         ("gemray_speculation_accepted_position_tokens_total", ("position", "0")): 19,
         ("gemray_speculation_accepted_position_tokens_total", ("position", "3")): 6,
+        ("gemray_engine_step_duration_seconds_bucket", ("le", "0.008")): 0,
+        ("gemray_engine_step_duration_seconds_bucket", ("le", "0.012")): 11,
+        ("gemray_engine_step_duration_seconds_bucket", ("le", "5.0")): 11,
+        ("gemray_engine_step_duration_seconds_bucket", ("le", "+Inf")): 12,
+        ("gemray_engine_step_duration_seconds_sum",): 8.25,
+        ("gemray_engine_batch_requests_bucket", ("le", "4.0")): 12,
+        ("gemray_engine_batch_requests_count",): 12,
         ("gemray_gang_state", ("state", "serving")): 1,
         ("gemray_gang_state", ("state", "failed")): 0,
     }

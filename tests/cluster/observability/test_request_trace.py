@@ -20,7 +20,8 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.observability.request_trace import RequestTrace, TraceInterceptor, key_values
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from gemray_workers.messages import SequenceDelta
+from gemray_workers.messages import SequenceDelta, Submit
+from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
 from support.cluster.text import tiny_tokenizer
@@ -187,6 +188,34 @@ def test_tokens_of_one_step_share_its_time() -> None:
     assert registry.get_sample_value("gemray_inter_token_latency_seconds_bucket", {"le": "0.25"}) == 5
     assert registry.get_sample_value("gemray_inter_token_latency_seconds_bucket", {"le": "0.05"}) == 0
     assert registry.get_sample_value("gemray_request_duration_seconds_sum") == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("cached", "found"), [(0, "miss"), (16, "hit")])
+def test_phases_of_a_request(caplog: pytest.LogCaptureFixture, cached: int, found: str) -> None:
+    caplog.set_level(logging.INFO, logger="gemray.request")
+    registry = CollectorRegistry()
+    times = iter([0.0, 1.0, 4.0, 5.0, 8.0, 9.0])
+    trace = RequestTrace("GenerateStream", RequestMetrics(registry), clock=lambda: next(times))
+    params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, max_tokens=9)
+    trace.submitted(Submit(request_id="r", prompt_ids=[1, 2], params=params))
+    first = SequenceDelta(request_id="r", token_ids=[], queue_seconds=1.5, cached_tokens=cached)
+    for delta in (first, SequenceDelta(request_id="r", token_ids=[1, 2]), SequenceDelta(request_id="r", token_ids=[3])):
+        trace.delta(delta)
+    trace.ended(grpc.StatusCode.OK)
+    sums = {
+        name: registry.get_sample_value(f"gemray_request_{name}_seconds_sum", labels)
+        for name, labels in (("queue", {}), ("prefill", {"prefix_cache": found}), ("decode", {}))
+    }
+    assert sums == {"queue": 1.5, "prefill": 2.5, "decode": 3.0}
+    assert " queue_ms=1500.0 first_token_ms=5000.0" in caplog.text
+
+
+def test_phases_that_never_came_count_nowhere() -> None:
+    registry = CollectorRegistry()
+    times = iter([0.0, 1.0])
+    RequestTrace("Generate", RequestMetrics(registry), clock=lambda: next(times)).ended(grpc.StatusCode.UNAVAILABLE)
+    assert registry.get_sample_value("gemray_request_queue_seconds_count") == 0
+    assert registry.get_sample_value("gemray_request_decode_seconds_count") == 0
 
 
 def test_a_client_cannot_forge_a_log_line() -> None:

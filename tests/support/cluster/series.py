@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
-from gemray_workers.messages import EngineStats, SpeculationCounters
+from gemray_workers.messages import Distribution, EngineStats, SpeculationCounters
 from support.cluster.fake_gang import FakeGang
 from support.waiting import HANG_S
 
@@ -28,6 +28,8 @@ STATS = EngineStats(
     prefix_cache_queries=800,
     prefix_cache_hits=100,
     prefix_cache_evictions=6,
+    step_seconds=Distribution(counts=[0] * 4 + [11] + [0] * 9 + [1], total=8.25),
+    batch_sizes=Distribution(counts=[2, 0, 10] + [0] * 8, total=36.0),
     pages_cached={"sliding": 7, "full": 20},
     speculation=SpeculationCounters(rounds=20, drafted=80, accepted=50, accepted_per_position=[19, 15, 10, 6]),
 )
@@ -60,5 +62,7 @@ def all_names() -> set[str]:
     """Names of all samples of a server that has ended a request."""
     registry = CollectorRegistry()
     registry.register(EngineCollector(SteppedGang()))
-    RequestMetrics(registry).requests.labels("length").inc()
+    metrics = RequestMetrics(registry)
+    metrics.requests.labels("length").inc()
+    metrics.prefill.labels("miss").observe(1.0)
     return {name for name, _ in scrape(registry)}

@@ -15,6 +15,7 @@ from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.engine.deltas_split import split_for_channel
 from gemray_workers.engine.grammar_queue import GrammarQueue
+from gemray_workers.engine.observations import QueueObserver, StepObserver
 from gemray_workers.errors import InvalidField
 from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.execution.slots import SlotTable
@@ -106,13 +107,17 @@ class LeadPlanner:
         self._stopping = False
         self._num_programs_at_start = compiled_programs().count
         self._step_began = clock()
+        self._steps = StepObserver(clock)
+        self._queue = QueueObserver(clock)
         self._was_idle = True
 
     def schedule(self) -> StepPlan:
         """Take what has arrived, decide the step and broadcast it; idle waits end with an empty plan."""
         self._receive(0.0 if self._scheduler.has_work else self._heartbeat_s)
         self._step_began = self._clock()
+        self._steps.begin()
         plan = self._plan()
+        self._queue.admit(plan)
         self._comm.broadcast_bytes(self._encoder.encode(plan))
         return plan
 
@@ -123,9 +128,10 @@ class LeadPlanner:
         self._verify_seconds += times.verify
         self._gap_seconds += times.gap
         deltas = self._scheduler.commit(plan, list(outcomes))
+        self._steps.commit(plan)
         self._check_when_idle()
         ended, self._ended = self._ended, []
-        return ended + deltas
+        return self._queue.tell(ended + deltas)
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Every sequence's new tokens and the engine's statistics: one message, more where the channel needs them."""
@@ -165,6 +171,7 @@ class LeadPlanner:
     def _take(self, message: ToGang) -> None:
         match message:
             case Submit():
+                self._queue.arrive(message.request_id)
                 if message.params.grammar is None:
                     self._submit(message, None)
                 elif message.request_id in self._grammars:
@@ -208,6 +215,8 @@ class LeadPlanner:
             draft_seconds=self._draft_seconds,
             verify_seconds=self._verify_seconds,
             gap_seconds=self._gap_seconds,
+            step_seconds=self._steps.seconds.distribution(),
+            batch_sizes=self._steps.batch_sizes.distribution(),
             compiled_programs=compiled_programs().count - self._num_programs_at_start,
         )
 
