@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 
@@ -229,6 +230,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``shared`` with the target, or its ``own``."""
     drafter_placement: str = "colocated"
     num_draft_tokens: int = 0
+    checkpoint: CheckpointIdentity
+    """Ranks that found different ones on their nodes are no gang."""
+    drafter_checkpoint: CheckpointIdentity | None = None
 
 
 class GangInfo(msgspec.Struct, frozen=True, kw_only=True):

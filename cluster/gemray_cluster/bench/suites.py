@@ -9,7 +9,7 @@ from typing import Any
 
 from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.settings import Setup
-from gemray_workers.embedded import embedded_path, is_embedded
+from gemray_cluster.settings.types import NotAllowed, model_directory
 from gemray_workers.errors import InvalidField
 
 
@@ -28,7 +28,7 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
         values = {**content.get("defaults", {}), **table}
         for name in ("model", "drafter"):
             if values.get(name):
-                values[name] = directory_of(values[name], path.parent)
+                values[name] = directory_of(name, values[name], path.parent)
         loaded = {} if load is None else {"load": load}
         setups.append(Setup.of({**loaded, **values, **changes}, str(path)))
     if not setups:
@@ -52,8 +52,12 @@ def read_toml(name: str, path: Path) -> dict[str, Any]:
         raise InvalidField(name, str(path), f"a readable TOML file ({error})") from error
 
 
-def directory_of(model: str, base: Path = Path()) -> str:
-    """A model's directory: a path from `base`, or an embedded model of that name where there is no such path."""
-    if is_embedded(model) and not (base / model).exists():
-        return str(embedded_path(model))
-    return str(base / model)
+def directory_of(field: str, model: str, base: Path = Path()) -> str:
+    """A model's directory: a path from `base`, or where there is none an embedded model or one in the hub's cache.
+
+    Raises InvalidField, naming `field`, for a model of the hub that is not in the cache.
+    """
+    try:
+        return model_directory(model, base)
+    except NotAllowed as error:
+        raise InvalidField(field, model, str(error)) from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemray_cluster.check.result import CheckResult, fail, ok
+from gemray_workers.checkpoint.hub import snapshot_of
 from gemray_workers.checkpoint.json_file import is_broken_link
 
 NAME = "model"
@@ -37,15 +38,23 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
     if not directory.is_dir():
         return fail(
             NAME,
-            f"no directory {path} on node {node}: every node that runs a rank needs the model at the same path "
-            "(a shared volume, or a copy on each).",
+            f"no directory {path} on node {node}: every node that runs a rank needs the model {_where(path)}.",
         )
     missing = missing_files(directory, weights=weights, tokenizer=tokenizer)
     if missing:
         missing = [f"{name} (a link to nowhere)" if is_broken_link(directory / name) else name for name in missing]
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-        return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete.")
+        snapshot = snapshot_of(path)
+        remedy = "" if snapshot is None else f"; `{snapshot.download}` brings the rest"
+        return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete{remedy}.")
     return ok(NAME, f"{path} on node {node} is complete.")
+
+
+def _where(path: str) -> str:
+    snapshot = snapshot_of(path)
+    if snapshot is None:
+        return "at the same path (a shared volume, or a copy on each)"
+    return f"in its Hugging Face cache, or at the same path: run `{snapshot.download}` there"
 
 
 def missing_files(directory: Path, *, weights: bool, tokenizer: bool) -> list[str]:

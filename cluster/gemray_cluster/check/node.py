@@ -8,6 +8,7 @@ from dataclasses import replace
 from gemray_cluster.check import interface, model_directory, shared_memory
 from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
 from gemray_cluster.check.result import CheckResult
+from gemray_workers.checkpoint.hub import on_this_node
 
 NO_ANSWER = "node"
 NODE_CHECKS = frozenset({model_directory.NAME, shared_memory.NAME, interface.NAME, NO_ANSWER})
@@ -24,13 +25,15 @@ def check_this_node(node_ip: str, checkpoints: Checkpoints, *, local_ranks: int,
         gang_size: ranks that have shared memory between them.
     """
     results = [
-        check_model_directory(checkpoints.model, node=node_ip, weights=checkpoints.weights),
+        check_model_directory(on_this_node(checkpoints.model), node=node_ip, weights=checkpoints.weights),
         shared_memory.check_shared_memory(
             node_ip, shared_memory.local_size(), local_ranks=local_ranks, gang_size=gang_size
         ),
         interface.check_interface(node_ip, os.environ, existing=interface.local_interfaces()),
     ]
     if checkpoints.drafter is not None:
-        drafter = check_model_directory(checkpoints.drafter, node=node_ip, weights=checkpoints.weights, tokenizer=False)
+        drafter = check_model_directory(
+            on_this_node(checkpoints.drafter), node=node_ip, weights=checkpoints.weights, tokenizer=False
+        )
         results.insert(1, drafter)
     return [replace(result, node=node_ip) for result in results]

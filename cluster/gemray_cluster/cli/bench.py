@@ -29,7 +29,9 @@ def bench(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="PATH|NAME", help="A local Hugging Face directory, or an embedded model (gemray-tiny)."),
+        typer.Option(
+            metavar="PATH|NAME", help="A local directory, ORG/NAME in the Hugging Face cache, or gemray-tiny."
+        ),
     ] = None,
     drafter: Annotated[
         str | None, typer.Option(metavar="PATH|NAME", help="A drafter's directory, or an embedded drafter.")
@@ -96,8 +98,8 @@ def bench(
 
     console = Console() if sys.stdout.isatty() else Console(width=240)
     given = {
-        "model": None if model is None else directory_of(model),
-        "drafter": None if drafter is None else directory_of(drafter),
+        "model": None if model is None else directory_of("model", model),
+        "drafter": None if drafter is None else directory_of("drafter", drafter),
         "method": method,
         "draft_tokens": draft_tokens,
         "drafter_placement": drafter_placement,

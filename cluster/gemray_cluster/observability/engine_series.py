@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gemray_cluster.gang.client import GangState, ReplicaStatus
-from gemray_workers.messages import BATCH_SIZE_BOUNDS, STEP_SECONDS_BOUNDS, Distribution, EngineStats
+from gemray_workers.messages import BATCH_SIZE_BOUNDS, STEP_SECONDS_BOUNDS, Distribution, EngineStats, ModelInfo
 
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
@@ -51,8 +52,8 @@ class SeriesFamilies:
         return family
 
 
-def add_replica(families: SeriesFamilies, replica: ReplicaStatus) -> None:
-    """All samples of one replica."""
+def add_replica(families: SeriesFamilies, replica: ReplicaStatus, served_name: str | None = None) -> None:
+    """All samples of one replica; `served_name` is the model's, None for the checkpoint's own."""
     labels = {REPLICA: str(replica.index)}
     add_state(families, index=replica.index, state=replica.state)
     families.gauge(
@@ -70,8 +71,25 @@ def add_replica(families: SeriesFamilies, replica: ReplicaStatus) -> None:
     families.gauge(
         "gemray_gang_requests_in_flight", "Requests given to the gang and not ended.", replica.num_live, **labels
     )
+    if replica.info is not None:
+        _add_identity(families, replica.info.model, served_name, labels)
     if replica.stats is not None:
         _add_engine(families, replica.stats, labels)
+
+
+def _add_identity(families: SeriesFamilies, model: ModelInfo, served_name: str | None, labels: dict[str, str]) -> None:
+    """What is served, as labels: other series are joined with it."""
+    families.gauge(
+        "gemray_build_info",
+        "1, with what is served as labels.",
+        1.0,
+        version=version("gemray"),
+        model=served_name or model.checkpoint.name,
+        revision=model.checkpoint.revision,
+        checkpoint_hash=model.checkpoint.hash,
+        drafter=model.drafter_checkpoint.name if model.drafter_checkpoint else "",
+        **labels,
+    )
 
 
 def add_state(families: SeriesFamilies, *, index: int, state: GangState) -> None:

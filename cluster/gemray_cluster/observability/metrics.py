@@ -112,9 +112,10 @@ class RequestMetrics:
 class EngineCollector(Collector):
     """Turns the newest statistics of each replica into series at each scrape."""
 
-    def __init__(self, gang: WatchedGang) -> None:
-        """Ask nothing yet."""
+    def __init__(self, gang: WatchedGang, served_name: str | None = None) -> None:
+        """Ask nothing yet; `served_name` is the model's, None for the checkpoint's own."""
         self._gang = gang
+        self._served_name = served_name
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the series are those of `collect`, and registering must not ask the gang."""
@@ -125,7 +126,7 @@ class EngineCollector(Collector):
         families = SeriesFamilies()
         replicas = self._gang.replicas
         for replica in replicas:
-            add_replica(families, replica)
+            add_replica(families, replica, self._served_name)
         if not replicas:
             add_state(families, index=0, state=GangState.STARTING)  # the first is still to come
         yield from families

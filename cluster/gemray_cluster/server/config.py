@@ -15,6 +15,8 @@ PORT = Range(0, 65535)
 class ServerConfig:
     """Where the server listens and what it accepts."""
 
+    served_model_name: str | None = None
+    """What clients call the model; None for the checkpoint's own name."""
     host: str = "127.0.0.1"
     port: int = ranged(PORT, 50051)
     """0 takes a free one."""

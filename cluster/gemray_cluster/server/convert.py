@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.gang.client import GangState, ReplicaStatus
@@ -111,11 +112,25 @@ def speculation(counters: SpeculationCounters, model: ModelInfo) -> pb.Speculati
 
 
 def model_info(
-    info: GangInfo, defaults: GenerationDefaults, replicas: Iterable[ReplicaStatus] = ()
+    info: GangInfo,
+    defaults: GenerationDefaults,
+    replicas: Iterable[ReplicaStatus] = (),
+    served_name: str | None = None,
 ) -> pb.GetModelInfoResponse:
-    """The served model and its shards; `replicas` that have not served yet are left out."""
+    """The served model and its shards.
+
+    Args:
+        info: of the gang that stands for all.
+        defaults: of the checkpoint.
+        replicas: those that have not served yet are left out.
+        served_name: what the server calls the model; None for the checkpoint's own name.
+    """
     model = info.model
     return pb.GetModelInfoResponse(
+        model_name=served_name or model.checkpoint.name,
+        revision=model.checkpoint.revision,
+        gemray_version=version("gemray"),
+        checkpoint_hash=model.checkpoint.hash,
         model_type=model.model_type,
         hidden_size=model.hidden_size,
         num_layers=model.num_layers,
@@ -156,9 +171,13 @@ def model_info(
 
 
 def _drafter(model: ModelInfo) -> pb.Drafter | None:
+    checkpoint = model.drafter_checkpoint
     if model.drafter_method == "none":
         return None
     return pb.Drafter(
+        name=checkpoint.name if checkpoint else "",
+        revision=checkpoint.revision if checkpoint else "",
+        checkpoint_hash=checkpoint.hash if checkpoint else "",
         method=model.drafter_method,
         kv_sharing=KV_SHARINGS[model.drafter_kv],
         placement=DRAFTER_PLACEMENTS[model.drafter_placement],

@@ -109,7 +109,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """UNAVAILABLE until the gang has loaded."""
         async with errors_as_statuses(context):
-            return convert.model_info(self._gang.info, self._reader.defaults, self._gang.replicas)
+            return convert.model_info(
+                self._gang.info, self._reader.defaults, self._gang.replicas, self._config.served_model_name
+            )
 
     async def GetServerStats(self, request: pb.GetServerStatsRequest, context: Context) -> pb.GetServerStatsResponse:  # noqa: N802
         """Always answers."""

@@ -69,7 +69,7 @@ async def serving(
     router = Router(limits, max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
     interceptor = TraceInterceptor(RequestMetrics(registry))
-    registry.register(EngineCollector(router))
+    registry.register(EngineCollector(router, server_config.served_model_name))
     server = GenerationServer(server_config, router, reader, interceptors=[interceptor])
     async with AsyncExitStack() as stack:
         await server.start()

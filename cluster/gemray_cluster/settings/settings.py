@@ -28,6 +28,7 @@ from gemray_cluster.settings.types import (
     SWITCH,
     TEXT,
     Kind,
+    NotAllowed,
     one_of,
 )
 from gemray_workers.errors import InvalidField
@@ -97,7 +98,10 @@ class ServeSettings:
     """Everything that `gemray serve` can be told. None leaves a value to the part that uses it."""
 
     model: str = _engine(
-        MODEL, "A local Hugging Face directory of a Gemma 4 model, or gemray-tiny, which ships with gemray.", MISSING
+        MODEL,
+        "A local Hugging Face directory of a Gemma 4 model; ORG/NAME or ORG/NAME@REVISION in the local Hugging Face "
+        "cache; or gemray-tiny, which ships with gemray.",
+        MISSING,
     )
     tp: int = _engine(INTEGER, "Ranks that the model is sharded over.", 1, bounds=">= 1")
     random_weights: bool = _engine(
@@ -127,7 +131,9 @@ class ServeSettings:
         TEXT, "Attention kernels of the target; an explicit choice is never replaced (default: chosen)."
     )
     drafter: str | None = _engine(
-        MODEL, "A local directory of an MTP assistant or a DFlash drafter, or an embedded one's name (default: none)."
+        MODEL,
+        "An MTP assistant or a DFlash drafter: a local directory, ORG/NAME in the cache, or an embedded one's name "
+        "(default: none).",
     )
     method: str | None = _engine(
         one_of("auto", "none", "mtp", "dflash"), "How drafts are made (default auto: what the drafter's config says)."
@@ -216,6 +222,9 @@ class ServeSettings:
         SECONDS, "How long one replica less has sufficed when one is ended (default 300).", bounds="> 0"
     )
 
+    served_model_name: str | None = _server(
+        TEXT, "What clients and metrics call the model (default: ORG/NAME, or the directory's name)."
+    )
     host: str | None = _server(TEXT, "Address to listen on (default 127.0.0.1).")
     port: int | None = _server(INTEGER, "gRPC port, 0 for a free one (default 50051).", bounds="0..65535")
     metrics_port: int | None = _server(
@@ -384,7 +393,7 @@ def _parse(setting: Field[Any], text: str, origin: str) -> Any:
     try:
         return kind.parse(text)
     except ValueError as error:
-        allowed = kind.allowed
+        allowed = str(error) if isinstance(error, NotAllowed) else kind.allowed
         if origin.startswith("environment") and text.startswith("tcp://"):
             allowed += " (Kubernetes sets this variable for a Service named gemray: use enableServiceLinks: false)"
         raise InvalidSetting(setting.name, text, allowed, origin) from error

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from gemray_workers.checkpoint.hub import NotInCache, find_in_cache, is_hub_name
 from gemray_workers.embedded import EMBEDDED_NAMES, embedded_path, is_embedded
 
 T = TypeVar("T")
@@ -88,15 +89,35 @@ def one_of(*names: str) -> Kind[str]:
     return Kind(parse, "one of " + ", ".join(names), "|".join(names))
 
 
+class NotAllowed(ValueError):
+    """A text that is not allowed; the message is what would be."""
+
+
+def model_directory(text: str, base: Path = Path()) -> str:
+    """The directory of a model: a path from `base`, unchanged, or what an embedded model or the hub's cache has.
+
+    Raises NotAllowed for ORG/NAME that is neither a path nor in the cache.
+    """
+    path = str(base / text)
+    if Path(path).exists():
+        return path
+    if is_embedded(text):
+        return str(embedded_path(text))
+    if not is_hub_name(text):
+        return path
+    try:
+        return find_in_cache(text)
+    except NotInCache as error:
+        raise NotAllowed(str(error)) from error
+
+
 def _model(value: str) -> str:
-    """The path of a directory, unchanged, or the directory of an embedded model given by its name."""
-    text = _text(value)
-    return str(embedded_path(text)) if is_embedded(text) and not Path(text).exists() else text
+    return model_directory(_text(value))
 
 
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 PATH = Kind(_text, "a path", "PATH")
-MODEL = Kind(_model, "a path, or one of " + ", ".join(EMBEDDED_NAMES), "PATH|NAME")
+MODEL = Kind(_model, "a path, ORG/NAME, or one of " + ", ".join(EMBEDDED_NAMES), "PATH|NAME")
 SWITCH = Kind(_switch, "true or false", "")
 INTEGER = Kind(int, "an integer", "INTEGER")
 INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")

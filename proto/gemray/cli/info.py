@@ -76,6 +76,10 @@ def _model(model: pb.GetModelInfoResponse) -> Table:
     kinds = {kind: list(model.layer_types).count(kind) for kind in dict.fromkeys(model.layer_types)}
     defaults = model.generation_defaults
     rows = {
+        "name": model.model_name,
+        "revision": model.revision or "-",
+        "checkpoint": model.checkpoint_hash or "random weights",
+        "server": f"gemray {model.gemray_version}",
         "type": model.model_type,
         "layers": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
         "hidden size, heads": f"{model.hidden_size}, {model.num_attention_heads}",
@@ -98,7 +102,9 @@ def _drafter(drafter: pb.Drafter) -> str:
 
     sharing = _word(pb.KvSharing.Name(drafter.kv_sharing), "KV_SHARING_")
     placement = _word(pb.DrafterPlacement.Name(drafter.placement), "DRAFTER_PLACEMENT_")
-    return f"{drafter.method}, {sharing} KV, {placement}, up to {drafter.max_draft_tokens} drafts a step"
+    at_revision = f"@{drafter.revision}" if drafter.revision else ""
+    what = f"{drafter.name}{at_revision}: {drafter.method}"
+    return f"{what}, {sharing} KV, {placement}, up to {drafter.max_draft_tokens} drafts a step"
 
 
 def _choices(model: pb.GetModelInfoResponse) -> Table:

@@ -464,7 +464,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults", "replicas"]
+    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults", "replicas", "model_name", "revision", "gemray_version", "checkpoint_hash"]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -481,6 +481,10 @@ class GetModelInfoResponse(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    GEMRAY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_HASH_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     hidden_size: int
     num_layers: int
@@ -497,7 +501,11 @@ class GetModelInfoResponse(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[Rank]
     generation_defaults: GenerationDefaults
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaInfo]
-    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ...) -> None: ...
+    model_name: str
+    revision: str
+    gemray_version: str
+    checkpoint_hash: str
+    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ..., model_name: _Optional[str] = ..., revision: _Optional[str] = ..., gemray_version: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ...) -> None: ...
 
 class ReplicaInfo(_message.Message):
     __slots__ = ["index", "max_model_len", "ranks"]
@@ -520,16 +528,22 @@ class Choice(_message.Message):
     def __init__(self, what: _Optional[str] = ..., chosen: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Drafter(_message.Message):
-    __slots__ = ["method", "kv_sharing", "placement", "max_draft_tokens"]
+    __slots__ = ["method", "kv_sharing", "placement", "max_draft_tokens", "name", "revision", "checkpoint_hash"]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     KV_SHARING_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_HASH_FIELD_NUMBER: _ClassVar[int]
     method: str
     kv_sharing: KvSharing
     placement: DrafterPlacement
     max_draft_tokens: int
-    def __init__(self, method: _Optional[str] = ..., kv_sharing: _Optional[_Union[KvSharing, str]] = ..., placement: _Optional[_Union[DrafterPlacement, str]] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    name: str
+    revision: str
+    checkpoint_hash: str
+    def __init__(self, method: _Optional[str] = ..., kv_sharing: _Optional[_Union[KvSharing, str]] = ..., placement: _Optional[_Union[DrafterPlacement, str]] = ..., max_draft_tokens: _Optional[int] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ["rank", "host", "device", "weight_bytes", "shard_indices", "kv_groups", "role"]

@@ -161,3 +161,14 @@ def test_only_failures_stop_a_start() -> None:
     results = [ok("a", "fine."), fail("b", "bad.")]
     assert failed(results) == [results[1]]
     assert str(results[1]) == "fail  b: bad."
+
+
+def test_a_snapshot_that_is_not_there_comes_with_the_command_that_brings_it(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--google--gemma" / "snapshots" / ("a" * 40)
+    command = f"`hf download google/gemma --revision {'a' * 40}`"
+    missing = check_model_directory(str(snapshot), node="10.0.0.2")
+    assert missing.status is Status.FAIL
+    assert f"in its Hugging Face cache, or at the same path: run {command} there" in missing.sentence
+    snapshot.mkdir(parents=True)
+    partial = check_model_directory(str(snapshot), node="10.0.0.2")
+    assert f"the copy is not complete; {command} brings the rest" in partial.sentence

@@ -184,7 +184,17 @@ async def test_info(served: Serving) -> None:
     served.gang.gang_info = gang_info(num_draft_tokens=4)
     code, out, _ = await run("info", "--address", served.server.address)
     assert code == 0
-    for words in ("gemma4_text", "0..1024", "1024..2048", "sliding", "256 tokens", "no GPU", "mtp, shared KV"):
+    for words in (
+        "gemma4_text",
+        "0..1024",
+        "1024..2048",
+        "sliding",
+        "256 tokens",
+        "no GPU",
+        "mtp, shared KV",
+        "org/fake",
+        "0123",
+    ):
         assert words in out
     assert len(re.findall(r"\d\s*│ target\s*│ host", out)) == 2
 

@@ -14,6 +14,7 @@ from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import require_same_versions, same_model
 from gemray_cluster.ray_runtime.session import ClusterUnreachable, _reach
+from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import ModelInfo
@@ -88,7 +89,7 @@ def test_ranks_that_disagree_about_the_model_are_refused() -> None:
         return ModelInfo(
             model_type="m", hidden_size=1, num_layers=1, num_attention_heads=1, layer_types=[], vocab_size=1,
             max_model_len=length, max_position_embeddings=9, dtype="float32", tensor_parallel_size=2,
-            sliding_window=1, choices=[],
+            sliding_window=1, choices=[], checkpoint=CheckpointIdentity(name="m"),
         )  # fmt: skip
 
     assert same_model([model(8), model(8)]) == model(8)

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -63,6 +64,17 @@ def test_engine_series() -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize(("served", "model"), [(None, "org/fake"), ("ours", "ours")])
+def test_what_is_served_is_labels(served: str | None, model: str) -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(SteppedGang(), served))
+    labels = {
+        "version": version("gemray"), "model": model, "revision": "f" * 40, "checkpoint_hash": "0123", "drafter": "",
+        "replica": "0",
+    }  # fmt: skip
+    assert scrape(registry)["gemray_build_info", frozenset(labels.items())] == 1
+
+
 @pytest.mark.parametrize("gang", [Router(ReplicaLimits(), max_rebuilds=0), FakeGang(state=GangState.STARTING)])
 def test_a_starting_gang_has_a_state_and_no_engine(gang: WatchedGang) -> None:
     registry = CollectorRegistry()
@@ -99,7 +111,7 @@ def test_replicas_have_series_of_their_own() -> None:
 def test_names_end_with_what_they_count() -> None:
     units = "queries|hits|evictions|pages_cached|"
     units += "seconds|tokens|requests?|pages|steps|programs|preemptions|rebuilds|rounds|pages_in_use|requests_in_flight"
-    allowed = re.compile(rf"gemray(_\w+)??_({units}|state)(_total|_created|_bucket|_count|_sum)?")
+    allowed = re.compile(rf"gemray(_\w+)??_({units}|state|build_info)(_total|_created|_bucket|_count|_sum)?")
     assert [name for name in all_names() if not allowed.fullmatch(name)] == []
 
 

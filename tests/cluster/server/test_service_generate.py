@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -246,6 +247,8 @@ async def test_logprobs_have_their_top_tokens(served: Serving) -> None:
 async def test_model_info(served: Serving) -> None:
     info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.vocab_size, info.max_model_len, info.tensor_parallel_size) == (2048, 256, 2)
+    assert (info.model_name, info.revision, info.checkpoint_hash) == ("org/fake", "f" * 40, "0123")
+    assert info.gemray_version == version("gemray")
     assert [rank.rank for rank in info.ranks] == [0, 1]
     shards = [rank.shard_indices for rank in info.ranks]
     assert [(s.org_vocab_start_index, s.org_vocab_end_index) for s in shards] == [(0, 1024), (1024, 2048)]
@@ -258,6 +261,11 @@ async def test_model_info(served: Serving) -> None:
     assert list(info.generation_defaults.stop_token_ids) == [1, 50, 106]
 
 
+async def test_the_served_name_is_what_the_server_was_told(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang(), served_model_name="ours") as served:
+        assert (await served.stub.GetModelInfo(pb.GetModelInfoRequest())).model_name == "ours"
+
+
 async def test_model_info_with_a_drafter(served: Serving) -> None:
     served.gang.gang_info = gang_info(num_draft_tokens=4)
     info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
@@ -266,6 +274,8 @@ async def test_model_info_with_a_drafter(served: Serving) -> None:
         kv_sharing=pb.KV_SHARING_SHARED,
         placement=pb.DRAFTER_PLACEMENT_COLOCATED,
         max_draft_tokens=4,
+        name="fake-assistant",
+        checkpoint_hash="4567",
     )
     assert [rank.role for rank in info.ranks] == [pb.RANK_ROLE_TARGET] * 2
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,9 @@ from gemray_cluster.settings.settings import (
 )
 from gemray_cluster.settings.types import parse_size
 from gemray_workers.config import EngineConfig
+from gemray_workers.embedded import embedded_path
 from gemray_workers.errors import InvalidField
+from support.checkpoints.hub_cache import add_to_cache
 from support.checkpoints.tiny import tiny_checkpoint
 
 MODEL = {"model": "/models/gemma"}
@@ -210,3 +213,24 @@ def test_a_field_of_the_models_files_has_no_setting_as_its_origin(tmp_path: Path
     with pytest.raises(InvalidField, match="'awq'") as caught:
         settings.blueprint("cpu")
     assert "from the default" not in str(caught.value)
+
+
+def test_a_model_of_the_hub_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    target, drafter = embedded_path("gemray-tiny"), embedded_path("gemray-tiny-dflash")
+    snapshot = add_to_cache(tmp_path, "google/gemma-4-31b-it", "a" * 40, target)
+    of_drafter = add_to_cache(tmp_path, "z-lab/gemma-dflash", "b" * 40, drafter)
+    loaded = ServeSettings.load({"model": "google/gemma-4-31b-it", "drafter": "z-lab/gemma-dflash@main"}, {})
+    assert (loaded.model, loaded.drafter) == (str(snapshot), str(of_drafter))
+
+
+def test_a_model_that_is_not_in_the_cache_comes_with_the_command_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InvalidSetting) as caught:
+        ServeSettings.load({"model": "google/gemma-4-31b-it"}, {})
+    assert str(caught.value).startswith(
+        "model = 'google/gemma-4-31b-it' (from flag --model) is not allowed: a directory"
+    )
+    assert f"cache ({tmp_path}), into which `hf download google/gemma-4-31b-it` brings it" in str(caught.value)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
+from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.messages import (
     Choice,
     EngineStats,
@@ -99,6 +100,8 @@ def gang_info(*, vocab_size: int = 2048, max_model_len: int = 256, num_draft_tok
         drafter_method="mtp" if num_draft_tokens else "none",
         drafter_kv="shared" if num_draft_tokens else "none",
         num_draft_tokens=num_draft_tokens,
+        checkpoint=CheckpointIdentity(name="org/fake", revision="f" * 40, hash="0123"),
+        drafter_checkpoint=CheckpointIdentity(name="fake-assistant", hash="4567") if num_draft_tokens else None,
     )
     return GangInfo(model=model, ranks=ranks)
 

@@ -12,6 +12,7 @@ import torch
 from typing_extensions import override
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
+from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.errors import CapacityError, CheckpointError, CommunicationError
 from gemray_workers.messages import (
     Cancel,
@@ -71,6 +72,7 @@ class FakeWorker(RankWorker):
             model_type="fake", hidden_size=8, num_layers=1, num_attention_heads=1, layer_types=["full_attention"],
             vocab_size=1000, max_model_len=4096, max_position_embeddings=4096, dtype=self._config.dtype,
             tensor_parallel_size=size, sliding_window=16, choices=[Choice("worker", "fake", "a test")],
+            checkpoint=CheckpointIdentity(name="fake"),
         )  # fmt: skip
         return model, RankInfo(
             rank=self._rank,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from gemray_workers.attention.choice import AttentionNeeds, choose_backends
+from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.plan import plan_drafter
@@ -134,7 +135,16 @@ class Blueprint:
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,
             num_draft_tokens=self.drafter.traits.num_draft_tokens,
+            checkpoint=self._identity(self.config.model_path),
+            drafter_checkpoint=(
+                None
+                if self.config.drafter_path is None or self.drafter.traits.method == "none"
+                else self._identity(self.config.drafter_path)
+            ),
         )
+
+    def _identity(self, path: str) -> CheckpointIdentity:
+        return CheckpointIdentity.of_directory(path, has_weights=not self.config.random_weights)
 
 
 def device_name(device: torch.device) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
+from gemray_workers.checkpoint.hub import on_this_node
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
@@ -39,7 +41,7 @@ class RankWorker:
             rank: this process's rank.
             locate: where this process runs.
         """
-        self._config = config
+        self._config = _on_this_node(config)
         self._rank = rank
         self._location = locate(config)
         self._store: TCPStore | None = None
@@ -173,3 +175,13 @@ class RankWorker:
             timeout_s=self._config.start_deadline_s,
         )
         return self._comm
+
+
+def _on_this_node(config: EngineConfig) -> EngineConfig:
+    """The same, with the directories that hold target and drafter on this process's node."""
+    drafter = config.drafter_path
+    return replace(
+        config,
+        model_path=on_this_node(config.model_path),
+        drafter_path=None if drafter is None else on_this_node(drafter),
+    )

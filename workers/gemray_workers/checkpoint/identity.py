@@ -1,0 +1,79 @@
+"""Which checkpoint is served: its name, its revision, and a hash that is cheap to compute."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gemray_workers.checkpoint.hf_config import fingerprint
+from gemray_workers.checkpoint.hub import snapshot_of
+from gemray_workers.checkpoint.index import SINGLE_FILE, read_index
+from gemray_workers.checkpoint.json_file import read_json_object
+from gemray_workers.errors import CheckpointError
+
+SAMPLED_BYTES = 64
+"""Bytes of each tensor that the hash covers: 32 numbers of bfloat16, which no training leaves as they were."""
+_LENGTH_BYTES = 8
+
+
+class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoint a directory holds."""
+
+    name: str
+    """ORG/NAME in the Hugging Face cache, else the directory's name."""
+    revision: str = ""
+    """The commit of a model in the Hugging Face cache; empty for other directories."""
+    hash: str = ""
+    """As `checkpoint_hash` makes it; empty for random weights."""
+
+    @classmethod
+    def of_directory(cls, path: str, *, has_weights: bool = True) -> CheckpointIdentity:
+        """Identify a Hugging Face directory; raises CheckpointError.
+
+        `has_weights` is False where the weights are made up rather than read: there is nothing to hash then.
+        """
+        snapshot = snapshot_of(path)
+        return cls(
+            name=Path(path).resolve().name if snapshot is None else snapshot.repo,
+            revision="" if snapshot is None else snapshot.commit,
+            hash=checkpoint_hash(path) if has_weights and holds_weights(path) else "",
+        )
+
+
+def holds_weights(path: str) -> bool:
+    """Whether a directory holds weights: a coordinator may have configs and tokenizer alone."""
+    return (Path(path) / SINGLE_FILE).exists() or any(Path(path).glob("*.safetensors"))
+
+
+def checkpoint_hash(path: str) -> str:
+    """SHA-256 over config.json (as data) and, file by file, names, sizes, headers and the first bytes of each tensor.
+
+    It takes milliseconds where the weights take minutes, and differs between checkpoints that differ in a config, in
+    names, shapes or dtypes, or by training. It does not find damage further inside a tensor. Raises CheckpointError.
+    """
+    digest = hashlib.sha256(fingerprint(read_json_object(Path(path) / "config.json")).encode())
+    for file in sorted({tensor.file for tensor in read_index(path).tensors.values()}):
+        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
+        try:
+            for part in _parts(file):
+                digest.update(part)
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _parts(file: Path) -> Iterator[bytes]:
+    """The header of a safetensors file, and the first bytes of each tensor in the order of the data."""
+    with file.open("rb") as stream:
+        header = stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little"))
+        yield header
+        start = stream.tell()
+        entries = json.loads(header)
+        ranges = sorted(entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__")
+        for begin, end in ranges:
+            stream.seek(start + begin)
+            yield stream.read(min(SAMPLED_BYTES, end - begin))
