@@ -57,16 +57,18 @@ lint: $(INSTALLED) proto-check
 	$(BIN)/mypy
 	PYTHONPATH=$(ROOTS) $(BIN)/lint-imports
 
-# The generated modules are committed; `proto-check` fails when they are not what `proto` would write, and imports them
-# with the oldest packages that pyproject.toml allows and with the newest.
-proto: $(PROTO_INSTALLED)
+# The generated modules and docs/api.md are committed; `proto-check` fails when they are not what `proto` would write, and
+# imports the modules with the oldest packages that pyproject.toml allows and with the newest.
+proto: $(INSTALLED) $(PROTO_INSTALLED)
 	$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/gemray/v1/*.proto
+	$(BIN)/python proto/api_doc.py > docs/api.md
 
 proto-check: $(INSTALLED) $(PROTO_INSTALLED)
 	$(BIN)/buf lint proto
 	$(BIN)/buf format proto --diff --exit-code
 	rm -rf $(VENV)/proto-check && mkdir -p $(VENV)/proto-check
 	$(PROTOC) --python_out=$(VENV)/proto-check --pyi_out=$(VENV)/proto-check --grpc_python_out=$(VENV)/proto-check proto/gemray/v1/*.proto
+	$(BIN)/python proto/api_doc.py | cmp - docs/api.md
 	for f in $(VENV)/proto-check/gemray/v1/*; do cmp $$f proto/gemray/v1/$$(basename $$f) || exit 1; done
 	for bin in $(PROTO_VENV)/bin $(BIN); do \
 		PYTHONPATH=proto $$bin/python -W error -c "import gemray.v1.generation_pb2_grpc" || exit 1; done

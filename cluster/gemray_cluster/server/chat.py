@@ -1,4 +1,4 @@
-"""The chat of a request: every length is checked before anything is built from it."""
+"""The chat of a request: lengths are checked before it comes here (`limits`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from gemray_cluster.text.control_tokens import ANSWERING_ROLES
 from gemray_workers.errors import InvalidField, Summary
 
 MAX_TOOLS = 1024
-MAX_KWARGS_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def _check_final(message: dict[str, Any]) -> None:
 
 def _read_variables(kwargs_json: str) -> dict[str, Any]:
     field = "chat.chat_template_kwargs_json"
-    variables = read_object(field, kwargs_json, most_bytes=MAX_KWARGS_BYTES)
+    variables = read_object(field, kwargs_json)
     for name in variables:
         if not name.isidentifier() or name.startswith("_"):
             raise InvalidField(field, Summary.of_text(name), "names of variables: letters, digits and _")

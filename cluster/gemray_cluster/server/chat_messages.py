@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.fields import at_most
 from gemray_cluster.server.json_input import read_object
 from gemray_cluster.text.control_tokens import ANSWERING_ROLES
 from gemray_cluster.text.tool_calls import NAME
@@ -14,20 +13,13 @@ from gemray_workers.errors import InvalidField, Summary
 
 ROLES = ("system", "developer", "user", "assistant", "model", "tool")
 """Roles of a message; templates write what they do not know as it stands, a misspelt role too."""
-MAX_MESSAGES = 8192
-"""Rendering takes about 20 us a message, however short."""
-MAX_TOOL_CALLS = 128
-"""Most calls of one message."""
-MAX_CALL_ID_CHARS = 256
 FUNCTION_NAME_ALLOWED = "1 to 256 characters: letters, digits and _ . / : -"
 
 
 def read_messages(messages: Sequence[pb.ChatMessage]) -> list[dict[str, Any]]:
     """Each message with the fields that it has; raises InvalidField."""
-    if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise InvalidField(
-            "chat.messages", Summary(f"{len(messages)} messages"), f"at least one message, at most {MAX_MESSAGES}"
-        )
+    if not messages:
+        raise InvalidField("chat.messages", Summary("none"), "at least one message")
     called: dict[str, str] = {}
     return [_read(f"chat.messages[{index}]", message, called) for index, message in enumerate(messages)]
 
@@ -72,12 +64,9 @@ def _read_answer(field: str, message: pb.ChatMessage, called: dict[str, str]) ->
 
 
 def _read_calls(field: str, calls: Sequence[pb.ToolCall], called: dict[str, str]) -> list[dict[str, Any]]:
-    at_most(field, calls, MAX_TOOL_CALLS, "calls")
     read = []
     for index, call in enumerate(calls):
         path = f"{field}[{index}]"
-        if len(call.id) > MAX_CALL_ID_CHARS:
-            raise InvalidField(f"{path}.id", Summary.of_text(call.id), f"at most {MAX_CALL_ID_CHARS} characters")
         if call.is_incomplete:
             raise InvalidField(f"{path}.is_incomplete", True, "false: only whole calls can be part of a chat")
         name = check_function_name(f"{path}.name", call.name)

@@ -1,4 +1,4 @@
-"""JSON inside a request: bounded in bytes and depth, and nothing that a template or a tokenizer could not take."""
+"""JSON inside a request, which `limits` bounds: not too deep, and nothing that a template or tokenizer cannot take."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from typing import Any, NoReturn
 
 from gemray_workers.errors import InvalidField, Summary
 
-MAX_JSON_BYTES = 1 << 20
 MAX_JSON_DEPTH = 64
 """Templates and their filters recurse."""
 
 
-def read_json(field: str, text: str, what: str, *, most_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_json(field: str, text: str, what: str) -> Any:
     """The value that `text` holds; raises InvalidField, which calls what is allowed `what`."""
-    num_bytes = len(text.encode())
-    if num_bytes > most_bytes:
-        raise InvalidField(field, Summary(f"{num_bytes} bytes"), f"at most {most_bytes}")
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except ValueError as error:
@@ -48,9 +44,9 @@ def check_content(field: str, text: str, value: dict[str, Any] | list[Any]) -> N
     raise InvalidField(field, Summary.of_text(text), f"nested at most {MAX_JSON_DEPTH} deep")
 
 
-def read_object(field: str, text: str, *, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_object(field: str, text: str) -> dict[str, Any]:
     """A JSON object; raises InvalidField."""
-    value = read_json(field, text, "a JSON object", most_bytes=most_bytes)
+    value = read_json(field, text, "a JSON object")
     if not isinstance(value, dict):
         raise InvalidField(field, Summary.of_text(text), "a JSON object")
     check_content(field, text, value)

@@ -13,6 +13,7 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
 from gemray_cluster.server.chat import read_chat, read_tool_choice, takes_one_call
 from gemray_cluster.server.fields import at_most, check_token_ids
+from gemray_cluster.server.limits import LIMITS, check_limits
 from gemray_cluster.server.required_calls import read_required_calls
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.server.structured import read_structured
@@ -31,13 +32,10 @@ from gemray_workers.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST_ID_CHARS = 128
-MAX_CACHE_SALT_BYTES = 256
 BYTES_PER_MESSAGE = 64
 """Bytes of plain text that are cut into tokens while a template writes one message."""
 MAX_TOKENIZE_BYTES = 4 << 20
-"""Most bytes of a text for Tokenize, which needs no model whose length could bound it."""
-MAX_DETOKENIZE_IDS = 1 << 20
+"""Most bytes of a text or a chat for Tokenize, which needs no model whose length could bound it."""
 BYTES_PER_ID = 16
 """Bytes of plain text that are cut into tokens while one id is written."""
 
@@ -105,6 +103,7 @@ class RequestReader:
 
         `max_answer_bytes` is what the one message of a unary answer may hold; None for a stream.
         """
+        check_limits(request)
         prompt_ids = self._prompt_ids(request, model)
         params, output = read_sampling(
             request.sampling,
@@ -129,7 +128,7 @@ class RequestReader:
             params=params,
             emitted_ids=emitted_ids,
             num_prompt_logprobs=len(prompt_ids) - 1 if emitted_ids else 0,  # they come before the first token
-            cache_salt=_cache_salt(request),
+            cache_salt=request.cache_salt,
         )
         return AcceptedRequest(submit, output)
 
@@ -138,6 +137,7 @@ class RequestReader:
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidField("input", None, "one of text, chat")
+        check_limits(request)
         num_bytes = _num_bytes(request)
         if num_bytes > MAX_TOKENIZE_BYTES:
             raise InvalidField(kind, Summary(f"{num_bytes} bytes"), f"at most {MAX_TOKENIZE_BYTES}")
@@ -146,7 +146,7 @@ class RequestReader:
 
     def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         """The text of token ids; raises InvalidField."""
-        at_most("token_ids", request.token_ids, MAX_DETOKENIZE_IDS, "ids")
+        check_limits(request)
         ids = check_token_ids("token_ids", request.token_ids, self.vocab_size)
         shows_special = request.HasField("skip_special_tokens") and not request.skip_special_tokens
         detokenizer = Detokenizer(self.tokenizer)
@@ -246,18 +246,10 @@ def read_request_id(request: GenerationRequest) -> str:
     if not request.HasField("request_id"):
         return uuid.uuid4().hex
     request_id = request.request_id
-    if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS or not all("!" <= char <= "~" for char in request_id):
-        raise InvalidField(
-            "request_id", Summary.of_text(request_id), f"1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters"
-        )
+    most = LIMITS["GenerateRequest.request_id"].chars or 0
+    if not 0 < len(request_id) <= most or not all("!" <= char <= "~" for char in request_id):
+        raise InvalidField("request_id", Summary.of_text(request_id), f"1 to {most} visible ASCII characters")
     return request_id
-
-
-def _cache_salt(request: GenerationRequest) -> str:
-    num_bytes = len(request.cache_salt.encode())
-    if num_bytes > MAX_CACHE_SALT_BYTES:
-        raise InvalidField("cache_salt", Summary(f"{num_bytes} bytes"), f"at most {MAX_CACHE_SALT_BYTES}")
-    return request.cache_salt
 
 
 def _num_bytes(request: GenerationRequest | pb.TokenizeRequest) -> int:

@@ -14,7 +14,6 @@ from gemray_workers.sampling import bounds
 from gemray_workers.sampling.params import SamplingParams
 
 MAX_LOGPROBS = 20
-MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 
@@ -29,7 +28,7 @@ def read_sampling(
     forbidden: tuple[int, ...] = (),
     stop_token_ids: tuple[int, ...] = (),
 ) -> tuple[SamplingParams, OutputRules]:
-    """The parameters of a run and the rules of its text; raises InvalidField.
+    """The parameters of a run and the rules of its text; raises InvalidField. Lengths are checked before (`limits`).
 
     A prompt of `prompt_len` must fit already. What is unset comes from `defaults`; an unset seed is drawn. `forbidden`
     ids are never chosen, and `stop_token_ids` end the text whatever the request says of stops: both follow from its
@@ -59,7 +58,7 @@ def read_sampling(
     )
     _check_something_can_be_chosen(params)
     output = OutputRules(
-        stops=_read_stop_strings(sampling) or tuple(defaults.stop_strings),
+        stops=tuple(sampling.stop) or tuple(defaults.stop_strings),
         min_tokens=min_tokens,
         show_stop=sampling.include_stop_str_in_output,
         show_special=sampling.HasField("skip_special_tokens") and not sampling.skip_special_tokens,
@@ -132,7 +131,6 @@ def _read_logit_bias(sampling: pb.SamplingParameters, vocab_size: int) -> dict[i
 
 
 def _read_stop_token_ids(sampling: pb.SamplingParameters, vocab_size: int) -> tuple[int, ...]:
-    at_most("sampling.stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
     return check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocab_size)
 
 
@@ -153,19 +151,6 @@ def _read_num_draft_tokens(speculation: pb.SpeculationParameters) -> int | None:
         return None
     # More than the server drafts is no error: it changes the speed alone, and the scheduler takes the least of both.
     return integer("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, None)
-
-
-def _read_stop_strings(sampling: pb.SamplingParameters) -> tuple[str, ...]:
-    if len(sampling.stop) > bounds.MAX_STOP_STRINGS:
-        raise InvalidField(
-            "sampling.stop", Summary(f"{len(sampling.stop)} strings"), f"at most {bounds.MAX_STOP_STRINGS} strings"
-        )
-    for index, stop in enumerate(sampling.stop):
-        if not 0 < len(stop) <= bounds.MAX_STOP_CHARS:
-            raise InvalidField(
-                f"sampling.stop[{index}]", Summary.of_text(stop), f"1 to {bounds.MAX_STOP_CHARS} characters"
-            )
-    return tuple(sampling.stop)
 
 
 def _check_something_can_be_chosen(params: SamplingParams) -> None:

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.fields import at_most
 from gemray_cluster.text.control_tokens import CHANNEL_TOKENS
 from gemray_workers.errors import InvalidField, Summary
-from gemray_workers.grammar.compiler import MAX_CHOICES, MAX_GRAMMAR_BYTES
+from gemray_workers.grammar.compiler import MAX_GRAMMAR_BYTES
 from gemray_workers.grammar.grammar import Grammar, Thought
 
 
@@ -48,7 +47,6 @@ def read_structured(
 
 
 def _read_choice(choice: pb.Choices) -> str:
-    at_most("structured.choice.texts", choice.texts, MAX_CHOICES, "texts")
     if not choice.texts or not all(choice.texts):
         raise InvalidField("structured.choice.texts", list(choice.texts)[:8], "at least one text, none empty")
     return json.dumps(list(choice.texts), ensure_ascii=False)
