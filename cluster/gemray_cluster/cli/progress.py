@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -25,7 +25,8 @@ def start_progress() -> Iterator[ProgressListener]:
     """A listener that shows what it hears on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _print_stages()
+        with stage_lines(tell) as show_stage:
+            yield show_stage
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -38,7 +39,9 @@ def start_progress() -> Iterator[ProgressListener]:
         yield show
 
 
-def _print_stages() -> ProgressListener:
+@contextmanager
+def stage_lines(tell: Callable[[str], None]) -> Iterator[ProgressListener]:
+    """A listener that tells each stage, and what is said of it, once."""
     said: set[tuple[str, str]] = set()
 
     def show(progress: StartProgress) -> None:
@@ -47,4 +50,4 @@ def _print_stages() -> ProgressListener:
             said.add(key)
             tell(f"{_STAGES.get(progress.stage, progress.stage)} {progress.detail}".rstrip())
 
-    return show
+    yield show

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, AsyncExitStack
 
-from gemray.cli.account import tell
-from gemray_cluster.cli.log_lines import PresentStderr
-from gemray_cluster.cli.progress import start_progress
+from gemray_cluster.cli.exit_codes import exit_code_of
+from gemray_cluster.cli.progress import stage_lines, start_progress
+from gemray_cluster.cli.server_log import exit_with, set_up_logging
 from gemray_cluster.gang.client import GangState, GangUnavailable
-from gemray_cluster.gang.launcher import StartProgress
+from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.serving.app import Serving, serving
 from gemray_cluster.settings.settings import ServeSettings
@@ -24,13 +24,20 @@ def run(settings: ServeSettings) -> None:
 
     Raises KeyboardInterrupt when the signal left no time to finish: before the gang was ready, or a second one.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=PresentStderr()
-    )
-    asyncio.run(_run(settings))
+    log_format = settings.server_config().log_format
+    tell = set_up_logging(log_format)
+    try:
+        asyncio.run(_run(settings, tell, start_progress() if log_format == "text" else stage_lines(tell)))
+    except Exception as error:
+        code = exit_code_of(error)
+        if log_format == "text" or code is None:
+            raise
+        exit_with(error, code)
 
 
-async def _run(settings: ServeSettings) -> None:
+async def _run(
+    settings: ServeSettings, tell: Callable[[str], None], progress_of_start: AbstractContextManager[ProgressListener]
+) -> None:
     serving_task = asyncio.current_task()
     assert serving_task is not None
     told_to_end = asyncio.Event()
@@ -42,6 +49,9 @@ async def _run(settings: ServeSettings) -> None:
             serving_task.cancel()
         told_to_end.set()
 
+    def say_listening(server: GenerationServer) -> None:
+        tell(f"listening on {server.address}; starting the gang")
+
     def listen_to_signals() -> None:
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, end)
@@ -49,16 +59,14 @@ async def _run(settings: ServeSettings) -> None:
     listen_to_signals()
     try:
         async with AsyncExitStack() as stack:
-            with start_progress() as show:
+            with progress_of_start as show:
 
                 def progress(event: StartProgress) -> None:
                     if event.stage == "ray":
                         listen_to_signals()  # joining Ray has put a handler in our place that ends the process
                     show(event)
 
-                running = await stack.enter_async_context(
-                    serving(settings, listening=_say_listening, progress=progress)
-                )
+                running = await stack.enter_async_context(serving(settings, listening=say_listening, progress=progress))
             ready.set()
             weights = " with random weights" if settings.random_weights else ""
             tell(f"ready: serving {settings.model}{weights} on {running.server.address}")
@@ -80,7 +88,3 @@ async def _until_told_or_failed(running: Serving, told_to_end: asyncio.Event) ->
         gang_ended.cancel()
     if running.gang.state is GangState.FAILED:
         raise GangUnavailable(f"the gang failed: {running.gang.failure}")
-
-
-def _say_listening(server: GenerationServer) -> None:
-    tell(f"listening on {server.address}; starting the gang")

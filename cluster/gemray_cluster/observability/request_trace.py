@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from gemray_cluster.observability.json_lines import REQUEST
 from gemray_cluster.observability.metrics import RequestMetrics
 from gemray_cluster.observability.phases import Phase, Phases
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
@@ -143,18 +144,18 @@ class RequestTrace:
             "status": status.name,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "duration_ms": f"{duration_s * 1e3:.1f}",
+            "duration_ms": round(duration_s * 1e3, 1),
         }
         if self.engine_id not in ("", self.request_id):
             fields["engine_id"] = self.engine_id
         if self.phases.queue_s is not None:
-            fields["queue_ms"] = f"{self.phases.queue_s * 1e3:.1f}"
+            fields["queue_ms"] = round(self.phases.queue_s * 1e3, 1)
         if self.first_token_s is not None:
-            fields["first_token_ms"] = f"{self.first_token_s * 1e3:.1f}"
+            fields["first_token_ms"] = round(self.first_token_s * 1e3, 1)
         if self.speculation is not None and self.speculation.rounds:
             fields["drafted"] = self.speculation.drafted
             fields["accepted"] = self.speculation.accepted
-        logger.info("request %s", key_values(fields))
+        logger.info("request %s", key_values(fields), extra={REQUEST: fields})
 
     def _outcome(self, status: grpc.StatusCode) -> str:
         if status is not grpc.StatusCode.OK:

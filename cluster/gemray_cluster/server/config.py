@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES
 from gemray_workers.errors import InvalidField
 from gemray_workers.ranges import AT_LEAST_ONE, DURATION, Range, check_ranges, ranged
+
+LogFormat = Literal["text", "json"]
 
 PORT = Range(0, 65535)
 
@@ -22,6 +25,8 @@ class ServerConfig:
     """0 takes a free one."""
     metrics_port: int | None = ranged(PORT, None)
     """Where Prometheus finds /metrics; None for nowhere."""
+    log_format: LogFormat = "text"
+    """Lines on stderr: ``text`` for people, or a ``json`` object each."""
     max_live_requests: int = ranged(AT_LEAST_ONE, 256)
     """Running and queued together; one more is answered with RESOURCE_EXHAUSTED."""
     max_message_bytes: int = ranged(Range(1 << 16, unit="bytes"), DEFAULT_MAX_MESSAGE_BYTES)
@@ -43,6 +48,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.log_format not in get_args(LogFormat):
+            raise InvalidField("log_format", self.log_format, "text or json")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise InvalidField("tls_key_file", self.tls_key_file, "set together with tls_cert_file, or both unset")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:

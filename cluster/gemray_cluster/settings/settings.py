@@ -230,6 +230,9 @@ class ServeSettings:
     metrics_port: int | None = _server(
         INTEGER, "Prometheus port on the same address, 0 for a free one (default: none).", bounds="0..65535"
     )
+    log_format: str | None = _server(
+        one_of("text", "json"), "Lines on stderr: text, or a JSON object each (default text)."
+    )
     max_live_requests: int | None = _server(
         INTEGER, "Running and queued requests; more are refused (default 256).", bounds=">= 1"
     )
