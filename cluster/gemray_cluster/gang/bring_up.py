@@ -14,6 +14,7 @@ from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import errors_by_cause, in_words, require_same_versions, same_model
 from gemray_cluster.gang.laps import Laps
 from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, StartProgress
+from gemray_cluster.gang.lifeline import Lifeline
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import GangInfo, ModelInfo, RankInfo
@@ -61,6 +62,19 @@ class BringUp:
         """Listen where rank 0 reaches this side, which is at `here`: (node id, node ip)."""
         node_id, node_ip = here
         return GangChannel(LOOPBACK if self._facts[0].node_id == node_id else node_ip)
+
+    async def tie(self, here: tuple[str, str]) -> Lifeline:
+        """Let every rank end with this side, which is at `here`. Raises what keeps a rank from reaching it."""
+        node_id, node_ip = here
+        all_here = {fact.node_id for fact in self._facts} == {node_id}
+        lifeline = Lifeline(LOOPBACK if all_here else node_ip, len(self._ranks))
+        try:
+            tie = RankWorker.end_with_coordinator
+            await _all("reach the coordinator", [r.call(tie, lifeline.host, lifeline.port) for r in self._ranks])
+        except BaseException:
+            lifeline.close()
+            raise
+        return lifeline
 
     async def load(self) -> GangInfo:
         """Let all ranks join and load. Raises what a rank found wrong, or `GangUnavailable`."""

@@ -26,6 +26,7 @@ from gemray_cluster.gang.launcher import (
     Rank,
     StartProgress,
 )
+from gemray_cluster.gang.lifeline import Lifeline
 from gemray_cluster.gang.streams import StreamTable
 from gemray_cluster.gang.unless import unless
 from gemray_workers.config import EngineConfig
@@ -68,6 +69,7 @@ class Gang:
         self._watchers: list[asyncio.Task[None]] = []
         self._launching: asyncio.Task[object] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._lifeline: Lifeline | None = None
         self._channel: GangChannel | None = None
         self._streams = StreamTable()
         self._info: GangInfo | None = None
@@ -154,7 +156,9 @@ class Gang:
         ranks = BringUp(self._ranks, self._config, self._engine, progress, laps)
         self._stage = "starting processes"
         await ranks.meet()
-        self._channel = ranks.open_channel(await self._launcher.here())
+        here = await self._launcher.here()
+        self._lifeline = await ranks.tie(here)
+        self._channel = ranks.open_channel(here)
         self._stage = "loading weights"
         self._info = await ranks.load()
         self._stage = "waiting for the first step"
@@ -301,6 +305,8 @@ class Gang:
             await self._despite_everything(*(rank.kill() for rank in self._ranks))
             for task in (*self._watchers, *self._runs):
                 task.cancel()
+            if self._lifeline is not None:
+                self._lifeline.close()
             if self._channel is not None:
                 self._channel.close()
             await self._despite_everything(self._launcher.release())

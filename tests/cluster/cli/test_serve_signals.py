@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gemray.client import AsyncClient, Retry
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
@@ -61,6 +63,12 @@ async def reading(channel: grpc.aio.Channel, count: int) -> list[Reader]:
     return readers
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def processes_of(pid: int) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
@@ -97,16 +105,49 @@ async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path) -> None:
         await eventually(lambda: gone(everything), deadline_s=20)
 
 
-async def test_nothing_outlives_a_killed_server(tmp_path: Path) -> None:
-    """Sessions of their own must not make orphans of Ray's processes; its agents look for their parent once a while."""
-    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "1") as process:
-        await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
-        everything = processes_of(process.pid)
-        own = [p for p in everything if not is_agent(p)]
-        assert 3 < len(own) < len(everything)
-        process.kill()
-        await eventually(lambda: gone(own), deadline_s=30)
-        await eventually(lambda: gone(everything), deadline_s=120)
+async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) -> None:
+    """Sessions of their own must not make orphans of Ray's processes; its agents look for their parent once a while.
+
+    The next server at the port, started at once, goes on with the answers that clients have begun to read.
+    """
+    model, port = write_servable_checkpoint(tmp_path / "model"), free_port()
+    async with AsyncClient(f"127.0.0.1:{port}", retry=Retry(first_s=START_S, resume_s=START_S)) as client:
+        async with starting(model, "--tp", "1", port=port) as process:
+            await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
+            expected = [await read(client, seed) for seed in range(3)]
+            everything = processes_of(process.pid)
+            own = [p for p in everything if not is_agent(p)]
+            assert 3 < len(own) < len(everything)
+            shared = shared_memory_of(everything)
+            begun = [asyncio.Event() for _ in expected]
+            streams = [asyncio.create_task(read(client, seed, event)) for seed, event in enumerate(begun)]
+            await asyncio.gather(*(event.wait() for event in begun))
+            process.kill()
+        async with starting(model, "--tp", "1", port=port):
+            assert await asyncio.wait_for(asyncio.gather(*streams), START_S) == expected
+            await eventually(lambda: gone(own), deadline_s=30)
+            await eventually(lambda: gone(everything), deadline_s=120)
+            assert not [path for path in shared if path.exists()]
+
+
+async def read(client: AsyncClient, seed: int, begun: asyncio.Event | None = None) -> list[int]:
+    """The ids of one answer."""
+    sampling = pb.SamplingParameters(seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True)
+    ids: list[int] = []
+    async for message in client.stream(pb.GenerateStreamRequest(text="import this", sampling=sampling)):
+        ids += message.delta.token_ids
+        if begun is not None:
+            begun.set()
+    return ids
+
+
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    """What they map of /dev/shm."""
+    paths: set[Path] = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            paths |= {Path(each.path) for each in process.memory_maps() if each.path.startswith("/dev/shm/")}
+    return paths
 
 
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
@@ -156,8 +197,7 @@ async def test_a_drain_that_takes_too_long_says_whom_it_cut(tmp_path: Path) -> N
 async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
     """What the server writes is lost; it starts, serves, drains and ends as usual."""
     model = write_servable_checkpoint(tmp_path / "model")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = ["--model", str(model), "--port", str(port), "--kv-memory", "32MiB", "--device", "cpu"]
     with Path("/dev/full").open("w") as full:
         process = await asyncio.create_subprocess_exec(

@@ -10,15 +10,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import psutil
 import pytest
 
 from support.cluster.fake_worker import expected_token
+from support.waiting import eventually
 
 TESTS = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -66,9 +69,9 @@ class PrivateCluster:
             )
         )
 
-    def drive(self, token: str = "a" * 64) -> subprocess.Popen[str]:
+    def drive(self, *arguments: str, token: str = "a" * 64) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "support.cluster.gang_driver", self.address],
+            [sys.executable, "-m", "support.cluster.gang_driver", self.address, *arguments],
             env=self.environment(token),
             cwd=self.directory,
             stdout=subprocess.PIPE,
@@ -102,7 +105,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCluster
 
 
 def result_of(driver: subprocess.Popen[str]) -> dict[str, object]:
-    out, err = driver.communicate(timeout=60)
+    out, err = driver.communicate(timeout=300)
     assert driver.returncode == 0, err
     result: dict[str, object] = json.loads(out.strip().splitlines()[-1])
     return result
@@ -128,3 +131,21 @@ def test_a_token_opens_the_cluster_and_a_node_that_joins_while_the_gang_waits_is
     assert refused.startswith(f"ClusterUnreachable: cannot join the Ray cluster at {cluster.address}")
     assert "RAY_AUTH_MODE=token" in refused
     assert "token" in refused.rpartition(";")[2], "the hint says what else it may be"
+
+
+@pytest.mark.slow
+async def test_a_killed_driver_leaves_the_cluster_to_the_next_one(cluster: PrivateCluster) -> None:
+    """Its ranks end at once, and Ray takes back their actors, their names and their placement group."""
+    while len(cluster.nodes) < 2:
+        cluster.start_node(f"--address={cluster.address}")
+    driver = cluster.drive("stay")
+    assert driver.stdout is not None
+    ranks = [psutil.Process(pid) for pid in json.loads(driver.stdout.readline())["pids"]]
+    driver.kill()
+    driver.communicate()
+    began = time.monotonic()
+    await eventually(lambda: not any(rank.is_running() for rank in ranks), 300)
+    print(f"the ranks ended within {time.monotonic() - began:.2f} s of their driver")
+    result = result_of(cluster.drive())
+    assert result["ids"] == [expected_token(5, p) for p in range(6)]
+    assert set(cast(list[str], result["groups"])) == {"REMOVED"}

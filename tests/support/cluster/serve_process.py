@@ -16,9 +16,9 @@ START_S = 300
 
 
 @asynccontextmanager
-async def starting(model: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def starting(model: Path, *more: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
     """A server process on two CPUs, in a session of its own, as from a terminal."""
-    flags = ["--model", str(model), *more, "--port", "0", "--kv-memory", "32MiB"]
+    flags = ["--model", str(model), *more, "--port", str(port), "--kv-memory", "32MiB"]
     flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,7 @@ from gemray_workers.parallel.one_shot import use_one_shot_if_sound
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from gemray_workers.rank.drafter_rank import DrafterRank
+from gemray_workers.rank.lifeline import hold_lifeline
 from gemray_workers.rank.process import LocateProcess, RankFacts, RankSetup, open_store, process_facts, set_up_process
 from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.verify import Accept, verify
@@ -44,6 +46,7 @@ class RankWorker:
         self._config = _on_this_node(config)
         self._rank = rank
         self._location = locate(config)
+        self._lifeline: socket.socket | None = None
         self._store: TCPStore | None = None
         self._comm: TorchCommunicator | None = None
         self._engine_rank: EngineRank | None = None
@@ -52,6 +55,10 @@ class RankWorker:
     def facts(self) -> RankFacts:
         """Where this process runs and with what."""
         return process_facts(self._location)
+
+    def end_with_coordinator(self, host: str, port: int) -> None:
+        """Tie this process's life to that of the coordinator, which listens there: it ends when that is gone."""
+        self._lifeline = hold_lifeline(host, port)
 
     def open_rendezvous(self, host: str) -> str:
         """Serve the ranks' meeting point at a free port of `host`; its ``tcp://host:port``. Rank 0 alone."""
