@@ -11,6 +11,8 @@ from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 FRUITLESS_FAILURES = 2
 """After this many failures in a row without a token between them a request is suspected of causing them; after one more
 it is not run again."""
+MOST_FAILURES = 8
+"""After this many failures under one request it is not run again, whatever it got between them."""
 
 
 class LiveRequest:
@@ -25,6 +27,7 @@ class LiveRequest:
         """Counters of gangs that have failed."""
         self._counters = self._earlier
         self._num_fruitless = 0
+        self._num_failures = 0
 
     @property
     def rest(self) -> Submit:
@@ -55,7 +58,8 @@ class LiveRequest:
         """The gang has failed: may another one be given this request?"""
         self._earlier = self._counters
         self._num_fruitless += 1
-        return self._num_fruitless <= FRUITLESS_FAILURES
+        self._num_failures += 1
+        return self._num_fruitless <= FRUITLESS_FAILURES and self._num_failures < MOST_FAILURES
 
 
 class Suspects:

@@ -23,14 +23,15 @@ class Replays:
         """Requests that have not ended."""
 
     async def run(
-        self, submit: Submit, gang: G, gang_after: Callable[[G], Awaitable[G]]
+        self, submit: Submit, gang: G, gang_after: Callable[[G, LiveRequest], Awaitable[G]]
     ) -> AsyncGenerator[SequenceDelta, None]:
         """Yield the deltas of `submit` as if one gang had given them all.
 
         Args:
             submit: the request.
             gang: the gang that begins.
-            gang_after: waits for the gang that follows a failed one; raises GangUnavailable when none will.
+            gang_after: waits for the gang that follows a failed one for this request; raises GangUnavailable when none
+                will.
 
         Raises:
             GangUnavailable: no gang follows, the gang was stopped, or the request may be what kills gangs.
@@ -52,7 +53,7 @@ class Replays:
                         raise
                 self._suspects.clear(request)
                 await self._suspects.wait_for_turn(request)
-                gang = await gang_after(gang)
+                gang = await gang_after(gang, request)
         finally:
             self._suspects.clear(request)
             self.num_live -= 1

@@ -37,6 +37,8 @@ class Replica:
         self.is_retiring = False
         """Whether it is given no more requests and ends with its last one."""
         self.num_live = 0
+        self.has_suspect = False
+        """Whether it runs a request that may be what kills gangs, and that has not got a token since."""
         self.given_at = 0
         """Place of its newest request in the order of all requests."""
         self._remembered_of: SupervisedGang | None = None

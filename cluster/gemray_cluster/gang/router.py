@@ -13,6 +13,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
+from gemray_cluster.gang.live_request import LiveRequest
 from gemray_cluster.gang.prefix_affinity import block_keys
 from gemray_cluster.gang.replay import Replays
 from gemray_cluster.gang.replica import Past, Replica
@@ -164,15 +165,28 @@ class Router:
             raise GangUnavailable(why_not_serving(self))
         replica = self._choose(keys)
 
-        async def gang_after(_failed: SupervisedGang) -> SupervisedGang:
-            nonlocal replica
+        is_on_trial = False
+
+        def end_trial() -> None:
+            nonlocal is_on_trial
+            if is_on_trial:
+                is_on_trial = replica.has_suspect = False
+
+        async def gang_after(_failed: SupervisedGang, request: LiveRequest) -> SupervisedGang:
+            nonlocal replica, is_on_trial
+            end_trial()
             replica.num_live -= 1
             try:
+                may_join = self._may_try_a_suspect if request.is_suspect else self._takers
                 async with self._changed:
-                    await self._changed.wait_for(lambda: self._is_over or bool(self._takers()))
+                    await self._changed.wait_for(lambda: self._is_over or bool(may_join()))
                 if self._is_over:
                     raise GangUnavailable(f"the gang failed: {self.failure}")
-                replica = self._choose(keys)
+                if request.is_suspect:
+                    replica = self._choose_for_suspect()
+                    is_on_trial = replica.has_suspect = True
+                else:
+                    replica = self._choose(keys)
             finally:
                 replica.num_live += 1  # in any case: the request's end takes it back
             return replica.supervisor.serving_gang()
@@ -181,8 +195,11 @@ class Router:
         try:
             async with aclosing(self._replays.run(submit, replica.supervisor.serving_gang(), gang_after)) as deltas:
                 async for delta in deltas:
+                    if delta.token_ids:
+                        end_trial()
                     yield delta
         finally:
+            end_trial()
             replica.num_live -= 1
 
     async def wait_ended(self) -> GangState:
@@ -219,6 +236,7 @@ class Router:
         takers = self._takers()
         if not takers:
             raise GangUnavailable(why_not_serving(self))
+        takers = [replica for replica in takers if not replica.has_suspect] or takers
         bound = min(r.num_live for r in takers) + max(1, self._slots // AFFINITY_SHARE)
         near = [r for r in takers if r.num_live <= bound]
         # Of equals, the one whose newest request is oldest: they take turns.
@@ -227,6 +245,16 @@ class Router:
         self._num_given += 1
         chosen.given_at = self._num_given
         return chosen
+
+    def _may_try_a_suspect(self) -> bool:
+        """Whether a request that may kill its gang can join one: not the only one that others have while more come."""
+        takers = self._takers()
+        is_building = any(r.supervisor.state is GangState.STARTING and not r.is_retiring for r in self._replicas)
+        return bool(takers) and (not is_building or (len(takers) > 1 and min(r.num_live for r in takers) == 0))
+
+    def _choose_for_suspect(self) -> Replica:
+        """The replica where the fewest other requests suffer if it fails."""
+        return min(self._takers(), key=lambda replica: replica.num_live)
 
     # --- how many replicas -------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, w
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
+from gemray_cluster.gang.live_request import LiveRequest
 from gemray_cluster.gang.replay import Replays
 from gemray_cluster.gang.together import counts_of_gone, total_stats
 from gemray_workers.errors import CheckpointError, GemrayError, InvalidField
@@ -157,7 +158,7 @@ class Supervisor:
             raise GangUnavailable(why_not_serving(self))
         return self._gang
 
-    async def _gang_after(self, failed: SupervisedGang) -> SupervisedGang:
+    async def _gang_after(self, failed: SupervisedGang, _request: LiveRequest) -> SupervisedGang:
         """The gang that serves in place of one that failed. Raises `GangUnavailable` when none will."""
         async with self._changed:
             await self._changed.wait_for(

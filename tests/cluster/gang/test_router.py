@@ -227,6 +227,57 @@ async def test_requests_wait_while_no_gang_serves(routers: Routers) -> None:
     assert client.ids == tokens(gangs[0], client.request)
 
 
+class MortalGang(SteppedGang):
+    """Fails when it is given the request ``deadly``."""
+
+    async def generate(self, request: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        if request.request_id == "deadly":
+            self.submitted.append(request)
+            await self.fail("killed")
+            raise GangUnavailable("the gang is failed")
+        async for delta in super().generate(request):
+            yield delta
+
+
+async def test_a_deadly_request_takes_three_gangs_the_last_of_them_alone(routers: Routers) -> None:
+    """Its second failure makes it a suspect, which waits for a gang of its own while the others go on."""
+    gate = asyncio.Event()
+    gangs = Gangs(lambda index: MortalGang(gate=gate if index == 3 else None))
+    router = routers(ReplicaLimits(replicas=2))
+    await router.start(gangs, slots=64)
+    clients = [Client(router, submit(f"r{i}", prompt=[i + 1])) for i in range(4)]
+    await eventually(lambda: [len(gang.submitted) for gang in gangs.made] == [2, 2])
+    for _ in range(3):
+        await gangs.step()
+        await asyncio.sleep(0.01)
+    assert all(client.ids for client in clients)
+    deadly = Client(router, submit("deadly"))
+    await eventually(lambda: len(gangs.made) == 4 and len(gangs[2].submitted) == 4)
+    for _ in range(3):
+        await gangs.step()
+        await asyncio.sleep(0.01)
+    assert [gang.state for gang in gangs.made[:2]] == [GangState.FAILED] * 2
+    assert {request.request_id for request in gangs[2].submitted} == {"r0", "r1", "r2", "r3"}
+    assert not deadly.task.done(), "it waits for the second gang to be built"
+    gate.set()
+    with pytest.raises(GangUnavailable):
+        await deadly.task
+    assert [request.request_id for request in gangs[3].submitted] == ["deadly"]
+    await finish(gangs, *clients)
+    assert [client.ids for client in clients] == [tokens(gangs[2], client.request) for client in clients]
+    await eventually(lambda: router.num_rebuilds == 3)
+    assert gangs[2].state is GangState.SERVING, "the gang that the others use has not failed"
+
+
+async def test_others_avoid_a_replica_that_tries_a_suspect(routers: Routers) -> None:
+    gangs, router = Gangs(), routers(ReplicaLimits(replicas=2))
+    await router.start(gangs, slots=64)
+    router._replicas[0].has_suspect = True
+    assert await given(router, gangs, *(submit(f"r{i}", prompt=[i + 1]) for i in range(3))) == [1, 1, 1]
+    router._replicas[1].has_suspect = True
+    assert await given(router, gangs, submit("r3", prompt=[9])) == [0], "there is no other"
+
+
 async def test_a_replica_that_failed_for_good_is_replaced_and_the_rest_goes_on(routers: Routers) -> None:
     gangs, router = Gangs(), routers(ReplicaLimits(replicas=2), max_rebuilds=0)
     await router.start(gangs, slots=8)

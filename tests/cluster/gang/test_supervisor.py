@@ -14,7 +14,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang, no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.live_request import FRUITLESS_FAILURES, LiveRequest, Suspects
+from gemray_cluster.gang.live_request import FRUITLESS_FAILURES, MOST_FAILURES, LiveRequest, Suspects
 from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
@@ -308,6 +308,16 @@ def test_a_live_request_is_replayed_with_what_it_got() -> None:
     counters = live.take(delta([10], 3)).speculation
     assert counters == SpeculationCounters(rounds=5, drafted=8, accepted=6, accepted_per_position=[4, 2, 1])
     assert [live.survives_failure() for _ in range(FRUITLESS_FAILURES + 1)] == [True] * FRUITLESS_FAILURES + [False]
+
+
+def test_a_request_is_ended_by_its_eighth_failure_whatever_it_got() -> None:
+    live = LiveRequest(submit("x", max_tokens=99))
+    survived = []
+    for token in range(MOST_FAILURES):
+        live.take(SequenceDelta(request_id="x", token_ids=[token]))
+        survived.append(live.survives_failure())
+        assert not live.is_suspect
+    assert survived == [True] * (MOST_FAILURES - 1) + [False]
 
 
 async def test_suspects_join_one_after_the_other() -> None:
