@@ -16,6 +16,7 @@ from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import Cancel, GangFailed, SequenceDelta, StepOutput, Stop, Submit
 from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_worker import _stats
+from support.waiting import HANG_S
 
 PARAMS = SamplingParams(
     temperature=0.7, top_k=64, top_p=0.95, min_p=0.0, seed=2**64 - 1, max_tokens=5, stop_token_ids=(1, 106),
@@ -27,7 +28,7 @@ OUTPUT = StepOutput([SequenceDelta(request_id="a", token_ids=[1, 2], finish="len
 
 def poll_until(lead: LeadChannel, count: int) -> list[object]:
     got: list[object] = []
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + HANG_S
     while len(got) < count and time.monotonic() < deadline:
         got += lead.poll(0.1)
     return got
@@ -35,7 +36,7 @@ def poll_until(lead: LeadChannel, count: int) -> list[object]:
 
 async def connect(channel: GangChannel, lead: LeadChannel) -> None:
     lead.send(OUTPUT)
-    assert await asyncio.wait_for(channel.receive(), 3) == OUTPUT
+    assert await asyncio.wait_for(channel.receive(), HANG_S) == OUTPUT
 
 
 async def test_messages_arrive_whole_and_in_order_both_ways() -> None:
@@ -47,7 +48,7 @@ async def test_messages_arrive_whole_and_in_order_both_ways() -> None:
         assert await asyncio.to_thread(poll_until, lead, 3) == [SUBMIT, Cancel("a"), Stop()]
         assert lead.poll(0.0) == []
         lead.send(GangFailed("why"))
-        assert await asyncio.wait_for(channel.receive(), 3) == GangFailed("why")
+        assert await asyncio.wait_for(channel.receive(), HANG_S) == GangFailed("why")
         lead.close()
 
 
@@ -56,7 +57,7 @@ async def test_what_was_sent_before_closing_still_arrives() -> None:
         lead = LeadChannel(channel.address)
         lead.send(GangFailed("last words"))
         await asyncio.to_thread(lead.close)
-        assert await asyncio.wait_for(channel.receive(), 3) == GangFailed("last words")
+        assert await asyncio.wait_for(channel.receive(), HANG_S) == GangFailed("last words")
 
 
 async def test_posting_with_no_gang_connected_is_an_error_and_loses_nothing() -> None:
@@ -118,7 +119,7 @@ async def test_garbage_is_dropped_and_what_follows_is_read(caplog: pytest.LogCap
         channel.post(SUBMIT)
         lead.send(OUTPUT)
         assert await asyncio.to_thread(poll_until, lead, 1) == [SUBMIT]
-        assert await asyncio.wait_for(channel.receive(), 3) == OUTPUT
+        assert await asyncio.wait_for(channel.receive(), HANG_S) == OUTPUT
         assert caplog.text.count("not of this channel") == 6
         assert "does not decode" in caplog.text
         lead.close()
@@ -131,12 +132,12 @@ async def test_a_loss_is_an_error_on_either_side() -> None:
         lead._frames.count_sent()
         lead.send(OUTPUT)
         with pytest.raises(CommunicationError, match=r"messages 1\.\.1 .* lost"):
-            await asyncio.wait_for(channel.receive(), 3)
+            await asyncio.wait_for(channel.receive(), HANG_S)
         channel._frames.count_sent()
         channel._frames.count_sent()
         channel.post(Stop())
         with pytest.raises(CommunicationError, match=r"messages 0\.\.1 .* lost"):
-            await asyncio.to_thread(lead.poll, 3)
+            await asyncio.to_thread(lead.poll, HANG_S)
         lead.close()
 
 
@@ -145,7 +146,7 @@ async def test_tokens_that_do_not_decode_are_an_error_not_a_hole() -> None:
         lead = LeadChannel(channel.address)
         lead._socket.send_multipart(lead._frames.wrap(b"\xc1"))
         with pytest.raises(CommunicationError, match="does not decode"):
-            await asyncio.wait_for(channel.receive(), 3)
+            await asyncio.wait_for(channel.receive(), HANG_S)
         lead.close()
 
 

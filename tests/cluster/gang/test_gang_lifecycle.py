@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -22,7 +22,6 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CheckpointError
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
-from support import waiting
 from support.cluster.fake_worker import (
     COMPILATION_S,
     COMPILING_PROMPT,
@@ -32,15 +31,18 @@ from support.cluster.fake_worker import (
     expected_token,
 )
 from support.cluster.process_launcher import ProcessLauncher
+from support.waiting import HANG_S, eventually
 
-CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
+CONFIG = ClusterConfig(
+    placement_deadline_s=HANG_S, start_deadline_s=HANG_S, heartbeat_deadline_s=HANG_S, stop_deadline_s=HANG_S
+)
 MakeGang = Callable[..., Gang]
 
 
 def engine_config(model_path: str = "/fake") -> EngineConfig:
     return EngineConfig(
         model_path=model_path, tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
-        collective_timeout_s=20,
+        collective_timeout_s=HANG_S,
     )  # fmt: skip
 
 
@@ -56,9 +58,6 @@ async def tokens(gang: Gang, request: Submit) -> list[int]:
     assert [delta.finish for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish == "length"
     return [token for delta in deltas for token in delta.token_ids]
-
-
-eventually = functools.partial(waiting.eventually, deadline_s=3.0)
 
 
 def pid_of(gang: Gang, rank: int) -> int:
@@ -114,7 +113,7 @@ async def test_starts_serves_and_stops(make_gang: MakeGang) -> None:
     assert await asyncio.gather(*(tokens(gang, r) for r in requests)) == [expected] * 5
     assert await tokens(gang, submit("replayed", emitted=3)) == expected[3:]
     assert gang.stats is not None
-    assert gang.seconds_since_heartbeat < 2
+    await eventually(lambda: gang.seconds_since_heartbeat < 2)
 
     pids = [pid_of(gang, 0), pid_of(gang, 1)]
     began = time.monotonic()
@@ -148,7 +147,7 @@ async def test_leaving_a_stream_cancels_its_request(make_gang: MakeGang) -> None
     task = asyncio.create_task(tokens(gang, submit("cancelled", max_tokens=10**6)))
     await eventually(lambda: running() == 1)
     task.cancel()
-    await eventually(lambda: running() == 0, deadline_s=1.0)
+    await eventually(lambda: running() == 0)
     assert await tokens(gang, submit("closed")) == [expected_token(5, p) for p in range(8)]
 
 
@@ -170,11 +169,11 @@ async def test_a_killed_rank_fails_the_gang_at_once(make_gang: MakeGang, victim:
 
     os.kill(pids[victim], signal.SIGKILL)
     with pytest.raises(GangUnavailable, match="the gang failed"):
-        await asyncio.wait_for(stream, 9)  # before silence would tell
+        await asyncio.wait_for(stream, HANG_S)
     assert gang.state is GangState.FAILED
     with pytest.raises(GangUnavailable, match="failed"):
         await tokens(gang, submit("after"))
-    assert await asyncio.wait_for(gang.wait_ended(), 5) is GangState.FAILED
+    assert await asyncio.wait_for(gang.wait_ended(), HANG_S) is GangState.FAILED
     assert gang.failure is not None
     assert gang.failure.startswith(f"rank {victim}: its process died (pid {pids[victim]}"), gang.failure
     await eventually(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids))
@@ -184,13 +183,14 @@ async def test_a_killed_rank_fails_the_gang_at_once(make_gang: MakeGang, victim:
 
 
 async def test_a_silent_rank_fails_the_gang_at_the_heartbeat_deadline(make_gang: MakeGang) -> None:
-    gang = make_gang(config=ClusterConfig(heartbeat_deadline_s=1.0, stop_deadline_s=1))
+    gang = make_gang(config=ClusterConfig(heartbeat_deadline_s=3.0, stop_deadline_s=1))
     await gang.launch()
-    await asyncio.sleep(1.5)
-    assert gang.state is GangState.SERVING, "an idle gang is not silent"
-    with pytest.raises(GangUnavailable, match=r"silent for .*heartbeat_deadline_s = 1\)"):
-        await asyncio.wait_for(tokens(gang, submit("hang", prompt=SILENT_PROMPT)), 5)
-    await asyncio.wait_for(gang.wait_ended(), 5)
+    assert gang.stats is not None
+    heard = gang.stats.step
+    await eventually(lambda: gang.stats is not None and gang.stats.step > heard + 3)  # an idle gang is not silent
+    with pytest.raises(GangUnavailable, match=r"silent for .*heartbeat_deadline_s = 3\)"):
+        await asyncio.wait_for(tokens(gang, submit("hang", prompt=SILENT_PROMPT)), HANG_S)
+    await asyncio.wait_for(gang.wait_ended(), HANG_S)
     assert gang.failure is not None
     assert gang.failure.startswith("rank 0 was silent")
 
@@ -205,11 +205,11 @@ async def test_compiling_is_no_silence(make_gang: MakeGang) -> None:
 
 
 async def test_a_gang_that_does_not_stop_is_killed(make_gang: MakeGang) -> None:
-    gang = make_gang(config=ClusterConfig(heartbeat_deadline_s=60, stop_deadline_s=0.5))
+    gang = make_gang(config=ClusterConfig(heartbeat_deadline_s=HANG_S, stop_deadline_s=0.5))
     await gang.launch()
     hanging = asyncio.create_task(tokens(gang, submit("hang", prompt=SILENT_PROMPT)))
     await asyncio.sleep(0.3)
-    await asyncio.wait_for(gang.stop(), 5)
+    await asyncio.wait_for(gang.stop(), HANG_S)
     assert gang.state is GangState.STOPPED
     with pytest.raises(GangUnavailable, match="stopped"):
         await hanging
@@ -222,7 +222,7 @@ async def test_stopping_ends_streams_as_cancelled(make_gang: MakeGang) -> None:
     stream = asyncio.create_task(collect_until_it_ends(gang, submit("x", max_tokens=10**6), seen))
     await eventually(lambda: len(seen) > 0)
     await gang.stop()
-    await asyncio.wait_for(stream, 1)
+    await asyncio.wait_for(stream, HANG_S)
     assert seen[-1].finish == "cancelled"
 
 
@@ -257,7 +257,7 @@ async def test_stopping_while_it_starts(make_gang: MakeGang) -> None:
     gang = make_gang("/slow")
     launching = asyncio.create_task(gang.launch())
     await asyncio.sleep(2.5)
-    await asyncio.wait_for(gang.stop(), 5)
+    await asyncio.wait_for(gang.stop(), HANG_S)
     with pytest.raises(asyncio.CancelledError):
         await launching
     assert gang.state is GangState.STOPPED
@@ -265,19 +265,31 @@ async def test_stopping_while_it_starts(make_gang: MakeGang) -> None:
 
 @pytest.mark.parametrize("make_gang", ["ray"], indirect=True)
 async def test_the_event_loop_is_never_blocked(make_gang: MakeGang) -> None:
-    longest = 0.0
+    """Not even while ranks load, for three seconds: a thread beside the loop says how long the machine stood still."""
+    longest = {"loop": 0.0, "thread": 0.0}
+    ended = threading.Event()
+
+    def note(which: str, before: float) -> None:
+        longest[which] = max(longest[which], time.monotonic() - before)
 
     async def tick() -> None:
-        nonlocal longest
         while True:
             before = time.monotonic()
             await asyncio.sleep(0.01)
-            longest = max(longest, time.monotonic() - before - 0.01)
+            note("loop", before)
 
+    def tick_in_thread() -> None:
+        while not ended.is_set():
+            before = time.monotonic()
+            time.sleep(0.01)
+            note("thread", before)
+
+    threading.Thread(target=tick_in_thread, daemon=True).start()
     ticking = asyncio.create_task(tick())
-    gang = make_gang("/pauses")  # loads for three seconds
+    gang = make_gang("/pauses")
     await gang.launch()
     await tokens(gang, submit("x"))
     await gang.stop()
     ticking.cancel()
-    assert longest < 2.0, f"the loop stood still for {longest:.2f} s"
+    ended.set()
+    assert longest["loop"] < 2.0 + longest["thread"]

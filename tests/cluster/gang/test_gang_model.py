@@ -23,9 +23,11 @@ from support.checkpoints.tiny import tiny_checkpoint
 from support.cluster.process_launcher import ProcessLauncher
 from support.cluster.slow_worker import DELAY_S, SlowWorker, StuckWorker
 from support.engine.engine_runner import engine_config, request, run_engine
+from support.waiting import HANG_S
 
-CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=60, stop_deadline_s=5)
-PATIENT = ClusterConfig(stop_deadline_s=5)
+CONFIG = ClusterConfig(
+    placement_deadline_s=HANG_S, start_deadline_s=HANG_S, heartbeat_deadline_s=HANG_S, stop_deadline_s=HANG_S
+)
 SAMPLED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "seed": 2**63 + 5}
 REQUESTS = [
     request("short", [2, 5, 7], 12),
@@ -43,7 +45,7 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 
 def make_gang(launcher: str, model: Path | str) -> Gang:
-    engine = engine_config(model, tensor_parallel_size=2, collective_timeout_s=20.0)
+    engine = engine_config(model, tensor_parallel_size=2, collective_timeout_s=HANG_S)
     if launcher == "ray":
         return RayGang(RaySession(CONFIG, owned=False), CONFIG, engine)
     return Gang(ProcessLauncher(engine), CONFIG, engine)
@@ -76,7 +78,7 @@ async def test_ids_are_those_of_one_rank_and_a_death_is_noticed(launcher: str) -
         with pytest.raises(GangUnavailable):
             async for _ in stream:
                 pass
-        assert await asyncio.wait_for(gang.wait_ended(), 20) is GangState.FAILED
+        assert await asyncio.wait_for(gang.wait_ended(), HANG_S) is GangState.FAILED
         assert gang.failure is not None
         assert gang.failure.startswith("rank 1: its process died")
     finally:
@@ -99,7 +101,7 @@ async def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
 async def test_ranks_that_start_at_different_speeds_wait_for_each_other() -> None:
     """Longer than a collective may take in a step."""
     engine = engine_config(tiny_checkpoint("E2B"), tensor_parallel_size=2, collective_timeout_s=DELAY_S * 0.8)
-    gang = Gang(ProcessLauncher(engine, SlowWorker), PATIENT, engine)
+    gang = Gang(ProcessLauncher(engine, SlowWorker), CONFIG, engine)
     await gang.launch()
     try:
         assert len(await ids_of(gang, REQUESTS[0])) == 12
@@ -109,6 +111,6 @@ async def test_ranks_that_start_at_different_speeds_wait_for_each_other() -> Non
 
 async def test_ranks_wait_for_each_other_no_longer_than_a_start_may_take() -> None:
     engine = engine_config(tiny_checkpoint("E2B"), tensor_parallel_size=2, start_deadline_s=15.0)
-    gang = Gang(ProcessLauncher(engine, StuckWorker), PATIENT, engine)
+    gang = Gang(ProcessLauncher(engine, StuckWorker), CONFIG, engine)
     with pytest.raises(CommunicationError, match=r"rank 1 of 2 had not loaded its weights 15 s after rank 0"):
         await gang.launch()

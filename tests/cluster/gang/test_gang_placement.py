@@ -25,6 +25,7 @@ from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.errors import CapacityError
 from gemray_workers.rank.worker import RankWorker
 from support.engine.engine_runner import engine_config
+from support.waiting import HANG_S, eventually
 
 
 def node(address: str, total: dict[str, float], available: dict[str, float] | None = None) -> NodeResources:
@@ -58,8 +59,13 @@ def test_strategy(nodes: list[NodeResources], asked: str, chosen: str) -> None:
     assert choose_strategy(2, {"GPU": 1, "CPU": 1}, nodes, asked) == chosen  # type: ignore[arg-type]
 
 
+def all_free() -> bool:
+    return all(node.available == node.total for node in list_nodes())
+
+
 async def test_missing_gpus_are_named_at_the_deadline(local_ray: None) -> None:
     told: list[str] = []
+    await eventually(all_free)  # what gangs before held comes back in time
     before = list_nodes()
     began = time.monotonic()
     with pytest.raises(CapacityError) as caught:
@@ -69,13 +75,14 @@ async def test_missing_gpus_are_named_at_the_deadline(local_ray: None) -> None:
     shortage = f"wanted 2 x {{GPU: 1, CPU: 1}}; available: node {address} {{CPU: 4, GPU: 0}}"
     assert str(caught.value) == f"no room for the gang within 1.5 s (strategy auto): {shortage}"
     assert told == [shortage]
-    assert list_nodes() == before, "nothing stays reserved"
+    await eventually(lambda: list_nodes() == before)  # nothing stays reserved
 
 
 async def test_room_is_held_until_released_and_waited_for(local_ray: None) -> None:
-    first = await reserve(3, {"CPU": 1}, strategy="auto", deadline_s=5)
+    await eventually(all_free)
+    first = await reserve(3, {"CPU": 1}, strategy="auto", deadline_s=HANG_S)
     with pytest.raises(CapacityError, match=r"wanted 2 x \{CPU: 1\}; .* \{CPU: 1, GPU: 0\} of \{CPU: 4, GPU: 0\}"):
-        await reserve(2, {"CPU": 1}, strategy="auto", deadline_s=1.0)
+        await reserve(2, {"CPU": 1}, strategy="auto", deadline_s=3.0)
 
     async def free_it(shortage: str) -> None:
         await release(first)
@@ -85,7 +92,7 @@ async def test_room_is_held_until_released_and_waited_for(local_ray: None) -> No
         2,
         {"CPU": 1},
         strategy="strict_pack",
-        deadline_s=8,
+        deadline_s=HANG_S,
         waiting=lambda shortage: freeing.append(asyncio.create_task(free_it(shortage))),
     )
     assert len(freeing) == 1, "it had to wait"
@@ -118,7 +125,7 @@ async def test_a_dedicated_drafter_on_another_node_is_told(
 
 
 async def test_the_nodes_of_a_gang_are_rays(local_ray: None) -> None:
-    group = await reserve(2, {"CPU": 1}, strategy="auto", deadline_s=8)
+    group = await reserve(2, {"CPU": 1}, strategy="auto", deadline_s=HANG_S)
     assert _nodes_of_bundles(group) == dict.fromkeys(range(2), ray.nodes()[0]["NodeID"])
     await release(group)
 

@@ -12,8 +12,11 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from support.cluster.process_launcher import ProcessLauncher
 from support.cluster.survival import kill_and_go_on, surviving_config, surviving_requests
 from support.engine.engine_runner import run_engine
+from support.waiting import HANG_S
 
-CLUSTER = ClusterConfig(placement_deadline_s=10, start_deadline_s=100, heartbeat_deadline_s=20, stop_deadline_s=5)
+CLUSTER = ClusterConfig(
+    placement_deadline_s=HANG_S, start_deadline_s=HANG_S, heartbeat_deadline_s=HANG_S, stop_deadline_s=HANG_S
+)
 
 
 @pytest.mark.slow
@@ -24,7 +27,7 @@ async def test_streams_go_on_after_a_kill_of_the_lead() -> None:
     )
     assert plain is not None
     survived = await kill_and_go_on(
-        lambda: Gang(ProcessLauncher(config), CLUSTER, config), submits, victims=[0], deadline_s=120
+        lambda: Gang(ProcessLauncher(config), CLUSTER, config), submits, victims=[0], deadline_s=HANG_S
     )
     assert survived.ids == plain.ids
     assert survived.finishes == {"length"}

@@ -16,8 +16,10 @@ from support.cluster.chaos import Clients, Fault, faults, strike
 from support.cluster.fake_worker import FakeWorker, expected_token
 from support.cluster.gang_log import GangLog
 from support.cluster.process_launcher import ProcessLauncher
+from support.waiting import HANG_S
 
-CLUSTER = ClusterConfig(placement_deadline_s=10, start_deadline_s=100, heartbeat_deadline_s=2, stop_deadline_s=3)
+CLUSTER = ClusterConfig(placement_deadline_s=HANG_S, start_deadline_s=HANG_S, heartbeat_deadline_s=5, stop_deadline_s=3)
+"""A process that is stopped is told by its silence, so this is waited for."""
 TOKENS = 150
 
 
@@ -29,7 +31,7 @@ def submit(index: int) -> Submit:
 def make_gang() -> Gang:
     engine = EngineConfig(
         model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
-        collective_timeout_s=4,
+        collective_timeout_s=HANG_S,
     )  # fmt: skip
     return Gang(ProcessLauncher(engine, FakeWorker), CLUSTER, engine)
 
@@ -42,10 +44,10 @@ async def test_no_request_is_lost_or_changed(fault: Fault) -> None:
     await router.start(gangs, slots=32)
     clients = Clients(router, [submit(i) for i in range(20)])
     try:
-        outcome = await strike(router, clients, gangs, fault, deadline_s=120)
+        outcome = await strike(router, clients, gangs, fault, deadline_s=HANG_S)
         assert outcome.num_hit > 0
         assert router.state is GangState.SERVING
-        await clients.end(120)
+        await clients.end(HANG_S)
     finally:
         clients.cancel()
         await router.stop()

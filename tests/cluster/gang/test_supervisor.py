@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -20,12 +19,14 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
-from support import waiting
 from support.cluster.fake_gang import FakeGang
 from support.cluster.fake_worker import DEADLY_PROMPT, FakeWorker, expected_token
 from support.cluster.process_launcher import ProcessLauncher
+from support.waiting import HANG_S, eventually
 
-CONFIG = ClusterConfig(placement_deadline_s=10, start_deadline_s=30, heartbeat_deadline_s=10, stop_deadline_s=3)
+CONFIG = ClusterConfig(
+    placement_deadline_s=HANG_S, start_deadline_s=HANG_S, heartbeat_deadline_s=HANG_S, stop_deadline_s=HANG_S
+)
 
 
 def submit(request_id: str, *, max_tokens: int, prompt: list[int] | None = None) -> Submit:
@@ -47,7 +48,7 @@ class Models:
         model = self._models.pop(0) if len(self._models) > 1 else self._models[0]
         engine = EngineConfig(
             model_path=model, tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
-            collective_timeout_s=20,
+            collective_timeout_s=HANG_S,
         )  # fmt: skip
         return Gang(ProcessLauncher(engine, FakeWorker), CONFIG, engine)
 
@@ -74,9 +75,6 @@ async def supervisor() -> AsyncIterator[Supervisor]:
     await supervised.stop()
 
 
-eventually = functools.partial(waiting.eventually, deadline_s=20.0)
-
-
 def kill(supervisor: Supervisor, rank: int) -> None:
     os.kill(int(supervisor.info.ranks[rank].host), signal.SIGKILL)  # the fake worker says its process id there
 
@@ -100,7 +98,7 @@ async def test_a_killed_rank_costs_a_pause(supervisor: Supervisor, victim: int) 
     assert supervisor.failure is None
     assert supervisor.info != first
 
-    await asyncio.wait_for(asyncio.gather(*(listener.task for listener in listeners)), 20)
+    await asyncio.wait_for(asyncio.gather(*(listener.task for listener in listeners)), HANG_S)
     assert [listener.ids for listener in listeners] == [expected(300 + i) for i in range(4)]
     assert {listener.finish for listener in listeners} == {"length"}
 
@@ -134,8 +132,8 @@ async def test_without_rebuilds_the_first_failure_is_final() -> None:
     await eventually(lambda: len(listener.ids) > 0)
     kill(supervisor, 1)
     with pytest.raises(GangUnavailable, match=r"the gang failed: rank 1: its process died"):
-        await asyncio.wait_for(listener.task, 10)
-    assert await asyncio.wait_for(supervisor.wait_ended(), 10) is GangState.FAILED
+        await asyncio.wait_for(listener.task, HANG_S)
+    assert await asyncio.wait_for(supervisor.wait_ended(), HANG_S) is GangState.FAILED
     assert supervisor.failure is not None
     assert supervisor.failure.startswith("rank 1: its process died")
     await supervisor.stop()
@@ -148,8 +146,8 @@ async def test_a_request_that_kills_every_gang_ends_and_the_others_go_on(supervi
     await eventually(lambda: all(len(other.ids) > 0 for other in others))
     deadly = Listener(supervisor, submit("deadly", max_tokens=5, prompt=DEADLY_PROMPT))
     with pytest.raises(GangUnavailable):
-        await asyncio.wait_for(deadly.task, 60)
-    await asyncio.wait_for(asyncio.gather(*(other.task for other in others)), 60)
+        await asyncio.wait_for(deadly.task, HANG_S)
+    await asyncio.wait_for(asyncio.gather(*(other.task for other in others)), HANG_S)
     assert [other.ids for other in others] == [expected(200)] * 3
     assert supervisor.num_rebuilds == FRUITLESS_FAILURES + 1
 
@@ -160,7 +158,7 @@ async def test_a_gang_that_cannot_start_again_says_both_reasons(supervisor: Supe
     await eventually(lambda: len(listener.ids) > 0)
     kill(supervisor, 0)
     with pytest.raises(GangUnavailable, match=r"could not be rebuilt: /missing/config\.json: no such file .*rank 0"):
-        await asyncio.wait_for(listener.task, 20)
+        await asyncio.wait_for(listener.task, HANG_S)
     assert await supervisor.wait_ended() is GangState.FAILED
 
 
@@ -171,7 +169,7 @@ async def test_what_keeps_a_new_gang_from_serving_may_pass(supervisor: Superviso
     listener = Listener(supervisor, submit("x", max_tokens=200))
     await eventually(lambda: len(listener.ids) > 0)
     kill(supervisor, 0)
-    await asyncio.wait_for(listener.task, 40)
+    await asyncio.wait_for(listener.task, HANG_S)
     assert listener.ids == expected(200)
     assert supervisor.num_rebuilds == 1
 
@@ -180,7 +178,7 @@ async def test_what_does_not_pass_ends_it_after_max_rebuilds() -> None:
     supervisor = Supervisor(max_rebuilds=2)
     await supervisor.start(Models("/fake", "/no-room"))
     kill(supervisor, 0)
-    assert await asyncio.wait_for(supervisor.wait_ended(), 30) is GangState.FAILED
+    assert await asyncio.wait_for(supervisor.wait_ended(), HANG_S) is GangState.FAILED
     assert supervisor.failure == "weights of 9 GiB do not fit the 3 GiB that are free"
     await supervisor.stop()
 
@@ -201,7 +199,7 @@ async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
     def make() -> Gang:
         engine = EngineConfig(
             model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
-            collective_timeout_s=20,
+            collective_timeout_s=HANG_S,
         )  # fmt: skip
         launcher = FragileLauncher(engine, FakeWorker)
         launcher.ground = asyncio.Event()
@@ -218,7 +216,7 @@ async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
     # A gang that starts is not waited for either.
     await eventually(lambda: len(grounds) == 2)
     grounds[1].set()
-    await asyncio.wait_for(listener.task, 40)
+    await asyncio.wait_for(listener.task, HANG_S)
     assert listener.ids == expected(300)
     assert (len(grounds), supervisor.num_rebuilds) == (3, 1)
     await supervisor.stop()
@@ -271,10 +269,10 @@ async def test_stopping_breaks_a_rebuild_off(supervisor: Supervisor) -> None:
     kill(supervisor, 0)
     await eventually(lambda: supervisor.failure is not None)
     await asyncio.sleep(1.0)
-    await asyncio.wait_for(supervisor.stop(), 10)
+    await asyncio.wait_for(supervisor.stop(), HANG_S)
     assert supervisor.state is GangState.STOPPED
     with pytest.raises(GangUnavailable):
-        await asyncio.wait_for(listener.task, 1)
+        await asyncio.wait_for(listener.task, HANG_S)
 
 
 async def test_old_failures_are_forgotten() -> None:
@@ -288,7 +286,7 @@ async def test_old_failures_are_forgotten() -> None:
     kill(supervisor, 1)
     await eventually(lambda: supervisor.num_rebuilds == 3)
     kill(supervisor, 1)
-    assert await asyncio.wait_for(supervisor.wait_ended(), 20) is GangState.FAILED
+    assert await asyncio.wait_for(supervisor.wait_ended(), HANG_S) is GangState.FAILED
     await supervisor.stop()
 
 
@@ -335,6 +333,6 @@ async def test_suspects_join_one_after_the_other() -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done(), "it is the first one's turn"
     suspects.clear(first)
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, HANG_S)
     second.take(SequenceDelta(request_id="b", token_ids=[1]))
     assert not second.is_suspect
