@@ -61,7 +61,7 @@ class EngineConfig:
     """Most prompt rows of one sequence in a step."""
     page_size: int = ranged(AT_LEAST_ONE, 16)
     """Tokens a page."""
-    prefix_cache: bool = False
+    prefix_cache: bool = True
     """Keep the pages of texts until their memory is wanted, and start requests behind the beginnings that are there."""
     attention_backend: str | None = None
     """None lets the engine choose; an explicit choice is never replaced."""

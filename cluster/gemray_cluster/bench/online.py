@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from gemray.client.connection import connected
 from gemray.client.server_address import ServerAddress
@@ -48,12 +49,14 @@ def measure_server(server: ServerAddress, batch: int, prompt_len: int, max_token
 def _requests(
     seed: int, count: int, vocab_size: int, prompt_len: int, max_tokens: int
 ) -> list[pb.GenerateStreamRequest]:
-    """Requests whose ids follow from the seed: those of another seed share no prompt with them."""
-    ids = random.Random(seed)
+    """Requests whose ids follow from the seed: those of another seed share no prompt with them, and the server's prefix
+    cache finds nothing of an earlier run."""
+    ids, salt = random.Random(seed), uuid4().hex
     return [
         pb.GenerateStreamRequest(
             token_ids=pb.TokenIds(ids=[ids.randrange(vocab_size) for _ in range(prompt_len)]),
             sampling=pb.SamplingParameters(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+            cache_salt=salt,
         )
         for _ in range(count)
     ]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 import grpc
 
@@ -23,6 +24,7 @@ class ServerLoad:
     def __init__(self, server: ServerAddress, load: Load) -> None:
         """Ask the server what it is; raises what `connected` does."""
         self._server, self._load = server, load
+        self._salt = uuid4().hex  # an earlier run of the same load is not to be found in the server's prefix cache
         with connected(server) as stub:
             self._model = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
 
@@ -60,6 +62,7 @@ class ServerLoad:
                 seed=arrival.seed,
                 ignore_eos=True,
             ),
+            cache_salt=self._salt,
         )
 
 

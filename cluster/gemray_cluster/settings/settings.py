@@ -167,7 +167,7 @@ class ServeSettings:
         SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
     )
     prefix_cache: bool = _engine(
-        SWITCH, "Start requests behind the beginnings of texts whose KV is still in memory.", False
+        SWITCH, "Start requests behind the beginnings of texts whose KV is still in memory (on by default).", True
     )
     lag: int | None = _engine(
         INTEGER,

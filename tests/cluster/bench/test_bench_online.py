@@ -32,5 +32,7 @@ async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_
     warm_up, measured = {*prompts[:1], *prompts[2:5]}, {*prompts[1:2], *prompts[5:]}
     assert (len(prompts), len(warm_up), len(measured)) == (2 * (1 + 3), 3, 3), "each batch once to warm up"
     assert not warm_up & measured
+    salts = [submit.cache_salt for submit in gang.submitted]
+    assert len({*salts}) == 4, "what is measured would be found in the server's prefix cache"
     assert all(row.first_token.samples == row.batch and row.tokens_per_s > 0 for row in report.online)
     assert "first token ms" in out.decode()

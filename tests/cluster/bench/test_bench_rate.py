@@ -216,6 +216,7 @@ async def test_a_server_under_a_rate(tokenizer: ChatTokenizer, tmp_path: Path) -
     measured = sum(row.requests for row in report.rates)
     assert len(gang.submitted) > measured, "others go first"
     assert {submit.params.temperature for submit in gang.submitted} == {1.0}, "the server's own defaults"
+    assert all(submit.cache_salt for submit in gang.submitted), "an earlier run would be found in the prefix cache"
     assert "requests/s" in out.decode()
 
 

@@ -163,7 +163,8 @@ class ScriptedDrafter:
             self._inner.commit(rows, packed, slots, output, accepted_A)
         for r, n in zip(sequences_of(rows), accepted_A.tolist(), strict=False):
             assert 0 <= n <= r.num_drafts
-            assert r.start == self.committed.get(r.slot, 0), "rows follow what is committed"
+            first = r.start  # of a sequence: behind what the prefix cache had of its text
+            assert r.start == self.committed.get(r.slot, first), "rows follow what is committed"
             self.committed[r.slot] = r.start + r.num_known + n
             if r.num_drafts:
                 request_id, drafts = self._proposed.pop(r.slot)

@@ -110,7 +110,7 @@ class Rig:
         admission_headroom: int = 16,
         padded: bool = False,
         lag: int = 1,
-        prefix_cache: bool = False,
+        prefix_cache: bool = True,
         hash_block: HashBlock | None = None,
     ) -> Engine:
         """An engine over the loaded parts.
