@@ -1,8 +1,8 @@
-"""Masks of the rows that follow a grammar, between drafting and the choice of tokens.
+"""Masks of the rows that follow a grammar or have bad words, between drafting and the choice of tokens.
 
-Rank 0 alone follows grammars: it is told the tokens anyway, a grammar is compiled once, and ranks cannot come to
-differ. It reads the drafts, looks along them, and sends one bit an id and row to the target's other ranks (32 KiB a row
-of Gemma's vocabulary).
+Rank 0 alone makes them: it is told the tokens anyway, a grammar is compiled once, and ranks cannot come to differ.
+It reads the drafts, looks along them, and sends one bit an id and row to the target's other ranks (32 KiB a row of
+Gemma's vocabulary).
 
 Shape legend: G rows with a mask, W 32-bit words of the vocabulary's bits.
 """
@@ -25,13 +25,16 @@ class GrammarMasks:
     """Makes the masks of a cycle, on every rank of the target."""
 
     def __init__(self, slots: SlotTable, planner: Planner, comm: Communicator) -> None:
-        """Over the target's ranks `comm`; the planner of rank 0 knows the grammars."""
+        """Over the target's ranks `comm`; the planner of rank 0 knows grammars and bad words."""
         self._slots = slots
         self._planner = planner
         self._comm = comm
+        shard = slots.sampling.shard
+        # Of every rank's ids, padding included: a rank knows its own part of the vocabulary.
+        self._num_words = -(-comm.size * (shard.num_org_elements_padded + shard.num_added_elements_padded) // 32)
 
     def masks(self, cycle: CyclePlan) -> RowMasks | None:
-        """Those of the rectangle's rows; None when no row has a grammar. Waits for the drafts on rank 0.
+        """Those of the rectangle's rows; None when no row has one. Waits for the drafts on rank 0.
 
         The step before must be committed: a grammar stands where the tokens do.
         """
@@ -41,7 +44,7 @@ class GrammarMasks:
         constrained = [
             (c, r)
             for c, r in enumerate(cycle.scheduled[: cycle.shape.num_choosing])
-            if r.samples and self._slots[r.slot].params.grammar is not None
+            if r.samples and self._slots[r.slot].params.has_row_masks
         ]
         rows = [c * width + i for c, r in constrained for i in range(1 + r.num_drafts)]
         payload = self._comm.broadcast_bytes(
@@ -54,7 +57,10 @@ class GrammarMasks:
         """[G, W] on rank 0."""
         drafts = self._drafts(constrained)
         return np.concatenate(
-            [self._planner.grammar_of(rows.slot).allowed(own) for rows, own in zip(constrained, drafts, strict=True)]
+            [
+                self._planner.allowed(rows.slot, own, self._num_words)
+                for rows, own in zip(constrained, drafts, strict=True)
+            ]
         )
 
     def _drafts(self, constrained: list[ScheduledRows]) -> list[list[int]]:

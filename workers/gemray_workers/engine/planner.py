@@ -20,7 +20,7 @@ from gemray_workers.errors import InvalidField
 from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.execution.step_clock import StepTimes
-from gemray_workers.grammar.run import GrammarRun
+from gemray_workers.grammar.run import GrammarRun, Words
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import (
     Cancel,
@@ -68,8 +68,8 @@ class Planner(Protocol):
         """Turn what the rows gave into what each request gets; `times` is what the step took."""
         ...
 
-    def grammar_of(self, slot: int) -> GrammarRun:
-        """Where the sequence in `slot` stands in its grammar; on rank 0 alone."""
+    def allowed(self, slot: int, drafts: Sequence[int], num_words: int) -> Words:
+        """Which ids may come next in a slot and behind each draft, by grammar and bad words; on rank 0 alone."""
         ...
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
@@ -138,11 +138,10 @@ class LeadPlanner:
         for part in split_for_channel(deltas):
             self._inbox.send(StepOutput(part, self._stats()))
 
-    def grammar_of(self, slot: int) -> GrammarRun:
-        """That of the running sequence."""
-        grammar = next(seq.grammar for seq in self._scheduler.running if seq.slot == slot)
-        assert grammar is not None, f"the sequence in slot {slot} has no grammar"
-        return grammar
+    def allowed(self, slot: int, drafts: Sequence[int], num_words: int) -> Words:
+        """As `allowed_words`, of the running sequence."""
+        sequence = next(seq for seq in self._scheduler.running if seq.slot == slot)
+        return sequence.allowed(drafts, num_words)
 
     def _plan(self) -> StepPlan:
         self._draft_lengths.begin_step(self._scheduler.running)
@@ -239,9 +238,9 @@ class FollowPlanner:
         """Nothing: what follows from the outcomes comes with the next plan."""
         return []
 
-    def grammar_of(self, slot: int) -> GrammarRun:
+    def allowed(self, slot: int, drafts: Sequence[int], num_words: int) -> Words:
         """Refuse: rank 0 sends masks."""
-        raise NotImplementedError(f"rank 0 follows the grammar of slot {slot}")
+        raise NotImplementedError(f"rank 0 makes the masks of slot {slot}")
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """Nothing: rank 0 speaks for the gang."""

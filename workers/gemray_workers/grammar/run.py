@@ -68,7 +68,7 @@ class GrammarRun:
 
         Behind a draft that the grammar forbids every id is allowed: no token is taken from such a row.
         """
-        words_JW = np.full((1 + len(drafts), self.num_words), ALL, dtype=np.uint32)
+        words_JW = everything(1 + len(drafts), self.num_words)
         part, matcher = self._part, self._matcher.deep_copy() if drafts else self._matcher
         words_JW[0] = self._mask(matcher, part)
         for row, draft in enumerate(drafts, start=1):
@@ -123,6 +123,17 @@ class GrammarRun:
             assert self._thought is not None
             _set(words_W, self._thought.opens, True)
         return words_W
+
+
+def everything(num_rows: int, num_words: int) -> Words:
+    """Bits that allow every id [num_rows, num_words]."""
+    return np.full((num_rows, num_words), ALL, dtype=np.uint32)
+
+
+def clear(words_W: Words, token_id: int) -> None:
+    """Forbid an id; one beyond the words is passed over."""
+    if token_id < 32 * len(words_W):
+        _set(words_W, token_id, False)
 
 
 def words_of(token_ids: Collection[int], num_words: int) -> Words:

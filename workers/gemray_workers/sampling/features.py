@@ -32,7 +32,7 @@ class Features:
     penalties: bool = False
     bias: bool = False
     grammar: bool = False
-    """A row has a mask of its own, made on the host: no graph is captured with this."""
+    """A row has a mask of its own, made on the host for a grammar or for bad words: no graph is captured with this."""
 
     @classmethod
     def of(cls, params: SamplingParams) -> Features:
@@ -50,7 +50,7 @@ class Features:
             masks=bool(params.suppress_tokens or params.allowed_token_ids or stops_late),
             penalties=wants_history(params),
             bias=bool(params.logit_bias),
-            grammar=params.grammar is not None,
+            grammar=params.has_row_masks,
         )
 
     @classmethod

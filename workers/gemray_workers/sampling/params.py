@@ -42,5 +42,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     """What the answer must look like."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of at least two ids that the answer does not hold."""
     num_draft_tokens: int | None = None
     """Most drafts a step; 0 turns speculation off for this request, None leaves the number to the server."""
+
+    @property
+    def has_row_masks(self) -> bool:
+        """Whether the host forbids ids anew at each token, for what was generated before it."""
+        return self.grammar is not None or bool(self.bad_words)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gemray_workers.errors import InvalidField
+from gemray_workers.grammar.bad_words import BadWords
 from gemray_workers.kv.prefix_cache import NO_HIT, PrefixHit
 from gemray_workers.messages import Submit
 from gemray_workers.scheduling.config import SchedulerConfig
@@ -47,6 +48,7 @@ def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence
         arrival=arrival,
         next_prompt_logprob=1 + submit.num_prompt_logprobs,
         cache_salt=submit.cache_salt,
+        bad_words=BadWords(submit.params.bad_words) if submit.params.bad_words else None,
     )
 
 

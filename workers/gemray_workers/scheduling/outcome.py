@@ -30,7 +30,7 @@ def apply_outcome(
     finish: FinishReason | None = trimmed.finish
     fault: str | None = None
     if finish is None and outcome.fault is not None:
-        finish, fault = _why_faulty(sequence, len(kept_ids), outcome.fault)
+        finish, fault = _why_faulty(sequence, kept_ids, outcome.fault)
 
     sequence.tokens.extend(kept_ids)
     sequence.num_computed += rows.num_known + outcome.num_accepted
@@ -52,13 +52,18 @@ def apply_outcome(
     )
 
 
-def _why_faulty(sequence: Sequence, num_new: int, fault: str) -> tuple[FinishReason, str]:
+def _why_faulty(sequence: Sequence, new_ids: list[int], fault: str) -> tuple[FinishReason, str]:
     """Whether the request asked for what can't be, or the model gave no usable logits."""
     grammar, params = sequence.grammar, sequence.params
-    if grammar is None:
-        return "fault", fault
-    early = params.stop_token_ids if sequence.num_generated + num_new < params.min_tokens else ()
-    why = grammar.why_stuck(allowed=params.allowed_token_ids, banned=(*params.suppress_tokens, *early))
+    early = params.stop_token_ids if sequence.num_generated + len(new_ids) < params.min_tokens else ()
+    banned = {*params.suppress_tokens, *early}
+    if sequence.bad_words is not None:
+        banned |= sequence.bad_words.forbidden([*sequence.tokens[sequence.prompt_len :], *new_ids])
+    if grammar is not None:
+        why = grammar.why_stuck(allowed=params.allowed_token_ids, banned=banned)
+    else:
+        is_stuck = sequence.bad_words is not None and banned.issuperset(params.allowed_token_ids or (None,))
+        why = "every token that the request's other fields allow here would complete a bad word" if is_stuck else None
     return ("fault", fault) if why is None else ("unmet", why)
 
 

@@ -6,9 +6,11 @@ known tokens at least and by their drafts at most; a step is planned between the
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from gemray_workers.grammar.run import GrammarRun
+from gemray_workers.grammar.bad_words import BadWords, allowed_words
+from gemray_workers.grammar.run import GrammarRun, Words
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.counters import SpeculationTally
 from gemray_workers.scheduling.plan import ScheduledRows
@@ -42,6 +44,7 @@ class Sequence:
     """First prompt position whose log-probability is still to be computed; position 0 has none."""
     grammar: GrammarRun | None = None
     """Has taken every generated token; a preemption leaves it as it is."""
+    bad_words: BadWords | None = None
     speculation: SpeculationTally = field(default_factory=SpeculationTally)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,12 @@ class Sequence:
     def num_generated(self) -> int:
         """Tokens after the prompt."""
         return len(self.tokens) - self.prompt_len
+
+    def allowed(self, drafts: SequenceOf[int], num_words: int) -> Words:
+        """Which ids may come next, and behind each draft, as `allowed_words` has it. Nothing may be in flight."""
+        reach = 0 if self.bad_words is None else self.bad_words.reach
+        generated = self.tokens[max(self.prompt_len, len(self.tokens) - reach) :]
+        return allowed_words(self.grammar, self.bad_words, generated=generated, drafts=drafts, num_words=num_words)
 
     @property
     def most_found(self) -> int:
