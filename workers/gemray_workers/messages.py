@@ -233,6 +233,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointIdentity
     """Ranks that found different ones on their nodes are no gang."""
     drafter_checkpoint: CheckpointIdentity | None = None
+    prefix_cache: bool = False
+    """Whether the KV of what a request shares with an earlier one is found again."""
 
 
 class GangInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,17 +53,17 @@ def identify(request_id: str) -> None:
 
 
 def submitted(submit: Submit) -> None:
-    """Record that the current call's request goes to the engine."""
+    """Record that the current call's request, or one of its answers, goes to the engine."""
     trace = _current.get()
     if trace is not None:
         trace.submitted(submit)
 
 
-def advanced(delta: SequenceDelta) -> None:
-    """Record what the engine gave the current call: tokens, an end, or both."""
+def advanced(delta: SequenceDelta, answer: int) -> None:
+    """Record what the engine gave an answer of the current call: tokens, an end, or both."""
     trace = _current.get()
     if trace is not None:
-        trace.delta(delta)
+        trace.delta(delta, answer)
 
 
 def completed(reason: str, num_tokens: int, speculation: SpeculationCounters | None) -> None:
@@ -94,23 +94,26 @@ class RequestTrace:
     speculation: SpeculationCounters | None = None
     phases: Phases = field(default_factory=Phases)
     _arrival: float = field(init=False)
-    _newest: float = field(init=False)
+    _newest: dict[int, float] = field(init=False, default_factory=dict)
+    """When the newest token of each answer came."""
     _submitted: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._arrival = self._newest = self.clock()
+        self._arrival = self.clock()
         self.metrics.in_flight.inc()
 
     def submitted(self, submit: Submit) -> None:
-        """The request goes to the engine."""
+        """The request goes to the engine; of several answers the first one counts."""
+        if self._submitted:
+            return
         self._submitted = True
         self.engine_id = submit.request_id
         self.prompt_tokens = len(submit.prompt_ids)
         self.metrics.prompt_tokens.observe(self.prompt_tokens)
         self.phases.submit(self.clock())
 
-    def delta(self, delta: SequenceDelta) -> None:
-        """The engine gave tokens, an end, or both."""
+    def delta(self, delta: SequenceDelta, answer: int = 0) -> None:
+        """The engine gave an answer tokens, an end, or both."""
         now = self.clock()
         for phase in self.phases.advance(delta, now):
             self.metrics.phase_ended(phase, self.phases)
@@ -118,11 +121,12 @@ class RequestTrace:
         if delta.token_ids and self.first_token_s is None:
             self.first_token_s = now - self._arrival
             self.metrics.first_token.observe(self.first_token_s)
+        if answer not in self._newest:
             num_later = 0  # tokens that came together with the first one took no time of their own
         for _ in range(num_later):
-            self.metrics.inter_token.observe((now - self._newest) / num_later)
+            self.metrics.inter_token.observe((now - self._newest[answer]) / num_later)
         if delta.token_ids:
-            self._newest = now
+            self._newest[answer] = now
         self.completion_tokens += len(delta.token_ids)
         self.finish = delta.finish or self.finish
         self.speculation = delta.speculation or self.speculation

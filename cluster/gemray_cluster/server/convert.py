@@ -7,9 +7,11 @@ from importlib.metadata import version
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.gang.client import GangState, ReplicaStatus
+from gemray_cluster.server.answers import Answers
+from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.request_limiter import RequestLimiter
-from gemray_cluster.text.output import Ending, OutputPiece
+from gemray_cluster.text.output import OutputPiece
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.messages import (
     EngineStats,
@@ -48,9 +50,11 @@ DRAFTER_PLACEMENTS = {
 RANK_ROLES = {"target": pb.RANK_ROLE_TARGET, "drafter": pb.RANK_ROLE_DRAFTER}
 
 
-def delta_of(piece: OutputPiece, request_id: str) -> pb.Delta:
-    """One step's output. Its calls go by the request's id."""
+def delta_of(piece: OutputPiece, request_id: str, index: int = 0) -> pb.Delta:
+    """One step's output of the answer `index`. Its calls go by the request's id, and that of a further answer."""
+    owner = f"{request_id}-{index}" if index else request_id
     return pb.Delta(
+        index=index,
         token_ids=piece.token_ids,
         text=piece.text,
         logprobs=token_logprobs(piece.logprobs),
@@ -59,7 +63,7 @@ def delta_of(piece: OutputPiece, request_id: str) -> pb.Delta:
         tool_calls=[
             pb.ToolCallDelta(
                 index=call.index,
-                id=None if call.name is None else f"{request_id}-{call.index}",
+                id=None if call.name is None else f"{owner}-{call.index}",
                 name=call.name,
                 arguments_json=call.arguments,
                 is_complete=call.is_complete,
@@ -69,8 +73,23 @@ def delta_of(piece: OutputPiece, request_id: str) -> pb.Delta:
     )
 
 
-def completion_of(generation: Generation, ending: Ending, model: ModelInfo) -> pb.Completion:
-    """The last message of a generation."""
+def completion_of_all(answers: Answers, model: ModelInfo) -> pb.Completion:
+    """The end of a call: its first answer's, with what all of them used. The prompt counts once."""
+    completion = completion_of(answers.generations[0], model)
+    if len(answers.generations) > 1:
+        completion.usage.completion_tokens = answers.num_completion_tokens
+        completion.usage.reasoning_tokens = answers.num_reasoning_tokens
+        counters = answers.speculation
+        if counters is not None and counters.rounds:
+            completion.speculation.CopyFrom(speculation(counters, model))
+    return completion
+
+
+def completion_of(generation: Generation, model: ModelInfo) -> pb.Completion:
+    """The end of one generation; raises EngineFault for one that has none."""
+    ending = generation.ending
+    if ending is None:
+        raise EngineFault("the engine ended the request without a reason")
     submit = generation.request.submit
     counters = generation.speculation
     return pb.Completion(

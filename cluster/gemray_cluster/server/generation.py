@@ -20,8 +20,13 @@ from gemray_workers.messages import FinishReason, SequenceDelta, SpeculationCoun
 class Generation:
     """Runs a request and keeps what its last message needs."""
 
-    def __init__(self, gang: GangClient, request: AcceptedRequest, tokenizer: ChatTokenizer) -> None:
+    def __init__(
+        self, gang: GangClient, request: AcceptedRequest, tokenizer: ChatTokenizer, *, index: int = 0, of: int = 1
+    ) -> None:
+        """The answer `index` of so many."""
         self._gang = gang
+        self._index = index
+        self._name = f"answer {index} of {of}: " if of > 1 else ""
         self.request = request
         self._output = OutputStream(
             Detokenizer(tokenizer),
@@ -56,13 +61,13 @@ class Generation:
         submitted(self.request.submit)
         async with aclosing(self._gang.generate(self.request.submit)) as deltas:
             async for delta in deltas:
-                advanced(delta)
+                advanced(delta, self._index)
                 if delta.finish == "fault":
-                    raise EngineFault(f"the engine could not go on: {delta.fault or 'no reason given'}")
+                    raise EngineFault(f"{self._name}the engine could not go on: {delta.fault or 'no reason given'}")
                 if delta.finish == "unmet":
-                    raise InvalidField("structured", Summary("a form"), f"one that can be met here: {delta.fault}")
+                    raise self._unmet(delta.fault)
                 if delta.finish == "cancelled":
-                    raise GangUnavailable("the server cancelled the request")
+                    raise GangUnavailable(f"{self._name}the server cancelled the request")
                 self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
                 piece = self._output.push(delta)
                 if delta.speculation is not None:
@@ -74,7 +79,13 @@ class Generation:
                     yield piece
                 if self.ending is not None:
                     return
-        raise EngineFault("the engine ended the request without a reason")
+        raise EngineFault(f"{self._name}the engine ended the request without a reason")
+
+    def _unmet(self, why: str | None) -> InvalidField:
+        """The request asks for what can't be."""
+        if self.request.submit.params.grammar is None:
+            return InvalidField("sampling.bad_words", Summary("words"), f"fewer of them: {self._name}{why}")
+        return InvalidField("structured", Summary("a form"), f"one that can be met here: {self._name}{why}")
 
     def _replay(self) -> None:
         """Bring text and stops to where the earlier calls left them: the same ids give the same, however grouped."""

@@ -17,6 +17,7 @@ class RequestLimiter:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.active = 0
+        """Answers that are being made: a request may have several."""
         self.completed = 0
         self.cancelled = 0
         self.failed = 0
@@ -31,14 +32,17 @@ class RequestLimiter:
         return self._closed
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Hold a place while the block runs; raises QueueFull, or GangUnavailable when closed."""
+    def admit(self, places: int = 1) -> Iterator[None]:
+        """Hold so many places while the block runs; raises QueueFull, or GangUnavailable when closed."""
         if self._closed:
             raise GangUnavailable("the server is draining: it takes no new requests")
-        if self.active >= self.limit:
+        if self.active + places > self.limit:
             self.rejected += 1
-            raise QueueFull(f"the server holds {self.active} requests, its limit is {self.limit}: try again later")
-        self.active += 1
+            asked = "" if places == 1 else f", which leaves no room for {places} answers"
+            raise QueueFull(
+                f"the server holds {self.active} requests, its limit is {self.limit}{asked}: try again later"
+            )
+        self.active += places
         self._idle.clear()
         try:
             yield
@@ -52,7 +56,7 @@ class RequestLimiter:
             self.failed += 1
             raise
         finally:
-            self.active -= 1
+            self.active -= places
             if self.active == 0:
                 self._idle.set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -32,6 +32,8 @@ from gemray_workers.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+NUM_SEEDS = 1 << 64
+"""Seeds go round: behind the largest comes 0."""
 BYTES_PER_MESSAGE = 64
 """Bytes of plain text that are cut into tokens while a template writes one message."""
 MAX_TOKENIZE_BYTES = 4 << 20
@@ -62,6 +64,13 @@ class AcceptedRequest:
     submit: Submit
     """Under the client's request id; two clients may use the same (the gang has ids of its own)."""
     output: OutputRules
+    others: tuple[Submit, ...] = ()
+    """The answers behind the first, where there are several."""
+
+    @property
+    def answers(self) -> tuple[AcceptedRequest, ...]:
+        """One for each answer."""
+        return (replace(self, others=()), *(replace(self, submit=other, others=()) for other in self.others))
 
 
 @dataclass(frozen=True)
@@ -121,16 +130,17 @@ class RequestReader:
                 vocab_size=model.vocab_size,
                 max_message_bytes=max_answer_bytes,
             )
-        emitted_ids = self._emitted_ids(request, params)
+        first_ids, *other_ids = self._emitted_ids(request, params)
         submit = Submit(
             request_id=request_id,
             prompt_ids=prompt_ids,
             params=params,
-            emitted_ids=emitted_ids,
-            num_prompt_logprobs=len(prompt_ids) - 1 if emitted_ids else 0,  # they come before the first token
+            emitted_ids=first_ids,
+            num_prompt_logprobs=len(prompt_ids) - 1 if first_ids else 0,  # they come before the first token
             cache_salt=request.cache_salt,
         )
-        return AcceptedRequest(submit, output)
+        others = tuple(_other(submit, index, ids) for index, ids in enumerate(other_ids, start=1))
+        return AcceptedRequest(submit, output, others)
 
     def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """The ids that a generation would run, and their text; raises InvalidField. Slow for long texts, as `read`."""
@@ -189,15 +199,23 @@ class RequestReader:
         _check_prompt_length(kind, len(ids), model)
         return ids
 
-    def _emitted_ids(self, request: GenerationRequest, params: SamplingParams) -> list[int]:
-        """What earlier calls gave; raises InvalidField where no such call can have."""
-        ids = request.emitted_token_ids
-        at_most(
-            "emitted_token_ids", ids, params.max_tokens, "ids, which is what max_tokens and the model's length allow"
-        )
-        if ids and not request.sampling.HasField("seed"):
-            raise InvalidField("sampling.seed", Summary("unset"), "the seed of the calls that gave emitted_token_ids")
-        return list(check_token_ids("emitted_token_ids", ids, self.vocab_size))
+    def _emitted_ids(self, request: GenerationRequest, params: SamplingParams) -> list[list[int]]:
+        """What earlier calls gave, one list an answer; raises InvalidField where no such call can have."""
+        num_answers = request.sampling.n if request.sampling.HasField("n") else 1
+        fields = {"emitted_token_ids": request.emitted_token_ids}
+        if num_answers > 1:
+            if request.emitted_token_ids:
+                raise InvalidField("emitted_token_ids", Summary("set"), "emitted_by_answer where sampling.n is above 1")
+            at_most("emitted_by_answer", request.emitted_by_answer, num_answers, "lists, one an answer")
+            fields = {f"emitted_by_answer[{i}].ids": one.ids for i, one in enumerate(request.emitted_by_answer)}
+        elif request.emitted_by_answer:
+            raise InvalidField("emitted_by_answer", Summary("set"), "emitted_token_ids where sampling.n is 1")
+        for field, ids in fields.items():
+            at_most(field, ids, params.max_tokens, "ids, which is what max_tokens and the model's length allow")
+            if ids and not request.sampling.HasField("seed"):
+                raise InvalidField("sampling.seed", Summary("unset"), f"the seed of the calls that gave {field}")
+        emitted = [list(check_token_ids(field, ids, self.vocab_size)) for field, ids in fields.items()]
+        return emitted + [[] for _ in range(num_answers - len(emitted))]
 
     def _check_num_bytes(self, field: str, num_bytes: int, model: ModelInfo) -> None:
         """Refuse what no tokenizing could make fit: cutting megabytes into tokens takes seconds."""
@@ -232,6 +250,12 @@ class RequestReader:
                 f"text of token ids 0..{self.vocab_size - 1}, which the model has rows for",
             )
         return ids
+
+
+def _other(first: Submit, index: int, emitted_ids: list[int]) -> Submit:
+    """The answer `index` to the prompt of `first`, which alone tells the prompt's log-probabilities."""
+    params = msgspec.structs.replace(first.params, seed=(first.params.seed + index) % NUM_SEEDS, prompt_logprobs=None)
+    return msgspec.structs.replace(first, params=params, emitted_ids=emitted_ids, num_prompt_logprobs=0)
 
 
 def _check_prompt_length(field: str, num_tokens: int, model: ModelInfo) -> None:

@@ -16,6 +16,7 @@ from gemray_workers.sampling.params import SamplingParams
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
+MAX_ANSWERS = 128
 
 
 def read_sampling(
@@ -64,6 +65,13 @@ def read_sampling(
         show_special=sampling.HasField("skip_special_tokens") and not sampling.skip_special_tokens,
     )
     return params, output
+
+
+def read_num_answers(sampling: pb.SamplingParameters, *, most: int) -> int:
+    """How many answers a request has; raises InvalidField for more than `most`, which the server holds at one time."""
+    if not sampling.HasField("n"):
+        return 1
+    return integer("sampling.n", sampling.n, 1, min(MAX_ANSWERS, most))
 
 
 def _read_budgets(

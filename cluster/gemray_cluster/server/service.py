@@ -13,12 +13,13 @@ from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicatedGan
 from gemray_cluster.observability.request_trace import completed, identify
 from gemray_cluster.server import convert
 from gemray_cluster.server.answer_size import in_messages, refuse_too_large
+from gemray_cluster.server.answers import Answers
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import EngineFault
-from gemray_cluster.server.generation import Generation
-from gemray_cluster.server.outbox import outbox
+from gemray_cluster.server.outbox import Outbox, outbox
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import BYTES_PER_ID, GenerationRequest, RequestReader, read_request_id, text_cost
+from gemray_cluster.server.sampling import read_num_answers
 from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
 from gemray_cluster.server.whole_answer import WholeAnswer
@@ -53,18 +54,23 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Run to the end and answer once."""
         async with errors_as_statuses(context):
             request_id = await _echo_request_id(request, context)
-            answer = WholeAnswer(request_id)
             num_bytes, most = 0, self._config.max_message_bytes
             async with (
-                self._run(request, request_id, context, max_answer_bytes=most) as generation,
-                aclosing(generation.pieces()) as pieces,
+                self._run(request, request_id, context, max_answer_bytes=most) as answers,
+                aclosing(answers.pieces()) as pieces,
             ):
-                async for piece in pieces:
-                    delta = convert.delta_of(piece, request_id)
+                whole = [WholeAnswer(request_id) for _ in answers.generations]
+                async for index, piece in pieces:
+                    if piece is None:
+                        continue
+                    delta = convert.delta_of(piece, request_id, index)
                     num_bytes += delta.ByteSize()
                     refuse_too_large(num_bytes, most)  # what follows would be computed for nothing
-                    answer.add(delta)
-                response = answer.whole(self._completion(generation))
+                    whole[index].add(delta)
+                response = whole[0].whole(self._completion(answers))
+                model = self._gang.info.model
+                for answer, generation in zip(whole[1:], answers.generations[1:], strict=True):
+                    response.other_answers.append(answer.as_other(convert.completion_of(generation, model)))
                 refuse_too_large(response.ByteSize(), most)  # here, so that it counts as failed
             return response
 
@@ -76,17 +82,29 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             async with outbox(
                 context, deadline_s=config.write_deadline_s, max_message_bytes=config.max_message_bytes
             ) as box:
-                # The place is given back once the engine is done, however slowly the client reads.
-                async with self._run(request, request_id, context) as generation, aclosing(generation.pieces()) as all_:
-                    async for piece in all_:
-                        for delta in in_messages(
-                            convert.delta_of(piece, request_id),
-                            config.max_message_bytes,
-                        ):
-                            box.put(pb.GenerateStreamResponse(request_id=request_id, delta=delta))
-                    final = self._completion(generation)
-                    box.put(pb.GenerateStreamResponse(request_id=request_id, final=final))
+                try:
+                    # The place is given back once the engine is done, however slowly the client reads.
+                    async with self._run(request, request_id, context) as answers:
+                        await self._put_all(answers, request_id, box)
+                except (EngineFault, GangUnavailable):
+                    await box.flushed()  # what the engine gave before
+                    raise
                 await box.flushed()
+
+    async def _put_all(self, answers: Answers, request_id: str, box: Outbox) -> None:
+        """Put an answer's deltas, or those of several and their ends, then the final message."""
+        has_several = len(answers.generations) > 1
+        async with aclosing(answers.pieces()) as pieces:
+            async for index, piece in pieces:
+                if piece is not None:
+                    delta = convert.delta_of(piece, request_id, index)
+                    for part in in_messages(delta, self._config.max_message_bytes):
+                        box.put(pb.GenerateStreamResponse(request_id=request_id, delta=part))
+                elif has_several:
+                    completion = convert.completion_of(answers.generations[index], self._gang.info.model)
+                    end = pb.AnswerEnd(index=index, completion=completion)
+                    box.put(pb.GenerateStreamResponse(request_id=request_id, answer_end=end))
+        box.put(pb.GenerateStreamResponse(request_id=request_id, final=self._completion(answers)))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Needs only the tokenizer, so it also works while the gang starts."""
@@ -129,9 +147,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     @asynccontextmanager
     async def _run(
         self, request: GenerationRequest, request_id: str, context: Context, *, max_answer_bytes: int | None = None
-    ) -> AsyncGenerator[Generation, None]:
+    ) -> AsyncGenerator[Answers, None]:
         """Admit, validate, tokenize."""
-        with self._limiter.admit():
+        with self._limiter.admit(read_num_answers(request.sampling, most=self._limiter.limit)):
             if self._gang.state is not GangState.SERVING:
                 raise GangUnavailable(why_not_serving(self._gang))
             model = self._gang.info.model
@@ -140,14 +158,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             grammar = accepted.submit.params.grammar
             if grammar is not None:
                 await self._text_work.compile(context.peer(), partial(self._reader.grammars.compile, grammar))
-            yield Generation(self._gang, accepted, self._reader.tokenizer)
+            yield Answers(self._gang, accepted, self._reader.tokenizer)
 
-    def _completion(self, generation: Generation) -> pb.Completion:
-        if generation.ending is None:
-            raise EngineFault("the engine ended the request without a reason")
-        num_new = generation.num_completion_tokens - len(generation.request.submit.emitted_ids)
-        completed(generation.ending.reason, max(0, num_new), generation.speculation)
-        return convert.completion_of(generation, generation.ending, self._gang.info.model)
+    def _completion(self, answers: Answers) -> pb.Completion:
+        completion = convert.completion_of_all(answers, self._gang.info.model)
+        ending = answers.generations[0].ending
+        completed("" if ending is None else ending.reason, answers.num_new_tokens, answers.speculation)
+        return completion
 
     def _state(self) -> pb.ServerState:
         draining = self._limiter.is_closed and self._gang.state is GangState.SERVING

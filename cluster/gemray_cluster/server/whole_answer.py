@@ -41,3 +41,15 @@ class WholeAnswer:
             call.arguments_json = "".join(arguments)
         response.completion.CopyFrom(completion)
         return response
+
+    def as_other(self, completion: pb.Completion) -> pb.Answer:
+        """The answer, as one behind the first."""
+        whole = self.whole(completion)
+        return pb.Answer(
+            token_ids=whole.token_ids,
+            text=whole.text,
+            logprobs=whole.logprobs,
+            completion=whole.completion,
+            reasoning=whole.reasoning,
+            tool_calls=whole.tool_calls,
+        )

@@ -1,6 +1,7 @@
 """Clients of a gemray server, for programs: `Client`, `AsyncClient`, and what they need."""
 
 from gemray.client.aio import AsyncAnswer, AsyncClient
+from gemray.client.answers import answers_of
 from gemray.client.errors import (
     Cancelled,
     ClientError,
@@ -30,4 +31,5 @@ __all__ = [
     "ServerAddress",
     "ServerBusy",
     "ServerUnreachable",
+    "answers_of",
 ]

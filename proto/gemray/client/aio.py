@@ -140,9 +140,12 @@ class AsyncAnswer(AsyncIterator[pb.GenerateStreamResponse]):
                 self._continuation.request(), metadata=self._server.metadata, timeout=self._attempts.timeout
             )
             self._messages = aiter(self._call)
-        message: pb.GenerateStreamResponse = await anext(self._messages)
-        self._attempts.progress()
-        return self._continuation.take(message)
+        while True:
+            message: pb.GenerateStreamResponse = await anext(self._messages)
+            told = self._continuation.take(message)
+            if told is not None:  # what was told before is no progress
+                self._attempts.progress()
+                return told
 
     async def _wait_after(self, error: grpc.aio.AioRpcError) -> None:
         """Wait before the next try, at most until `cancel`; raises ClientError when there is to be none."""

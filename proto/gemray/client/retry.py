@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -84,27 +85,43 @@ class Continuation:
             self._request.sampling.seed = secrets.randbits(64)
         self._num_prompt_logprobs = 0
         self._to_skip = 0
+        self._ended: set[int] = set()
+        """Answers whose end has come."""
         self.is_whole = False
         """Whether the final message has come: what fails after it fails nothing."""
 
     def request(self) -> pb.GenerateStreamRequest:
         """What to send next."""
         # A try without tokens is a whole one, so the server tells of the prompt again.
-        self._to_skip = 0 if self._request.emitted_token_ids else self._num_prompt_logprobs
+        self._to_skip = 0 if self._emitted(0) else self._num_prompt_logprobs
         return self._request
 
-    def take(self, message: pb.GenerateStreamResponse) -> pb.GenerateStreamResponse:
-        """Note a message, and give it less what earlier tries gave of the prompt."""
+    def take(self, message: pb.GenerateStreamResponse) -> pb.GenerateStreamResponse | None:
+        """Note a message, and give it less what earlier tries gave of the prompt; None for an end that one of them has
+        told."""
         if message.HasField("final"):
             self.is_whole = True
             return message
-        self._request.emitted_token_ids.extend(message.delta.token_ids)
+        if message.HasField("answer_end"):
+            is_new = message.answer_end.index not in self._ended
+            self._ended.add(message.answer_end.index)
+            return message if is_new else None
+        self._emitted(message.delta.index).extend(message.delta.token_ids)
         if message.delta.prompt_logprobs:
             skipped = min(self._to_skip, len(message.delta.prompt_logprobs))
             self._to_skip -= skipped
             del message.delta.prompt_logprobs[:skipped]
             self._num_prompt_logprobs += len(message.delta.prompt_logprobs)
         return message
+
+    def _emitted(self, index: int) -> MutableSequence[int]:
+        """Where the request lists what has come of an answer."""
+        if self._request.sampling.n <= 1:
+            return self._request.emitted_token_ids
+        by_answer = self._request.emitted_by_answer
+        while len(by_answer) <= index:
+            by_answer.add()
+        return by_answer[index].ids
 
 
 def seeded(request: pb.GenerateRequest) -> pb.GenerateRequest:

@@ -136,9 +136,12 @@ class Answer(Iterator[pb.GenerateStreamResponse]):
             self._call = self._method(
                 self._continuation.request(), metadata=self._server.metadata, timeout=self._attempts.timeout
             )
-        message: pb.GenerateStreamResponse = next(self._call)
-        self._attempts.progress()
-        return self._continuation.take(message)
+        while True:
+            message: pb.GenerateStreamResponse = next(self._call)
+            told = self._continuation.take(message)
+            if told is not None:  # what was told before is no progress
+                self._attempts.progress()
+                return told
 
     def _delay_after(self, told: Any) -> float:
         try:

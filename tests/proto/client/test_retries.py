@@ -10,7 +10,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from gemray.client import AsyncAnswer, AsyncClient, Cancelled, Client, Retry, ServerUnreachable
+from gemray.client import AsyncAnswer, AsyncClient, Cancelled, Client, Retry, ServerUnreachable, answers_of
 from gemray.client.errors import ClientError
 from gemray.client.retry import Attempts
 from gemray.v1 import generation_pb2 as pb
@@ -97,6 +97,59 @@ async def test_a_stream_goes_on_in_a_thread(served: Serving) -> None:
             return list(client.stream(REQUEST))
 
     assert joined(await asyncio.to_thread(ask)) == expected
+
+
+def by_answer(messages: list[pb.GenerateStreamResponse], n: int) -> list[pb.GenerateResponse]:
+    """What a client makes of several answers: each one's deltas and its end, told once."""
+    wholes = []
+    for index in range(n):
+        own = [m for m in messages if m.HasField("delta") and m.delta.index == index]
+        (end,) = [m.answer_end for m in messages if m.HasField("answer_end") and m.answer_end.index == index]
+        wholes.append(joined([*own, pb.GenerateStreamResponse(final=end.completion)]))
+    return wholes
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_several_answers_go_on(served: Serving, in_thread: bool) -> None:
+    request = pb.GenerateStreamRequest.FromString(REQUEST.SerializeToString())
+    request.sampling.n = 3
+    gang_of(served, 99)
+    expected = by_answer(await served.stream(request), 3)
+    gang = gang_of(served, (4, 4, 1, 9, 2))
+
+    def ask() -> list[pb.GenerateStreamResponse]:
+        with Client(served.server.address, retry=AT_ONCE) as client:
+            return list(client.stream(request))
+
+    if in_thread:
+        messages = await asyncio.to_thread(ask)
+    else:
+        async with AsyncClient(served.server.address, retry=AT_ONCE) as client:
+            messages = [message async for message in client.stream(request)]
+    assert gang.num_calls > 3, "it was cut off"
+    for whole, full in zip(by_answer(messages, 3), expected, strict=True):
+        assert whole.token_ids == full.token_ids
+        assert whole.text == full.text
+        assert whole.logprobs == full.logprobs
+        assert whole.prompt_logprobs == full.prompt_logprobs
+        assert whole.completion.finish_reason == full.completion.finish_reason
+        assert whole.completion.usage.completion_tokens == full.completion.usage.completion_tokens
+    assert messages[-1].final.usage.completion_tokens == sum(len(full.token_ids) for full in expected)
+
+
+async def test_all_answers_of_a_response(served: Serving) -> None:
+    gang_of(served, 99)
+    sampling = pb.SamplingParameters(seed=7, max_tokens=5, n=3)
+    async with AsyncClient(served.server.address, retry=AT_ONCE) as client:
+        response = await client.generate(pb.GenerateRequest(text="Hello", sampling=sampling))
+        alone = await client.generate(
+            pb.GenerateRequest(text="Hello", sampling=pb.SamplingParameters(seed=9, max_tokens=5))
+        )
+    answers = answers_of(response)
+    assert [answer.completion.seed for answer in answers] == [7, 8, 9]
+    assert answers[0].text == response.text
+    assert answers[2].token_ids == alone.token_ids
+    assert answers_of(alone) == [answers_of(alone)[0]]
 
 
 async def test_what_was_told_of_the_prompt_is_not_told_twice(served: Serving) -> None:

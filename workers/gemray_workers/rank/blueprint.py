@@ -141,6 +141,7 @@ class Blueprint:
                 if self.config.drafter_path is None or self.drafter.traits.method == "none"
                 else self._identity(self.config.drafter_path)
             ),
+            prefix_cache=self.config.prefix_cache,
         )
 
     def _identity(self, path: str) -> CheckpointIdentity:
