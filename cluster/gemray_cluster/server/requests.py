@@ -11,6 +11,7 @@ import msgspec
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
+from gemray_cluster.server.bad_words import read_bad_words
 from gemray_cluster.server.chat import read_chat, read_tool_choice, takes_one_call
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.limits import LIMITS, check_limits
@@ -114,15 +115,20 @@ class RequestReader:
         """
         check_limits(request)
         prompt_ids = self._prompt_ids(request, model)
+        bad_words = read_bad_words(request.sampling, self.tokenizer, self.vocab_size)
+        forbidden, stop_token_ids = self._call_rules(request.chat)
         params, output = read_sampling(
             request.sampling,
             request.speculation,
             self.defaults,
             model,
             prompt_len=len(prompt_ids),
-            **self._call_rules(request.chat),
+            forbidden=(*forbidden, *bad_words.single),
+            stop_token_ids=stop_token_ids,
         )
-        params = msgspec.structs.replace(params, grammar=self._grammar(request, prompt_ids))
+        params = msgspec.structs.replace(
+            params, grammar=self._grammar(request, prompt_ids), bad_words=bad_words.several
+        )
         if max_answer_bytes is not None:
             refuse_what_no_answer_carries(
                 params,
@@ -166,15 +172,15 @@ class RequestReader:
             pieces.append(detokenizer.flush() + control if control else detokenizer.push(token_id))
         return pb.DetokenizeResponse(text="".join(pieces) + detokenizer.flush())
 
-    def _call_rules(self, chat: pb.Chat) -> dict[str, tuple[int, ...]]:
-        """Ids that a chat forbids, and ids that end its answer, for the sake of calls."""
+    def _call_rules(self, chat: pb.Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(ids that a chat forbids, ids that end its answer) for the sake of calls."""
         control_ids = self.tokenizer.control_ids
         choice = read_tool_choice(chat)
         no_calls, one_call = not choice.may_call, takes_one_call(chat, choice)
-        return {
-            "forbidden": (control_ids[OPENS_CALL],) if no_calls and OPENS_CALL in control_ids else (),
-            "stop_token_ids": (control_ids[CLOSES_CALL],) if one_call and CLOSES_CALL in control_ids else (),
-        }
+        return (
+            (control_ids[OPENS_CALL],) if no_calls and OPENS_CALL in control_ids else (),
+            (control_ids[CLOSES_CALL],) if one_call and CLOSES_CALL in control_ids else (),
+        )
 
     def _grammar(self, request: GenerationRequest, prompt_ids: list[int]) -> Grammar | None:
         """What the answer must follow, not compiled yet."""

@@ -32,8 +32,8 @@ def read_sampling(
     """The parameters of a run and the rules of its text; raises InvalidField. Lengths are checked before (`limits`).
 
     A prompt of `prompt_len` must fit already. What is unset comes from `defaults`; an unset seed is drawn. `forbidden`
-    ids are never chosen, and `stop_token_ids` end the text whatever the request says of stops: both follow from its
-    chat.
+    ids are never chosen, and `stop_token_ids` end the text whatever the request says of stops: what else the request
+    asks for follows from them.
     """
     max_tokens, min_tokens = _read_budgets(sampling, defaults, prompt_len, room=model.max_model_len - prompt_len)
     own_stop_ids = _read_stop_token_ids(sampling, model.vocab_size)
@@ -172,5 +172,5 @@ def _check_something_can_be_chosen(params: SamplingParams) -> None:
         raise InvalidField(
             "sampling.allowed_token_ids",
             list(params.allowed_token_ids[:8]),
-            "at least one id that is neither suppressed by the checkpoint nor, with min_tokens, a stop id",
+            "at least one id that is neither suppressed by the checkpoint, a bad word nor, with min_tokens, a stop id",
         )
