@@ -18,12 +18,15 @@ _TAG_AND_LENGTH = 3
 
 
 def refuse_what_no_answer_carries(
-    params: SamplingParams, *, prompt_len: int, vocab_size: int, max_message_bytes: int
+    params: SamplingParams, *, prompt_len: int, vocab_size: int, max_message_bytes: int, most_token_bytes: int = 0
 ) -> None:
-    """Raise InvalidField when a prompt's log-probabilities leave no room in a unary answer, whatever is generated."""
+    """Raise InvalidField when a prompt's log-probabilities leave no room in a unary answer, whatever is generated.
+
+    `most_token_bytes` is what each token's text and bytes take, where they are asked for.
+    """
     if params.prompt_logprobs is None:
         return
-    num_bytes = (prompt_len - 1) * _most_bytes(params.prompt_logprobs, vocab_size)
+    num_bytes = (prompt_len - 1) * _most_bytes(params.prompt_logprobs, vocab_size, most_token_bytes)
     if num_bytes <= max_message_bytes:
         return
     raise InvalidField(
@@ -61,10 +64,12 @@ def in_messages(delta: pb.Delta, max_message_bytes: int) -> Iterator[pb.Delta]:
     yield delta
 
 
-def _most_bytes(num_top: int, vocab_size: int) -> int:
+def _most_bytes(num_top: int, vocab_size: int, most_token_bytes: int) -> int:
     """Most bytes of one position's log-probabilities: numbers have 8 bytes, ids more the larger they are."""
-    top = pb.TopLogprob(token_id=vocab_size - 1, logprob=-1.0)
-    return _entry_bytes(pb.TokenLogprob(token_id=vocab_size - 1, logprob=-1.0, top=[top] * min(num_top, vocab_size)))
+    text, raw = " " * most_token_bytes, b"" if most_token_bytes == 0 else b" "
+    top = pb.TopLogprob(token_id=vocab_size - 1, logprob=-1.0, text=text, token_bytes=raw)
+    tops = [top] * min(num_top, vocab_size)
+    return _entry_bytes(pb.TokenLogprob(token_id=vocab_size - 1, logprob=-1.0, text=text, token_bytes=raw, top=tops))
 
 
 def _entry_bytes(entry: Message) -> int:

@@ -27,6 +27,8 @@ class Answers:
         self.generations = [
             Generation(gang, answer, tokenizer, index=index, of=len(answers)) for index, answer in enumerate(answers)
         ]
+        self.names_tokens = request.names_tokens
+        """Whether log-probabilities tell the text of their tokens."""
         self._shares_prompt = gang.info.model.prefix_cache
 
     @property

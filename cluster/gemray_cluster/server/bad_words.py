@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.fields import at_most
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField, Summary
-
-MAX_BAD_WORDS = 256
-MAX_BAD_WORD_CHARS = 128
 
 
 @dataclass(frozen=True)
@@ -24,16 +20,14 @@ class BadWordIds:
 
 
 def read_bad_words(sampling: pb.SamplingParameters, tokenizer: ChatTokenizer, vocab_size: int) -> BadWordIds:
-    """The words as the tokenizer writes them, with and without a space in front; raises InvalidField."""
-    at_most("sampling.bad_words", sampling.bad_words, MAX_BAD_WORDS, "words")
+    """The words as the tokenizer writes them, with and without a space in front; raises InvalidField.
+
+    Their number and lengths are checked already.
+    """
     sequences: dict[tuple[int, ...], None] = {}
     for index, word in enumerate(sampling.bad_words):
-        if len(word) > MAX_BAD_WORD_CHARS or not word.strip():
-            raise InvalidField(
-                f"sampling.bad_words[{index}]",
-                Summary.of_text(word),
-                f"1 to {MAX_BAD_WORD_CHARS} characters, not blank",
-            )
+        if not word.strip():
+            raise InvalidField(f"sampling.bad_words[{index}]", Summary.of_text(word), "text that is not blank")
         for text in (word.lstrip(), " " + word.lstrip()):
             ids = tuple(tokenizer.encode(text)[1:])  # less the beginning of a sequence
             if ids and max(ids) < vocab_size:  # the model never gives the others

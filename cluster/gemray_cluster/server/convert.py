@@ -12,6 +12,7 @@ from gemray_cluster.server.errors import EngineFault
 from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.text.output import OutputPiece
+from gemray_cluster.text.token_text import TokenText
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.messages import (
     EngineStats,
@@ -50,15 +51,16 @@ DRAFTER_PLACEMENTS = {
 RANK_ROLES = {"target": pb.RANK_ROLE_TARGET, "drafter": pb.RANK_ROLE_DRAFTER}
 
 
-def delta_of(piece: OutputPiece, request_id: str, index: int = 0) -> pb.Delta:
-    """One step's output of the answer `index`. Its calls go by the request's id, and that of a further answer."""
+def delta_of(piece: OutputPiece, request_id: str, index: int = 0, token_text: TokenText | None = None) -> pb.Delta:
+    """One step's output of the answer `index`. Its calls go by the request's id, and that of a further answer; with
+    `token_text` its log-probabilities name their tokens."""
     owner = f"{request_id}-{index}" if index else request_id
     return pb.Delta(
         index=index,
         token_ids=piece.token_ids,
         text=piece.text,
-        logprobs=token_logprobs(piece.logprobs),
-        prompt_logprobs=token_logprobs(piece.prompt_logprobs),
+        logprobs=token_logprobs(piece.logprobs, token_text),
+        prompt_logprobs=token_logprobs(piece.prompt_logprobs, token_text),
         reasoning=piece.reasoning,
         tool_calls=[
             pb.ToolCallDelta(
@@ -107,9 +109,9 @@ def completion_of(generation: Generation, model: ModelInfo) -> pb.Completion:
     )
 
 
-def token_logprobs(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
-    """Log-probabilities, one a token."""
-    return [
+def token_logprobs(logprobs: Iterable[TokenLogprob], token_text: TokenText | None) -> list[pb.TokenLogprob]:
+    """Log-probabilities, one a token, with what the tokens say if that is asked for."""
+    messages = [
         pb.TokenLogprob(
             token_id=entry.token_id,
             logprob=entry.logprob,
@@ -117,6 +119,12 @@ def token_logprobs(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
         )
         for entry in logprobs
     ]
+    if token_text is not None:
+        for message in messages:
+            message.text, message.token_bytes = token_text.of(message.token_id)
+            for top in message.top:
+                top.text, top.token_bytes = token_text.of(top.token_id)
+    return messages
 
 
 def speculation(counters: SpeculationCounters, model: ModelInfo) -> pb.Speculation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from gemray_cluster.gang.client import GangClient, GangUnavailable
 from gemray_cluster.observability.request_trace import advanced, submitted
@@ -33,6 +34,7 @@ class Generation:
             request.output,
             open_thought=_open_thought(tokenizer, request.submit.prompt_ids),
         )
+        self._echo = "" if request.submit.emitted_ids else request.echo
         self.ending: Ending | None = None
         """Set once `pieces` is exhausted."""
         self.cached_tokens = 0
@@ -74,6 +76,8 @@ class Generation:
                     # A delta holds the accepted drafts of its round and one token more; a stop string may cut it.
                     dropped = range(len(piece.token_ids), len(delta.token_ids) - 1)
                     self.speculation = delta.speculation.without_acceptances(dropped)
+                if self._echo and piece.token_ids:  # with a token, by which a client knows that it has come
+                    piece, self._echo = replace(piece, text=self._echo + piece.text), ""
                 self.ending = piece.ending
                 if not piece.is_empty:
                     yield piece

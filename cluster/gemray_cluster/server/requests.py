@@ -15,13 +15,14 @@ from gemray_cluster.server.bad_words import read_bad_words
 from gemray_cluster.server.chat import read_chat, read_tool_choice, takes_one_call
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.limits import LIMITS, check_limits
+from gemray_cluster.server.prompt_text import newest, read_echo, read_kept_tokens, shows_special, text_of
 from gemray_cluster.server.required_calls import read_required_calls
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.server.structured import read_structured
 from gemray_cluster.text.control_tokens import RenderedText
-from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.output import OutputRules
 from gemray_cluster.text.structure import CLOSES_CALL, OPENS_CALL
+from gemray_cluster.text.token_text import TokenText
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
@@ -67,6 +68,10 @@ class AcceptedRequest:
     output: OutputRules
     others: tuple[Submit, ...] = ()
     """The answers behind the first, where there are several."""
+    echo: str = ""
+    """What the text of each begins with."""
+    names_tokens: bool = False
+    """Whether log-probabilities tell the text of their tokens."""
 
     @property
     def answers(self) -> tuple[AcceptedRequest, ...]:
@@ -102,6 +107,11 @@ class RequestReader:
         """Compiles what requests ask of their answers; compile in a thread."""
         return GrammarCompiler(self.tokenizer.grammar_vocabulary(self.vocab_size))
 
+    @cached_property
+    def token_text(self) -> TokenText:
+        """What single tokens say."""
+        return TokenText(self.tokenizer)
+
     def prepare_grammars(self) -> None:
         """Build `grammars` now: nothing else of the process runs meanwhile, up to two seconds."""
         _ = self.grammars
@@ -135,6 +145,7 @@ class RequestReader:
                 prompt_len=len(prompt_ids),
                 vocab_size=model.vocab_size,
                 max_message_bytes=max_answer_bytes,
+                most_token_bytes=self.token_text.most_bytes if request.sampling.logprob_text else 0,
             )
         first_ids, *other_ids = self._emitted_ids(request, params)
         submit = Submit(
@@ -146,7 +157,13 @@ class RequestReader:
             cache_salt=request.cache_salt,
         )
         others = tuple(_other(submit, index, ids) for index, ids in enumerate(other_ids, start=1))
-        return AcceptedRequest(submit, output, others)
+        return AcceptedRequest(
+            submit,
+            output,
+            others,
+            echo=read_echo(request, prompt_ids, self.tokenizer),
+            names_tokens=request.sampling.logprob_text,
+        )
 
     def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """The ids that a generation would run, and their text; raises InvalidField. Slow for long texts, as `read`."""
@@ -164,13 +181,7 @@ class RequestReader:
         """The text of token ids; raises InvalidField."""
         check_limits(request)
         ids = check_token_ids("token_ids", request.token_ids, self.vocab_size)
-        shows_special = request.HasField("skip_special_tokens") and not request.skip_special_tokens
-        detokenizer = Detokenizer(self.tokenizer)
-        pieces = []
-        for token_id in ids:
-            control = detokenizer.control_of(token_id) if shows_special else ""
-            pieces.append(detokenizer.flush() + control if control else detokenizer.push(token_id))
-        return pb.DetokenizeResponse(text="".join(pieces) + detokenizer.flush())
+        return pb.DetokenizeResponse(text=text_of(ids, self.tokenizer, shows_special=shows_special(request)))
 
     def _call_rules(self, chat: pb.Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ids that a chat forbids, ids that end its answer) for the sake of calls."""
@@ -196,12 +207,14 @@ class RequestReader:
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidField("input", None, "one of text, token_ids, chat")
+        kept = read_kept_tokens(request.sampling, max_model_len=model.max_model_len)
         if kind == "token_ids":
-            _check_prompt_length(kind, len(request.token_ids.ids), model)
-            return list(check_token_ids("token_ids.ids", request.token_ids.ids, self.vocab_size))
-        self._check_num_bytes(kind, _num_bytes(request), model)
+            given = request.token_ids.ids
+            _check_prompt_length(kind, len(given) if kept is None else min(kept, len(given)), model)
+            return newest(check_token_ids("token_ids.ids", given, self.vocab_size), kept, keeps_bos=False)
+        self._check_num_bytes(kind, _num_bytes(request), model, is_cut=kept is not None)
         rendered = RenderedText(request.text) if kind == "text" else self._render(request.chat)
-        ids = self._encode(kind, rendered) if rendered.text else []
+        ids = newest(self._encode(kind, rendered) if rendered.text else [], kept, keeps_bos=True)
         _check_prompt_length(kind, len(ids), model)
         return ids
 
@@ -223,9 +236,12 @@ class RequestReader:
         emitted = [list(check_token_ids(field, ids, self.vocab_size)) for field, ids in fields.items()]
         return emitted + [[] for _ in range(num_answers - len(emitted))]
 
-    def _check_num_bytes(self, field: str, num_bytes: int, model: ModelInfo) -> None:
-        """Refuse what no tokenizing could make fit: cutting megabytes into tokens takes seconds."""
+    def _check_num_bytes(self, field: str, num_bytes: int, model: ModelInfo, *, is_cut: bool) -> None:
+        """Refuse what no tokenizing could make fit: cutting megabytes into tokens takes seconds. What is to be cut
+        (`is_cut`) may be as long as a text for Tokenize."""
         most = model.max_model_len * self.tokenizer.longest_token
+        if is_cut and num_bytes <= MAX_TOKENIZE_BYTES:
+            return
         if num_bytes > most:
             raise InvalidField(
                 field,

@@ -6,6 +6,7 @@ import secrets
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.fields import at_most, check_token_ids, integer, number
+from gemray_cluster.server.prompt_text import shows_special
 from gemray_cluster.text.output import OutputRules
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
@@ -62,7 +63,7 @@ def read_sampling(
         stops=tuple(sampling.stop) or tuple(defaults.stop_strings),
         min_tokens=min_tokens,
         show_stop=sampling.include_stop_str_in_output,
-        show_special=sampling.HasField("skip_special_tokens") and not sampling.skip_special_tokens,
+        show_special=shows_special(sampling),
     )
     return params, output
 

@@ -23,6 +23,7 @@ from gemray_cluster.server.sampling import read_num_answers
 from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
 from gemray_cluster.server.whole_answer import WholeAnswer
+from gemray_cluster.text.token_text import TokenText
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 SERVICE_NAME: str = SERVICE.full_name
@@ -63,7 +64,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 async for index, piece in pieces:
                     if piece is None:
                         continue
-                    delta = convert.delta_of(piece, request_id, index)
+                    delta = convert.delta_of(piece, request_id, index, self._token_text(answers))
                     num_bytes += delta.ByteSize()
                     refuse_too_large(num_bytes, most)  # what follows would be computed for nothing
                     whole[index].add(delta)
@@ -97,7 +98,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         async with aclosing(answers.pieces()) as pieces:
             async for index, piece in pieces:
                 if piece is not None:
-                    delta = convert.delta_of(piece, request_id, index)
+                    delta = convert.delta_of(piece, request_id, index, self._token_text(answers))
                     for part in in_messages(delta, self._config.max_message_bytes):
                         box.put(pb.GenerateStreamResponse(request_id=request_id, delta=part))
                 elif has_several:
@@ -159,6 +160,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             if grammar is not None:
                 await self._text_work.compile(context.peer(), partial(self._reader.grammars.compile, grammar))
             yield Answers(self._gang, accepted, self._reader.tokenizer)
+
+    def _token_text(self, answers: Answers) -> TokenText | None:
+        return self._reader.token_text if answers.names_tokens else None
 
     def _completion(self, answers: Answers) -> pb.Completion:
         completion = convert.completion_of_all(answers, self._gang.info.model)

@@ -9,11 +9,14 @@ import pytest
 import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.bad_words import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS
+from gemray_cluster.server.limits import LIMITS
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_gang import FakeGang
 from support.cluster.serving import Serving, bad_request_of, serving
+
+LIMIT = LIMITS["SamplingParameters.bad_words"]
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = LIMIT.entries or 0, LIMIT.chars or 0
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
