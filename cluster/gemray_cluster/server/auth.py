@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from gemray_cluster.server.watched_files import WatchedFiles
 from gemray_workers.errors import InvalidField
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
@@ -18,8 +19,9 @@ def read_tokens(path: str | Path) -> tuple[str, ...]:
     """One accepted token a line, so that tokens can be rotated; raises InvalidField."""
     try:
         tokens = tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
-    except OSError as error:
-        raise InvalidField("auth_token_file", str(path), f"a readable file ({error.strerror})") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InvalidField("auth_token_file", str(path), f"a readable file ({why})") from error
     if not tokens:
         raise InvalidField("auth_token_file", str(path), "a file with at least one token, one a line")
     return tokens
@@ -28,8 +30,14 @@ def read_tokens(path: str | Path) -> tuple[str, ...]:
 class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Ends calls without a known ``authorization: Bearer TOKEN`` with UNAUTHENTICATED."""
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self._tokens = tuple(token.encode() for token in tokens)
+    def __init__(self, tokens: Callable[[], Sequence[str]]) -> None:
+        """`tokens` gives those that are accepted now."""
+        self._tokens = tokens
+
+    @classmethod
+    def of_file(cls, path: str) -> BearerAuth:
+        """Accept the tokens that a file holds when a call comes; raises InvalidField for one that holds none now."""
+        return cls(WatchedFiles([path], lambda: read_tokens(path)).latest)
 
     async def intercept_service(
         self,
@@ -49,8 +57,9 @@ class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if key == "authorization" and isinstance(value, str):
                 scheme, _, token = value.partition(" ")
                 given = token.strip().encode()
+                known = [accepted.encode() for accepted in self._tokens()]
                 # Every token is compared, and in constant time: timing tells nothing.
-                return scheme.lower() == "bearer" and sum(hmac.compare_digest(given, t) for t in self._tokens) > 0
+                return scheme.lower() == "bearer" and sum(hmac.compare_digest(given, t) for t in known) > 0
         return False
 
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import ReplicatedGang
-from gemray_cluster.server.auth import BearerAuth, read_tokens
+from gemray_cluster.server.auth import BearerAuth
 from gemray_cluster.server.channel_options import server_options
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.first_message import FirstMessage
 from gemray_cluster.server.health import HealthReporter
+from gemray_cluster.server.reflection import add_reflection
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.service import SERVICE, SERVICE_NAME, GenerationService
 from gemray_cluster.server.text_work import TextWork
-from gemray_cluster.server.tls_files import read_authority, read_key_pair
+from gemray_cluster.server.tls_files import server_credentials
 from gemray_cluster.server.wire import ReadableRequests
 
 CLOSE_GRACE_S = 1.0
@@ -63,17 +63,17 @@ class GenerationServer:
     async def start(self) -> None:
         """Bind and serve; raises AddressUnavailable, and InvalidField for unreadable TLS or token files."""
         config = self._config
-        auth = [BearerAuth(read_tokens(config.auth_token_file))] if config.auth_token_file else []
-        credentials = _credentials(config)
+        auth = [BearerAuth.of_file(config.auth_token_file)] if config.auth_token_file else []
+        credentials = server_credentials(config)
         _check_address(config.host, config.port)
-        interceptors = [FirstMessage(), *self._interceptors, *auth, ReadableRequests(SERVICE)]
+        health = health_pb2.DESCRIPTOR.services_by_name["Health"]
+        interceptors = [FirstMessage(), *self._interceptors, *auth, ReadableRequests(SERVICE, health)]
         server = grpc.aio.server(
             interceptors=interceptors, options=server_options(config.max_message_bytes, config.max_connection_age_s)
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-        reflection.enable_server_reflection((SERVICE_NAME, health_name, reflection.SERVICE_NAME), server)
+        add_reflection(server, (SERVICE_NAME, health.full_name))
         where = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
         try:
             self.port = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
@@ -139,13 +139,3 @@ def _check_address(host: str, port: int) -> None:
             probe.listen()
     except OSError as error:
         raise AddressUnavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-
-
-def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
-    if config.tls_cert_file is None or config.tls_key_file is None:
-        return None
-    key, certificate = read_key_pair(config.tls_key_file, config.tls_cert_file)
-    client_ca = read_authority("tls_client_ca_file", config.tls_client_ca_file) if config.tls_client_ca_file else None
-    return grpc.ssl_server_credentials(
-        [(key, certificate)], root_certificates=client_ca, require_client_auth=client_ca is not None
-    )

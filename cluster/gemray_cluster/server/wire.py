@@ -105,12 +105,13 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
 
 
 class ReadableRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Reads the requests of one service itself; unreadable ones end as their error says."""
+    """Reads the requests of some services itself; unreadable ones end as their error says."""
 
-    def __init__(self, service: ServiceDescriptor) -> None:
-        """All of the service's methods take one message."""
+    def __init__(self, *services: ServiceDescriptor) -> None:
+        """All of the services' methods take one message."""
         self._kinds = {
             f"/{service.full_name}/{method.name}": message_factory.GetMessageClass(method.input_type)
+            for service in services
             for method in service.methods
         }
 

@@ -247,7 +247,7 @@ class ServeSettings:
         SECONDS, "Age at which a connection is told to go away; its streams go on (default: none).", bounds="> 0"
     )
     write_deadline_s: float | None = _server(SECONDS, "Longest time a stream may go unread (default 30).", bounds="> 0")
-    tls_cert_file: str | None = _server(PATH, "Certificate chain, PEM.")
+    tls_cert_file: str | None = _server(PATH, "Certificate chain, PEM; read again when it changes, as are those below.")
     tls_key_file: str | None = _server(PATH, "Private key of the certificate, PEM.")
     tls_client_ca_file: str | None = _server(PATH, "Clients must show a certificate of this authority (mTLS).")
     auth_token_file: str | None = _server(PATH, "Clients must send one of these bearer tokens, one a line.")

@@ -77,10 +77,16 @@ async def test_health(served: Serving) -> None:
     assert json.loads(out) == {"status": "SERVING"}
 
 
-async def test_reflection(served: Serving) -> None:
-    code, out, err = await buf_curl(served, "", None, "--list-services")
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection(served: Serving, version: str) -> None:
+    code, out, err = await buf_curl(served, "", None, "--reflect-protocol", f"grpc-{version}", "--list-services")
     assert code == 0, err
-    assert {SERVICE, "grpc.health.v1.Health"} <= set(out.split())
+    assert {SERVICE, "grpc.health.v1.Health", f"grpc.reflection.{version}.ServerReflection"} <= set(out.split())
+    code, out, err = await buf_curl(
+        served, f"{SERVICE}/Tokenize", {"text": "Hi"}, "--reflect-protocol", f"grpc-{version}"
+    )
+    assert code == 0, err
+    assert json.loads(out)["text"] == "Hi"
 
 
 async def test_bad_value(served: Serving) -> None:
