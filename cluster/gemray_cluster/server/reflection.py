@@ -17,8 +17,8 @@ SERVICES = tuple(f"{package}.ServerReflection" for package in (V1, V1_ALPHA))
 
 def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> None:
     """Describe the services, these two included, to clients that ask."""
-    _describe_v1(descriptor_pool.Default())  # type: ignore[no-untyped-call]
-    servicer: Any = reflection.aio.ReflectionServicer((*service_names, *SERVICES))
+    _describe_v1(descriptor_pool.Default())
+    servicer: Any = reflection.aio.ReflectionServicer((*service_names, *SERVICES))  # type: ignore[attr-defined]
     answer = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=_read,

@@ -73,7 +73,7 @@ async def test_certificate(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
         async def is_trusted(authority: bytes) -> bool:
             credentials = grpc.ssl_channel_credentials(authority)
             async with grpc.aio.secure_channel(f"localhost:{served.server.port}", credentials) as channel:
-                stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+                stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
                 try:
                     return bool((await stub.Generate(HI, timeout=HANG_S)).request_id)
                 except grpc.aio.AioRpcError:
@@ -82,7 +82,7 @@ async def test_certificate(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
         assert [await is_trusted(old), await is_trusted(new)] == [True, False]
         credentials = grpc.ssl_channel_credentials(old)
         async with grpc.aio.secure_channel(f"localhost:{served.server.port}", credentials) as live:
-            stub: Any = generation_pb2_grpc.GenerationServiceStub(live)  # type: ignore[no-untyped-call]
+            stub: Any = generation_pb2_grpc.GenerationServiceStub(live)
             assert (await stub.Generate(HI, timeout=HANG_S)).request_id
             put((tmp_path / "next" / "key.pem").read_text(), key)  # no pair with the certificate that is still there
             assert await is_trusted(old)
