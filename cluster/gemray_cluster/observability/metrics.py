@@ -103,7 +103,7 @@ class RequestMetrics:
             return
         histograms = {
             Phase.QUEUE: self.queue,
-            Phase.PREFILL: self.prefill.labels("hit" if phases.is_prefix_hit else "miss"),
+            Phase.PREFILL: self.prefill.labels("hit" if phases.cached_tokens else "miss"),
             Phase.DECODE: self.decode,
         }
         histograms[phase].observe(seconds)

@@ -25,8 +25,8 @@ class Phases:
     """As rank 0 measured it."""
     first_token: float | None = None
     newest_token: float | None = None
-    is_prefix_hit: bool = False
-    """Whether the prefix cache had the beginning of the prompt."""
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache had."""
 
     def submit(self, now: float) -> None:
         """The request goes to the engine."""
@@ -38,7 +38,7 @@ class Phases:
         if self.queue_s is None and delta.queue_seconds is not None:
             self.queue_s = delta.queue_seconds
             ended.append(Phase.QUEUE)
-        self.is_prefix_hit = self.is_prefix_hit or delta.cached_tokens > 0
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         if delta.token_ids:
             if self.first_token is None:
                 self.first_token = now

@@ -10,14 +10,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from gemray_cluster.observability.json_lines import REQUEST
 from gemray_cluster.observability.metrics import RequestMetrics
@@ -93,6 +94,10 @@ class RequestTrace:
     """Why the output ended, once it has."""
     speculation: SpeculationCounters | None = None
     phases: Phases = field(default_factory=Phases)
+    operation: str = "text_completion"
+    """What was asked for, as OpenTelemetry calls it; ``chat`` is the other one."""
+    submit: Submit | None = None
+    """The request as the engine got it, if it did."""
     _arrival: float = field(init=False)
     _newest: dict[int, float] = field(init=False, default_factory=dict)
     """When the newest token of each answer came."""
@@ -102,11 +107,17 @@ class RequestTrace:
         self._arrival = self.clock()
         self.metrics.in_flight.inc()
 
+    @property
+    def arrival(self) -> float:
+        """When the call came, by `clock`."""
+        return self._arrival
+
     def submitted(self, submit: Submit) -> None:
         """The request goes to the engine; of several answers the first one counts."""
         if self._submitted:
             return
         self._submitted = True
+        self.submit = submit
         self.engine_id = submit.request_id
         self.prompt_tokens = len(submit.prompt_ids)
         self.metrics.prompt_tokens.observe(self.prompt_tokens)
@@ -177,11 +188,21 @@ def _quoted(value: str) -> str:
     return value if plain else json.dumps(value)
 
 
+class TraceListener(Protocol):
+    """Who wants to know of calls that have ended."""
+
+    def ended(self, trace: RequestTrace, status: grpc.StatusCode, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        """A call ended; `metadata` came with it."""
+        ...
+
+
 class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Opens a trace for each generation call and ends it with the call's status. Put it first."""
 
-    def __init__(self, metrics: RequestMetrics) -> None:
+    def __init__(self, metrics: RequestMetrics, listener: TraceListener | None = None) -> None:
+        """`listener` is told of each call that has ended."""
         self._metrics = metrics
+        self._listener = listener
 
     async def intercept_service(
         self,
@@ -202,27 +223,34 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             self._unary(rpc, handler.unary_unary), handler.request_deserializer, handler.response_serializer
         )
 
-    def _open(self, rpc: str) -> RequestTrace:
+    def _open(self, rpc: str, request: Any) -> RequestTrace:
         trace = RequestTrace(rpc, self._metrics)
+        if isinstance(request, Message) and request.WhichOneof("input") == "chat":
+            trace.operation = "chat"
         _current.set(trace)
         return trace
 
+    def _end(self, trace: RequestTrace, status: grpc.StatusCode, context: Any) -> None:
+        trace.ended(status)
+        if self._listener is not None:
+            self._listener.ended(trace, status, context.invocation_metadata() or ())
+
     def _unary(self, rpc: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def traced(request: Any, context: Any) -> Any:
-            trace, allowed_s = self._open(rpc), context.time_remaining()
+            trace, allowed_s = self._open(rpc, request), context.time_remaining()
             try:
                 response = await behaviour(request, context)
             except BaseException as error:
-                trace.ended(_status(error, context, allowed_s))
+                self._end(trace, _status(error, context, allowed_s), context)
                 raise
-            trace.ended(_code(context) or grpc.StatusCode.OK)
+            self._end(trace, _code(context) or grpc.StatusCode.OK, context)
             return response
 
         return traced
 
     def _stream(self, rpc: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def traced(request: Any, context: Any) -> None:
-            trace, allowed_s = self._open(rpc), context.time_remaining()
+            trace, allowed_s = self._open(rpc, request), context.time_remaining()
             try:
                 answer = behaviour(request, context)
                 # A handler either is an async generator or writes to its context.
@@ -233,9 +261,9 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 else:
                     await answer
             except BaseException as error:
-                trace.ended(_status(error, context, allowed_s))
+                self._end(trace, _status(error, context, allowed_s), context)
                 raise
-            trace.ended(_code(context) or grpc.StatusCode.OK)
+            self._end(trace, _code(context) or grpc.StatusCode.OK, context)
 
         return traced
 

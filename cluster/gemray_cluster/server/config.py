@@ -27,6 +27,8 @@ class ServerConfig:
     """Where Prometheus finds /metrics; None for nowhere."""
     log_format: LogFormat = "text"
     """Lines on stderr: ``text`` for people, or a ``json`` object each."""
+    otlp_traces_endpoint: str | None = None
+    """``http://HOST:PORT`` (or https) of a collector of OpenTelemetry traces; None sends none."""
     max_live_requests: int = ranged(AT_LEAST_ONE, 256)
     """Running and queued together; one more is answered with RESOURCE_EXHAUSTED."""
     max_message_bytes: int = ranged(Range(1 << 16, unit="bytes"), DEFAULT_MAX_MESSAGE_BYTES)

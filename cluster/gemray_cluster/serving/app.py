@@ -17,10 +17,12 @@ from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.open_files import raise_open_files
 from gemray_cluster.check.resources import rank_bundle
+from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.gang.router import Router
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.observability.request_spans import spans_to
 from gemray_cluster.observability.request_trace import TraceInterceptor
 from gemray_cluster.ray_runtime.device import asked_device, choose_device
 from gemray_cluster.ray_runtime.launcher import RayGang
@@ -68,10 +70,14 @@ async def serving(
         await asyncio.to_thread(_refuse_unfit, settings, asked)
     router = Router(limits, max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
-    interceptor = TraceInterceptor(RequestMetrics(registry))
+    endpoint = server_config.otlp_traces_endpoint
+    spans = None if endpoint is None else spans_to(endpoint, lambda: _model_name(router, settings))
+    interceptor = TraceInterceptor(RequestMetrics(registry), spans)
     registry.register(EngineCollector(router, server_config.served_model_name))
     server = GenerationServer(server_config, router, reader, interceptors=[interceptor])
     async with AsyncExitStack() as stack:
+        if spans is not None:  # first, so that it is closed after the last call
+            stack.push_async_callback(asyncio.to_thread, spans.close)
         await server.start()
         stack.push_async_callback(server.close)
         if settings.metrics_port is not None:
@@ -107,6 +113,16 @@ async def serving(
                 f"{num_cut} requests were cut: they had not finished within drain_deadline_s = "
                 f"{server_config.drain_deadline_s:g}"
             )
+
+
+def _model_name(router: Router, settings: ServeSettings) -> str:
+    """What clients call the model; before it has loaded, the directory's name."""
+    if settings.served_model_name is not None:
+        return settings.served_model_name
+    try:
+        return router.info.model.checkpoint.name
+    except GangUnavailable:
+        return Path(settings.model).name
 
 
 def _warn_if_open(config: ServerConfig) -> None:

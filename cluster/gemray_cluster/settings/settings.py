@@ -233,6 +233,9 @@ class ServeSettings:
     log_format: str | None = _server(
         one_of("text", "json"), "Lines on stderr: text, or a JSON object each (default text)."
     )
+    otlp_traces_endpoint: str | None = _server(
+        TEXT, "Collector of OpenTelemetry traces, http://HOST:4317; needs gemray[tracing] (default: none)."
+    )
     max_live_requests: int | None = _server(
         INTEGER, "Running and queued requests; more are refused (default 256).", bounds=">= 1"
     )
