@@ -16,10 +16,9 @@ from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.result import CheckResult, Status
 from gemray_workers.errors import CapacityError
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.waiting import HANG_S
 
 GEMRAY = Path(sysconfig.get_path("scripts")) / "gemray"
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def _check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +29,7 @@ def _check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=HANG_S,
     )
 
 
@@ -45,7 +44,7 @@ def test_a_machine_that_can_serve(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gemray serve can start" in done.stdout

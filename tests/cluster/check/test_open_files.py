@@ -13,6 +13,7 @@ from gemray_cluster.check import open_files
 from gemray_cluster.check.result import Status
 from gemray_workers.errors import CapacityError
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.waiting import HANG_S
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_few_files_are_named_before_anything_starts(tmp_path: Path, command: str
     gemray = f"{sys.executable} -c 'from gemray_cluster.cli import main; main()'"
     ran = subprocess.run(
         ["bash", "-c", f"ulimit -n 64; exec {gemray} {command} --model {model} --port 0 --device cpu"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     told = ran.stdout + ran.stderr
     assert ran.returncode in (1, 3), told

@@ -27,6 +27,7 @@ from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.command import GEMRAY, gemray, run
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, serving
+from support.waiting import HANG_S
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -41,7 +42,7 @@ def test_help_needs_nothing_heavy() -> None:
         "heavy = {'torch', 'ray', 'transformers', 'grpc', 'tokenizers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=HANG_S)
 
 
 def test_version() -> None:
@@ -103,7 +104,7 @@ def test_serve_on_a_taken_port(tmp_path: Path) -> None:
 )
 def test_values_that_no_message_can_hold(arguments: list[str | bytes], words: bytes) -> None:
     command = [*GEMRAY, "generate", "--address", "127.0.0.1:1", *arguments]
-    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, timeout=HANG_S, check=False)
     assert result.returncode == 2
     assert words in result.stderr
     assert b"Traceback" not in result.stderr
@@ -287,6 +288,6 @@ async def test_a_full_disk_is_told_in_a_sentence(served: Serving) -> None:
         process = await asyncio.create_subprocess_exec(
             *GEMRAY, "info", "--address", served.server.address, stdout=full, stderr=asyncio.subprocess.PIPE
         )
-        _, err = await asyncio.wait_for(process.communicate(), 60)
+        _, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 1
     assert err.decode() == "error: the output cannot be written: No space left on device\n"

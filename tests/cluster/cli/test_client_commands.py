@@ -16,6 +16,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.command import gemray, run
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
+from support.waiting import HANG_S
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -142,6 +143,6 @@ def test_shell_completion_lists_commands_and_flags() -> None:
     environment = {**os.environ, "_GEMRAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
     script = "import sys; sys.argv[0] = 'gemray'; from gemray_cluster.cli import main; main()"
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, env=environment
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=False, env=environment
     )
     assert "--json" in result.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemray_cluster.cli.drain import is_serve_command
+from support.waiting import HANG_S
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 SERVER = """
@@ -33,7 +34,7 @@ class Server:
 
 
 def drain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*GEMRAY, "drain", *arguments], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([*GEMRAY, "drain", *arguments], capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ def test_it_waits_until_the_server_has_ended(tmp_path: Path, servers: list[Serve
     pid = servers[0].process.pid
     # This test is the server's parent: who does not collect a dead child keeps it in the table of processes.
     drained = subprocess.Popen([*GEMRAY, "drain", "--pid", str(pid)], stderr=subprocess.PIPE, text=True)
-    assert servers[0].process.wait(60) == 7, "told by SIGTERM"
-    _, said = drained.communicate(timeout=60)
+    assert servers[0].process.wait(HANG_S) == 7, "told by SIGTERM"
+    _, said = drained.communicate(timeout=HANG_S)
     assert (drained.returncode, said) == (0, f"draining: waiting for process {pid}\nended\n")
 
 

@@ -16,6 +16,7 @@ from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.serve_process import GEMRAY, START_S, line_with, ranks_of, served, starting
+from support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +52,9 @@ async def test_serve_answers_and_drains(tmp_path: Path) -> None:
         cancelled = stub.GenerateStream(pb.GenerateStreamRequest(text="import this", sampling={"ignore_eos": True}))
         await cancelled.read()
         cancelled.cancel()
-        await asyncio.sleep(1)
-        stats = await stub.GetServerStats(pb.GetServerStatsRequest())
-        assert (stats.requests.active, stats.engine.num_running) == (0, 0)
-        assert all(pool.pages_in_use == 0 for pool in stats.engine.pools)
+        async with asyncio.timeout(HANG_S):
+            while not is_idle(await stub.GetServerStats(pb.GetServerStatsRequest())):
+                await asyncio.sleep(0.1)
 
         live = stub.GenerateStream(
             pb.GenerateStreamRequest(text="import this", sampling={"ignore_eos": True, "max_tokens": 60})
@@ -64,7 +64,12 @@ async def test_serve_answers_and_drains(tmp_path: Path) -> None:
         while (message := await live.read()) is not END_OF_STREAM:
             newest = message
         assert newest.final.usage.completion_tokens == 60, "draining lets it finish"
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+
+
+def is_idle(stats: pb.GetServerStatsResponse) -> bool:
+    nothing_runs = (stats.requests.active, stats.engine.num_running) == (0, 0)
+    return nothing_runs and all(pool.pages_in_use == 0 for pool in stats.engine.pools)
 
 
 async def test_a_killed_rank_costs_a_pause(tmp_path: Path) -> None:
@@ -77,11 +82,11 @@ async def test_a_killed_rank_costs_a_pause(tmp_path: Path) -> None:
         live = stub.GenerateStream(request)
         messages = [await live.read()]
         ranks_of(process)[-1].kill()
-        while (message := await asyncio.wait_for(live.read(), 60)) is not END_OF_STREAM:
+        while (message := await asyncio.wait_for(live.read(), HANG_S)) is not END_OF_STREAM:
             messages.append(message)
         assert _joined(messages) == _joined(undisturbed)
         assert messages[-1].final.usage.completion_tokens == 90
-        line = await asyncio.wait_for(line_with(process, "rebuilding the gang"), 10)
+        line = await asyncio.wait_for(line_with(process, "rebuilding the gang"), HANG_S)
         assert line.endswith("live requests: 1\n"), "the rank died in the middle"
 
 
@@ -100,9 +105,9 @@ async def test_without_rebuilds_a_killed_rank_ends_the_server(tmp_path: Path) ->
         await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
         (rank,) = ranks_of(process)
         rank.kill()
-        line = await asyncio.wait_for(line_with(process, "error: "), 30)
+        line = await asyncio.wait_for(line_with(process, "error: "), HANG_S)
         assert line.startswith(f"error: the gang failed: rank 0: its process died (pid {rank.pid}")
-        assert await asyncio.wait_for(process.wait(), 30) == 1
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 1
 
 
 async def test_demo() -> None:

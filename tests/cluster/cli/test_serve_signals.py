@@ -19,8 +19,8 @@ from gemray.client import AsyncClient, Retry
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.serve_process import GEMRAY, START_S, line_with, ray_of, served, starting
-from support.waiting import eventually
+from support.cluster.serve_process import GEMRAY, PATIENCE, START_S, line_with, ray_of, served, starting
+from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +30,11 @@ NUM_TOKENS = 100
 class Reader:
     """A client that reads one stream to its end."""
 
-    def __init__(self, channel: grpc.aio.Channel, seed: int) -> None:
+    def __init__(self, channel: grpc.aio.Channel, seed: int, num_tokens: int = NUM_TOKENS) -> None:
         self.ids: list[int] = []
         self.final: pb.Completion | None = None
         self.began = asyncio.Event()
-        sampling = pb.SamplingParameters(seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True)
+        sampling = pb.SamplingParameters(seed=seed, max_tokens=num_tokens, ignore_eos=True)
         self.task = asyncio.create_task(
             self._read(channel, pb.GenerateStreamRequest(text="import this", sampling=sampling))
         )
@@ -99,10 +99,10 @@ async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path) -> None:
         (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
         readers = await reading(channel, 20)
         os.killpg(process.pid, signal.SIGTERM)
-        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), 60)
+        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
         assert found[0] == expected
-        assert await asyncio.wait_for(process.wait(), 30) == 0
-        await eventually(lambda: gone(everything), deadline_s=20)
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+        await eventually(lambda: gone(everything))
 
 
 async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) 
             process.kill()
         async with starting(model, "--tp", "1", port=port):
             assert await asyncio.wait_for(asyncio.gather(*streams), START_S) == expected
-            await eventually(lambda: gone(own), deadline_s=30)
-            await eventually(lambda: gone(everything), deadline_s=120)
+            await eventually(lambda: gone(own))
+            await eventually(lambda: gone(everything))
             assert not [path for path in shared if path.exists()]
 
 
@@ -156,13 +156,13 @@ async def test_a_ray_that_dies_is_started_again(tmp_path: Path, victim: str) -> 
         (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
         readers = await reading(channel, 5)
         ray_of(process, victim).kill()
-        line = await asyncio.wait_for(line_with(process, "the gang failed"), 3)
+        line = await asyncio.wait_for(line_with(process, "the gang failed"), HANG_S)
         assert f"the {victim} of our own Ray has ended" in line
         assert "killed by SIGKILL" in line
-        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), 90)
+        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
         assert found[0] == expected
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
 
 
 async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) ->
     async with served(write_servable_checkpoint(tmp_path / "model")) as (process, _):
         for each in processes_of(process.pid):
             each.terminate()
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
 
 
 async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
@@ -178,18 +178,19 @@ async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(
         await asyncio.wait_for(line_with(process, "for resources: wanted 4 x"), START_S)
         for each in processes_of(process.pid):
             each.terminate()
-        await asyncio.wait_for(line_with(process, "ended before the gang was ready"), 30)
-        assert await asyncio.wait_for(process.wait(), 30) == 130
+        await asyncio.wait_for(line_with(process, "ended before the gang was ready"), HANG_S)
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 130
 
 
 async def test_a_drain_that_takes_too_long_says_whom_it_cut(tmp_path: Path) -> None:
     model = write_servable_checkpoint(tmp_path / "model")
     async with served(model, "--drain-deadline-s", "0") as (process, channel):
-        readers = await reading(channel, 2)
+        readers = [Reader(channel, seed, num_tokens=1000) for seed in range(2)]
+        await asyncio.gather(*(reader.began.wait() for reader in readers))
         process.terminate()
-        line = await asyncio.wait_for(line_with(process, "error: "), 30)
+        line = await asyncio.wait_for(line_with(process, "error: "), HANG_S)
         assert line == "error: 2 requests were cut: they had not finished within drain_deadline_s = 0\n"
-        assert await asyncio.wait_for(process.wait(), 30) == 1
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 1
         cut = await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
         assert all(isinstance(error, grpc.aio.AioRpcError) for error in cut)
 
@@ -198,7 +199,7 @@ async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
     """What the server writes is lost; it starts, serves, drains and ends as usual."""
     model = write_servable_checkpoint(tmp_path / "model")
     port = free_port()
-    flags = ["--model", str(model), "--port", str(port), "--kv-memory", "32MiB", "--device", "cpu"]
+    flags = ["--model", str(model), *PATIENCE, "--port", str(port), "--kv-memory", "32MiB", "--device", "cpu"]
     with Path("/dev/full").open("w") as full:
         process = await asyncio.create_subprocess_exec(
             *GEMRAY, "serve", *flags, "--local-num-cpus", "1", "--local-num-gpus", "0", stderr=full
@@ -212,8 +213,8 @@ async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
                     await asyncio.sleep(0.2)
             readers = await reading(channel, 3)
             process.terminate()
-            await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), 60)
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+            await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
     finally:
         if process.returncode is None:
             process.kill()

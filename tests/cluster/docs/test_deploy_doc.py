@@ -15,6 +15,7 @@ from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.series import all_names
 from support.deployment.commands import DEPLOY_DOC, blocks_of, commands_run_by
 from support.deployment.helm_chart import ROOT, helm_binary
+from support.waiting import HANG_S
 
 BIN = sysconfig.get_path("scripts")
 HERE = Path(__file__).name
@@ -55,7 +56,6 @@ def test_series_are_those_of_the_server() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_commands_on_this_machine(tmp_path: Path) -> None:
     commands = [command for command in commands_run_by(HERE) if not command.startswith("helm ")]
     grpc_port, metrics_port = (_free_port() for _ in range(2))
@@ -66,7 +66,7 @@ def test_commands_on_this_machine(tmp_path: Path) -> None:
         script.append(here.removesuffix("&") + ">serve.log 2>&1 &" if here.endswith("&") else here)
         if here.endswith("&"):
             # What a reader does: look until it is ready.
-            script.append("timeout 120 bash -c 'until grep -q ^ready: serve.log; do sleep 0.3; done'")
+            script.append(f"timeout {HANG_S:g} bash -c 'until grep -q ^ready: serve.log; do sleep 0.3; done'")
     done = subprocess.run(
         ["bash", "-euc", "\n".join([*script, "wait %1"])],
         cwd=tmp_path,
@@ -75,7 +75,7 @@ def test_commands_on_this_machine(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=220,
+        timeout=HANG_S,
     )
     log = tmp_path / "serve.log"
     assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")

@@ -11,14 +11,18 @@ from pathlib import Path
 import grpc
 from psutil import Process
 
+from support.waiting import HANG_S
+
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
-START_S = 300
+START_S = HANG_S
+PATIENCE = [f"--{name}={HANG_S:g}" for name in ("heartbeat-deadline-s", "collective-timeout-s", "drain-deadline-s")]
+"""Flags of a server on a slow and shared machine."""
 
 
 @asynccontextmanager
 async def starting(model: Path, *more: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
     """A server process on two CPUs, in a session of its own, as from a terminal."""
-    flags = ["--model", str(model), *more, "--port", str(port), "--kv-memory", "32MiB"]
+    flags = ["--model", str(model), *PATIENCE, *more, "--port", str(port), "--kv-memory", "32MiB"]
     flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
