@@ -117,6 +117,6 @@ def _serve(pipe: Connection, engine: EngineConfig, rank: int, worker_class: type
     while True:
         try:
             call = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # a killed parent that had not read everything resets the pipe
             os._exit(0)
         threading.Thread(target=answer, args=call, daemon=True).start()
