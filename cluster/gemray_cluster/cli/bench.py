@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gemray.cli import options
+from gemray.cli.connection import Credentials, with_credentials
 from gemray_workers.errors import InvalidField
 
 
+@with_credentials
 def bench(
     *,
     suite: Annotated[
@@ -81,12 +82,7 @@ def bench(
         str | None, typer.Option(metavar="FILE", help="TOML file of other engines' figures, for the Markdown table.")
     ] = None,
     address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Measure a running server instead.")] = None,
-    auth_token_file: options.TokenFile = None,
-    plaintext_token: options.PlaintextToken = False,
-    tls: options.Tls = False,
-    tls_ca_file: options.TlsCa = None,
-    tls_cert_file: options.TlsCert = None,
-    tls_key_file: options.TlsKey = None,
+    credentials: Credentials,
 ) -> None:
     """Measure prefill, decode and speculative cycles, beside the time that reading the weights takes."""
     from pathlib import Path
@@ -126,11 +122,7 @@ def bench(
         raise typer.Exit(1 if report.failures else 0)
     if beyond := flags.keys() - {"batch", "prompt_len", "steps"}:
         raise InvalidField("address", address, f"unset with --{', --'.join(sorted(beyond)).replace('_', '-')}")
-    from gemray.client.server_address import ServerAddress
-
-    server = ServerAddress(
-        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
-    )
+    server = credentials.at(address)
     if suite is not None:
         if flags:
             raise InvalidField("suite", suite, "unset with --batch, --prompt-len and --steps, or they with it")

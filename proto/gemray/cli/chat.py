@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gemray.cli import options
+from gemray.cli.connection import Connection, with_connection
 
 if TYPE_CHECKING:
     from gemray.client import Client
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 EXITS = ("/exit", "/quit")
 
 
+@with_connection
 def chat(
     *,
-    address: options.Server = options.DEFAULT_SERVER,
+    connection: Connection,
     system: options.System = None,
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
@@ -24,28 +26,18 @@ def chat(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = None,
-    patience: options.Patience = None,
-    auth_token_file: options.TokenFile = None,
-    plaintext_token: options.PlaintextToken = False,
-    tls: options.Tls = False,
-    tls_ca_file: options.TlsCa = None,
-    tls_cert_file: options.TlsCert = None,
-    tls_key_file: options.TlsKey = None,
 ) -> None:
     """Talk to a server. /help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
     from gemray.cli.conversation import Conversation
     from gemray.cli.lines import said_lines
-    from gemray.client import Client, ClientError, ServerAddress
+    from gemray.client import ClientError
     from gemray.v1 import generation_pb2 as pb
 
     sampling = pb.SamplingParameters(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
     )
-    server = ServerAddress(
-        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
-    )
     conversation = Conversation(system)
-    with Client(server, retry=options.retry_of(patience)) as client:
+    with connection.open() as client:
         for said in said_lines():
             if not said.strip():
                 continue

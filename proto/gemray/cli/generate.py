@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemray.cli import options
+from gemray.cli.connection import Connection, with_connection
 
 if TYPE_CHECKING:
     from gemray.client import Client
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 STDIN = "-"
 
 
+@with_connection
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to ask; - or none reads it from stdin.", show_default=False)
     ] = None,
     *,
-    address: options.Server = options.DEFAULT_SERVER,
+    connection: Connection,
     file: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Text to put behind the prompt, - for stdin; may be repeated."),
@@ -47,16 +49,9 @@ def generate(
         ),
     ] = None,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Most time for the whole answer.")] = None,
-    patience: options.Patience = None,
-    auth_token_file: options.TokenFile = None,
-    plaintext_token: options.PlaintextToken = False,
-    tls: options.Tls = False,
-    tls_ca_file: options.TlsCa = None,
-    tls_cert_file: options.TlsCert = None,
-    tls_key_file: options.TlsKey = None,
 ) -> None:
     """Send one request to a server."""
-    from gemray.client import Client, InvalidOption, ServerAddress
+    from gemray.client import InvalidOption
     from gemray.v1 import generation_pb2 as pb
 
     if raw and (system is not None or thinking is not None):
@@ -80,10 +75,7 @@ def generate(
         request.chat.messages.extend(pb.ChatMessage(role=role, content=content) for role, content in turns)
         if thinking is not None:
             request.chat.enable_thinking = thinking
-    server = ServerAddress(
-        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
-    )
-    with Client(server, retry=options.retry_of(patience)) as client:
+    with connection.open() as client:
         if json:
             _print_json(client, request, timeout, stream=stream)
         else:

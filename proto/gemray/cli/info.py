@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemray.cli import options
+from gemray.cli.connection import Connection, with_connection
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,30 +16,19 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10
 
 
+@with_connection
 def info(
     *,
-    address: options.Server = options.DEFAULT_SERVER,
+    connection: Connection,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: model and stats, as the protocol has them.")
     ] = False,
-    patience: options.Patience = None,
-    auth_token_file: options.TokenFile = None,
-    plaintext_token: options.PlaintextToken = False,
-    tls: options.Tls = False,
-    tls_ca_file: options.TlsCa = None,
-    tls_cert_file: options.TlsCert = None,
-    tls_key_file: options.TlsKey = None,
 ) -> None:
     """Show what a server serves and how."""
     from rich.console import Console
 
-    from gemray.client import Client, ServerAddress
-
-    server = ServerAddress(
-        address, auth_token_file, tls_ca_file, tls_cert_file, tls_key_file, tls=tls, plaintext_token=plaintext_token
-    )
-    with Client(server, retry=options.retry_of(patience)) as client:
-        timeout_s = TIMEOUT_S + (patience or 0)
+    with connection.open() as client:
+        timeout_s = TIMEOUT_S + (connection.patience or 0)
         model = client.model_info(timeout_s=timeout_s)
         stats = client.server_stats(timeout_s=timeout_s)
     if json:

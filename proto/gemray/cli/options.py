@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from gemray.client import Retry
 
 INT32_MAX = 2**31 - 1
 """The protocol's integers; larger ones would not fit a message."""
@@ -48,13 +45,6 @@ Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before
 Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]
 
 DEFAULT_SERVER = "127.0.0.1:50051"
-
-
-def retry_of(patience: float | None) -> Retry:
-    """The patience that was asked for: a command that nobody answers ends at once, an answer that broke off goes on."""
-    from gemray.client import Retry
-
-    return Retry(first_s=0) if patience is None else Retry(first_s=patience, resume_s=patience)
 
 
 def read_text(flag: str, path: str) -> str:

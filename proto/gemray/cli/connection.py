@@ -1,0 +1,114 @@
+"""Flags that say which server a command asks and what lets it in: stated once, given to each such command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from gemray.cli import options
+
+if TYPE_CHECKING:
+    from gemray.client import Client, Retry, ServerAddress
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What lets a command in."""
+
+    auth_token_file: str | None
+    plaintext_token: bool
+    tls: bool
+    tls_ca_file: str | None
+    tls_cert_file: str | None
+    tls_key_file: str | None
+
+    def at(self, address: str) -> ServerAddress:
+        """The server at HOST:PORT; raises InvalidOption."""
+        from gemray.client import ServerAddress
+
+        return ServerAddress(
+            address,
+            self.auth_token_file,
+            self.tls_ca_file,
+            self.tls_cert_file,
+            self.tls_key_file,
+            tls=self.tls,
+            plaintext_token=self.plaintext_token,
+        )
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A server, and how long to try it."""
+
+    address: str
+    credentials: Credentials
+    patience: float | None
+
+    def open(self) -> Client:
+        """A client; raises InvalidOption."""
+        from gemray.client import Client
+
+        return Client(self.credentials.at(self.address), retry=self._retry())
+
+    def _retry(self) -> Retry:
+        """A command that nobody answers ends at once, an answer that broke off goes on."""
+        from gemray.client import Retry
+
+        if self.patience is None:
+            return Retry(first_s=0)
+        return Retry(first_s=self.patience, resume_s=self.patience)
+
+
+def with_credentials(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of its parameter `credentials`."""
+    return _with_flags(command, "credentials", _credentials)
+
+
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of its parameter `connection`."""
+    return _with_flags(command, "connection", _connection)
+
+
+def _credentials(
+    *,
+    auth_token_file: options.TokenFile = None,
+    plaintext_token: options.PlaintextToken = False,
+    tls: options.Tls = False,
+    tls_ca_file: options.TlsCa = None,
+    tls_cert_file: options.TlsCert = None,
+    tls_key_file: options.TlsKey = None,
+) -> Credentials:
+    return Credentials(auth_token_file, plaintext_token, tls, tls_ca_file, tls_cert_file, tls_key_file)
+
+
+def _connection(
+    *, address: options.Server = options.DEFAULT_SERVER, patience: options.Patience = None, **credentials: Any
+) -> Connection:
+    return Connection(address, _credentials(**credentials), patience)
+
+
+def _with_flags(command: Callable[..., None], name: str, make: Callable[..., object]) -> Callable[..., None]:
+    """Replace a command's parameter by the flags that `make` takes, those of credentials for its keywords."""
+    own = inspect.signature(command, eval_str=True)
+    flags = _flags_of(make)
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = make(**{flag.name: given.pop(flag.name) for flag in flags})
+        command(**given, **{name: made})
+
+    parameters = [*(parameter for parameter in own.parameters.values() if parameter.name != name), *flags]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _flags_of(make: Callable[..., object]) -> list[inspect.Parameter]:
+    found: list[inspect.Parameter] = []
+    for parameter in inspect.signature(make, eval_str=True).parameters.values():
+        found += _flags_of(_credentials) if parameter.kind is parameter.VAR_KEYWORD else [parameter]
+    return found
