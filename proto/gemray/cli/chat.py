@@ -71,10 +71,10 @@ def _answer(client: Client, request: pb.GenerateStreamRequest) -> str:
                     print(f"[{stopwatch.report(message.final)}]", file=sys.stderr)
                     continue
                 stopwatch.token_came()
-                for text, is_thought in pieces_of(message.delta):
-                    page.write(text, is_thought=is_thought)
-                    if not is_thought:  # a thought is shown, and not kept for the next question
-                        kept += text
+                for piece in pieces_of(message.delta):
+                    page.write(piece)
+                    if piece.kind == "text":  # a thought is shown, and not kept for the next question
+                        kept += piece.text
     except KeyboardInterrupt:
         page.end()
         print("[interrupted]", file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemray.cli import options
+from gemray.cli import forms, options
 from gemray.cli.connection import Connection, with_connection
 
 if TYPE_CHECKING:
@@ -42,6 +42,15 @@ def generate(
     top_p: options.TopP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", metavar="INTEGER", min=1, max=128, help="Answers, with seeds SEED, SEED + 1, ..."),
+    ] = None,
+    schema: forms.Schema = None,
+    regex: forms.Regex = None,
+    choice: forms.Choice = None,
+    grammar: forms.Grammar = None,
+    tools: forms.Tools = None,
     logprobs: Annotated[
         int | None,
         typer.Option(
@@ -54,8 +63,10 @@ def generate(
     from gemray.client import InvalidOption
     from gemray.v1 import generation_pb2 as pb
 
-    if raw and (system is not None or thinking is not None):
-        raise InvalidOption("raw", True, "unset with --system and --thinking, which are parts of a chat")
+    if raw and (system is not None or thinking is not None or tools is not None):
+        raise InvalidOption("raw", True, "unset with --system, --thinking and --tools, which are parts of a chat")
+    if stream and not json and (n or 1) > 1:
+        raise InvalidOption("stream", True, "unset, or with --json, for several answers")
     text = _prompt(prompt, file or [])
     sampling = pb.SamplingParameters(
         max_tokens=max_tokens,
@@ -65,8 +76,11 @@ def generate(
         seed=seed,
         stop=stop or [],
         logprobs=logprobs,
+        logprob_text=logprobs is not None,
+        n=n,
     )
-    request = pb.GenerateStreamRequest(sampling=sampling)
+    form = forms.read_form(schema=schema, regex=regex, choice=choice, grammar=grammar)
+    request = pb.GenerateStreamRequest(sampling=sampling, structured=form)
     if raw:
         request.text = text
     else:
@@ -75,6 +89,8 @@ def generate(
         request.chat.messages.extend(pb.ChatMessage(role=role, content=content) for role, content in turns)
         if thinking is not None:
             request.chat.enable_thinking = thinking
+        if tools is not None:
+            request.chat.tools_json = forms.read_json("tools", tools)
     with connection.open() as client:
         if json:
             _print_json(client, request, timeout, stream=stream)
@@ -96,30 +112,33 @@ def _prompt(prompt: str | None, files: list[str]) -> str:
 
 
 def _print_text(client: Client, request: pb.GenerateStreamRequest, timeout: float | None, *, stream: bool) -> None:
-    from gemray.cli.pieces import Page, pieces_of
+    from gemray.cli.pieces import Page, Piece, pieces_of
     from gemray.cli.statistics import Stopwatch, logprob_lines
 
     page, stopwatch = Page.of_stdout(), Stopwatch()
     shows_thoughts = sys.stdout.isatty()  # what another program reads is the answer alone
-    pieces: list[tuple[str, bool]] = []
-    logprobs: list[pb.TokenLogprob] = []
+    num_answers = max(1, request.sampling.n)
+    pieces: list[list[Piece]] = [[] for _ in range(num_answers)]
+    logprobs: list[list[pb.TokenLogprob]] = [[] for _ in range(num_answers)]
     with client.stream(request, timeout_s=timeout) as answer:
         for message in answer:
             if not message.HasField("delta"):
                 continue
             stopwatch.token_came()
-            logprobs += message.delta.logprobs
-            for text, is_thought in pieces_of(message.delta):
-                if is_thought and not shows_thoughts:
-                    continue
-                pieces.append((text, is_thought))
-                if stream:
-                    page.write(text, is_thought=is_thought)
-    for text, is_thought in [] if stream else pieces:
-        page.write(text, is_thought=is_thought)
-    page.end()
-    for line in logprob_lines(logprobs):
-        print(line, file=sys.stderr)
+            delta = message.delta
+            logprobs[delta.index] += delta.logprobs
+            shown = [piece for piece in pieces_of(delta) if shows_thoughts or piece.kind != "thought"]
+            pieces[delta.index] += shown
+            for piece in shown if stream else []:
+                page.write(piece)
+    for index, (own, own_logprobs) in enumerate(zip(pieces, logprobs, strict=True)):
+        if num_answers > 1:
+            page.head(f"[answer {index}]")
+        for piece in [] if stream else own:
+            page.write(piece)
+        page.end()
+        for line in logprob_lines(own_logprobs):
+            print(line, file=sys.stderr)
     print(stopwatch.report(message.final), file=sys.stderr)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,10 +11,14 @@ from gemray.v1 import generation_pb2 as pb
 
 
 def logprob_lines(logprobs: Iterable[pb.TokenLogprob]) -> Iterator[str]:
-    """A line a token: its id and log-probability, then those of the top tokens."""
+    """A line a token: its text as JSON writes it, id and log-probability, then those of the top tokens."""
     for entry in logprobs:
-        top = " ".join(f"{other.token_id}:{other.logprob:.4f}" for other in entry.top)
-        yield f"{entry.token_id}\t{entry.logprob:.4f}\t{top}".rstrip()
+        top = " ".join(f"{_quoted(other.text)}:{other.logprob:.4f}" for other in entry.top)
+        yield f"{_quoted(entry.text)}\t{entry.token_id}\t{entry.logprob:.4f}\t{top}".rstrip()
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 @dataclass

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.calls import call_ids
 from support.cluster.command import gemray, run
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
@@ -69,7 +70,7 @@ async def test_generate_as_json(served: Serving) -> None:
 async def test_generate_prints_log_probabilities(served: Serving) -> None:
     code, out, err = await run("generate", "Hi", "--logprobs", "2", "--address", served.server.address)
     assert (code, out) == (0, "Hi\n")
-    assert err.splitlines()[0] == "180\t-0.5180\t0:-0.0000 1:-1.0000"
+    assert err.splitlines()[0] == '"H"\t180\t-0.5180\t"<pad>":-0.0000 "<eos>":-1.0000'
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -80,6 +81,62 @@ async def test_generate_gives_other_programs_the_answer_without_thoughts(
     monkeypatch.setattr(served.gang, "script", Script([100, *thought, 101, *answer, 106], group_sizes=(3, 20)))
     code, out, _ = await run("generate", "Hi", "--address", served.server.address)
     assert (code, out) == (0, "Hello\n")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_shows_calls(
+    served: Serving, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ids = [*tokenizer.encode("I ask.")[1:], *call_ids(tokenizer, "f", {"a": "b"}), *call_ids(tokenizer, "g", {})]
+    monkeypatch.setattr(served.gang, "script", Script([*ids, 50], group_sizes=(3,)))
+    (tmp_path / "tools").write_text('[{"name": "f"}, {"name": "g"}]')
+    for stream in ([], ["--stream"]):
+        arguments = ("generate", "Hi", "--tools", str(tmp_path / "tools"), "--address", served.server.address, *stream)
+        code, out, err = await run(*arguments)
+        assert (code, out) == (0, 'I ask.\nf({"a":"b"})\ng({})\n')
+        assert err.startswith("tool_call, ")
+    code, out, err = await run(*arguments, "--raw")
+    assert (code, "raw = " in err) == (2, True)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_gives_several_answers(served: Serving) -> None:
+    arguments = ("generate", "Hi", "--n", "2", "--logprobs", "0", "--seed", "3", "--address", served.server.address)
+    code, out, err = await run(*arguments)
+    assert (code, out) == (0, "[answer 0]\nHi\n[answer 1]\nHi\n")
+    assert err.count('"H"\t180') == 2
+    assert "6 tokens" in err
+    code, out, _ = await run(*arguments, "--json")
+    whole = json.loads(out)
+    assert [whole["text"], *(answer["text"] for answer in whole["other_answers"])] == ["Hi", "Hi"]
+    code, _, err = await run(*arguments, "--stream")
+    assert (code, "stream = True" in err) == (2, True)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_generate_asks_for_a_form(served: Serving, tmp_path: Path) -> None:
+    schema = '{"type": "object"}'
+    (tmp_path / "schema").write_text(schema)
+    (tmp_path / "grammar").write_text("start: /[ab]+/")
+    asked = {
+        ("--schema", schema): ("json_schema", schema),
+        ("--schema", str(tmp_path / "schema")): ("json_schema", schema),
+        ("--regex", "[ab]+"): ("regex", "[ab]+"),
+        ("--choice", "yes", "--choice", "no"): ("choice", '["yes", "no"]'),
+        ("--grammar", str(tmp_path / "grammar")): ("lark", "start: /[ab]+/"),
+    }
+    for flags, form in asked.items():
+        code, _, _ = await run("generate", "Hi", *flags, "--max-tokens", "2", "--address", served.server.address)
+        grammar = served.gang.submitted[-1].params.grammar
+        assert grammar is not None
+        assert (code, grammar.kind, grammar.text) == (0, *form)
+    for flags, words in (
+        (("--schema", schema, "--regex", "a"), "regex = 'a'"),
+        (("--schema", str(tmp_path / "none")), "schema = "),
+        (("--regex", "("), "structured.regex"),
+    ):
+        code, _, err = await run("generate", "Hi", *flags, "--address", served.server.address)
+        assert (code, words in err, err.count("\n")) == (2, True, 1)
 
 
 @pytest.mark.asyncio(loop_scope="module")
