@@ -12,7 +12,7 @@ import grpc
 from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from gemray.client.errors import Cancelled, error_of
 from gemray.client.retry import Attempts, Continuation, Retry, seeded
-from gemray.client.server_address import ServerAddress
+from gemray.client.server_address import Metadata, ServerAddress
 from gemray.client.sync import checked_timeout
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
@@ -40,39 +40,60 @@ class AsyncClient:
         )
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
-    async def generate(self, request: pb.GenerateRequest, *, timeout_s: float | None = None) -> pb.GenerateResponse:
+    async def generate(
+        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> pb.GenerateResponse:
         """The whole answer, in one message. A try after UNAVAILABLE begins again, and gives the same answer."""
-        answer: pb.GenerateResponse = await self._call(self._stub.Generate, seeded(request), timeout_s)
+        answer: pb.GenerateResponse = await self._call(self._stub.Generate, seeded(request), timeout_s, metadata)
         return answer
 
-    def stream(self, request: pb.GenerateStreamRequest, *, timeout_s: float | None = None) -> AsyncAnswer:
+    def stream(
+        self, request: pb.GenerateStreamRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> AsyncAnswer:
         """The answer as it grows. Iterate over it; closing or cancelling it stops the generation."""
         attempts = Attempts(self._retry, checked_timeout(timeout_s))
-        return AsyncAnswer(self._stub.GenerateStream, self.server, request, attempts)
+        return AsyncAnswer(self._stub.GenerateStream, self.server, request, attempts, metadata)
 
-    async def tokenize(self, request: pb.TokenizeRequest, *, timeout_s: float | None = None) -> pb.TokenizeResponse:
+    async def tokenize(
+        self, request: pb.TokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> pb.TokenizeResponse:
         """The token ids that a generation would run."""
-        tokens: pb.TokenizeResponse = await self._call(self._stub.Tokenize, request, timeout_s)
+        tokens: pb.TokenizeResponse = await self._call(self._stub.Tokenize, request, timeout_s, metadata)
         return tokens
 
     async def detokenize(
-        self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None
+        self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> pb.DetokenizeResponse:
         """The text of token ids."""
-        answer: pb.DetokenizeResponse = await self._call(self._stub.Detokenize, request, timeout_s)
+        answer: pb.DetokenizeResponse = await self._call(self._stub.Detokenize, request, timeout_s, metadata)
         return answer
 
-    async def model_info(self, *, timeout_s: float | None = None) -> pb.GetModelInfoResponse:
+    async def model_info(self, *, timeout_s: float | None = None, metadata: Metadata = ()) -> pb.GetModelInfoResponse:
         """The served model, its shards and memory."""
-        info: pb.GetModelInfoResponse = await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s)
+        info: pb.GetModelInfoResponse = await self._call(
+            self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s, metadata
+        )
         return info
 
-    async def server_stats(self, *, timeout_s: float | None = None) -> pb.GetServerStatsResponse:
+    async def server_stats(
+        self, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> pb.GetServerStatsResponse:
         """Load and counters since the server's start."""
         stats: pb.GetServerStatsResponse = await self._call(
-            self._stub.GetServerStats, pb.GetServerStatsRequest(), timeout_s
+            self._stub.GetServerStats, pb.GetServerStatsRequest(), timeout_s, metadata
         )
         return stats
+
+    async def is_serving(self, *, timeout_s: float | None = None) -> bool:
+        """Whether the server's health says SERVING; it asks for no token. Raises ClientError where nobody answers."""
+        # grpc.health.v1.HealthCheckRequest without a service, and a response whose only field is SERVING: not worth the
+        # package that has them.
+        check = self._channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
+        try:
+            answer: bytes = await check(b"", timeout=checked_timeout(timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(self.server.address, error) from None
+        return answer == b"\x08\x01"
 
     async def close(self) -> None:
         """End what runs. Idempotent."""
@@ -86,11 +107,11 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+    async def _call(self, method: Any, request: Any, timeout_s: float | None, metadata: Metadata) -> Any:
         attempts = Attempts(self._retry, checked_timeout(timeout_s))
         while True:
             try:
-                return await method(request, metadata=self.server.metadata, timeout=attempts.timeout)
+                return await method(request, metadata=(*self.server.metadata, *metadata), timeout=attempts.timeout)
             except grpc.aio.AioRpcError as error:
                 told = error_of(self.server.address, error)
             await asyncio.sleep(attempts.delay_after(told))
@@ -100,12 +121,18 @@ class AsyncAnswer(AsyncIterator[pb.GenerateStreamResponse]):
     """An answer as it grows: deltas, then the final message."""
 
     def __init__(
-        self, method: Any, server: ServerAddress, request: pb.GenerateStreamRequest, attempts: Attempts
+        self,
+        method: Any,
+        server: ServerAddress,
+        request: pb.GenerateStreamRequest,
+        attempts: Attempts,
+        metadata: Metadata,
     ) -> None:
         self._method = method
         self._server = server
         self._continuation = Continuation(request)
         self._attempts = attempts
+        self._metadata = metadata
         self._ended = asyncio.Event()
         self._call: Any = None
         self._messages: Any = None
@@ -137,7 +164,9 @@ class AsyncAnswer(AsyncIterator[pb.GenerateStreamResponse]):
     async def _next(self) -> pb.GenerateStreamResponse:
         if self._call is None:
             self._call = self._method(
-                self._continuation.request(), metadata=self._server.metadata, timeout=self._attempts.timeout
+                self._continuation.request(),
+                metadata=(*self._server.metadata, *self._metadata),
+                timeout=self._attempts.timeout,
             )
             self._messages = aiter(self._call)
         while True:

@@ -16,11 +16,13 @@ class ClientError(Exception):
 
     Attributes:
         code: status of the call; None when no call was made.
+        details: what the server says of it, alone; None when no call was made.
         field: name of the field that the server, or the client, does not take; None for other errors.
         retry_after_s: seconds after which the server asks to be tried again; None when it does not.
     """
 
     code: grpc.StatusCode | None = None
+    details: str | None = None
     field: str | None = None
     retry_after_s: float | None = None
 
@@ -82,7 +84,7 @@ def error_of(address: str, error: Any) -> ClientError:
     """What a failed call (grpc.RpcError or grpc.aio.AioRpcError) of the server at `address` means."""
     code = error.code()
     told = _KINDS.get(code, RequestFailed)(f"{address}: {code.name}: {error.details()}")
-    told.code = code
+    told.code, told.details = code, error.details()
     for detail in _details(error):
         violations, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
         if detail.Unpack(violations) and violations.field_violations:

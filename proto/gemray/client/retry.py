@@ -136,5 +136,5 @@ def seeded(request: pb.GenerateRequest) -> pb.GenerateRequest:
 
 def _server_ended(error: ClientError) -> ClientError:
     told = ServerUnreachable(str(error))
-    told.code = error.code
+    told.code, told.details = error.code, error.details
     return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from gemray.client.errors import InvalidOption
 from gemray.client.tls import read_authority, read_key_pair, system_authorities
 
 MAX_PORT = 65535
+
+Metadata = Sequence[tuple[str, str]]
+"""Names and values that go with a call."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,7 @@ class ServerAddress:
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:  # gRPC would take it modulo 65536
             raise InvalidOption("address", self.address, f"HOST:PORT, with a port of 1 to {MAX_PORT}")
-        in_the_open = not self.is_encrypted and not is_this_machine(host)
-        if self.auth_token_file is not None and in_the_open and not self.plaintext_token:
+        if self.auth_token_file is not None and not self.takes_tokens:
             raise InvalidOption(
                 "auth_token_file",
                 self.auth_token_file,
@@ -49,6 +52,11 @@ class ServerAddress:
     def is_encrypted(self) -> bool:
         """Whether calls go over TLS."""
         return self.tls or any((self.tls_ca_file, self.tls_cert_file, self.tls_key_file))
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether a token may be sent: nobody on the way can read it, or `plaintext_token` says so."""
+        return self.is_encrypted or self.plaintext_token or is_this_machine(self.address.rpartition(":")[0])
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

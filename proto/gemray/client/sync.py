@@ -13,7 +13,7 @@ from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES
 from gemray.client.connection import open_channel
 from gemray.client.errors import Cancelled, InvalidOption, error_of
 from gemray.client.retry import Attempts, Continuation, Retry, seeded
-from gemray.client.server_address import ServerAddress
+from gemray.client.server_address import Metadata, ServerAddress
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 
@@ -23,7 +23,7 @@ class Client:
 
     Calls raise ClientError. On UNAVAILABLE they are tried again, with the same seed, for as long as `retry` says: a
     stream goes on behind what it has given, so that its messages are those of one call. In bfloat16 that is so up to
-    near ties, as with any two calls.
+    near ties, as with any two calls. `metadata` goes with a call beside that of the server's address.
     """
 
     def __init__(
@@ -45,35 +45,47 @@ class Client:
         self._channel = open_channel(self.server, max_message_bytes)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
-    def generate(self, request: pb.GenerateRequest, *, timeout_s: float | None = None) -> pb.GenerateResponse:
+    def generate(
+        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> pb.GenerateResponse:
         """The whole answer, in one message. A try after UNAVAILABLE begins again, and gives the same answer."""
-        answer: pb.GenerateResponse = self._call(self._stub.Generate, seeded(request), timeout_s)
+        answer: pb.GenerateResponse = self._call(self._stub.Generate, seeded(request), timeout_s, metadata)
         return answer
 
-    def stream(self, request: pb.GenerateStreamRequest, *, timeout_s: float | None = None) -> Answer:
+    def stream(
+        self, request: pb.GenerateStreamRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> Answer:
         """The answer as it grows. Iterate over it; closing or cancelling it stops the generation."""
         return Answer(
-            self._stub.GenerateStream, self.server, request, Attempts(self._retry, checked_timeout(timeout_s))
+            self._stub.GenerateStream, self.server, request, Attempts(self._retry, checked_timeout(timeout_s)), metadata
         )
 
-    def tokenize(self, request: pb.TokenizeRequest, *, timeout_s: float | None = None) -> pb.TokenizeResponse:
+    def tokenize(
+        self, request: pb.TokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> pb.TokenizeResponse:
         """The token ids that a generation would run."""
-        answer: pb.TokenizeResponse = self._call(self._stub.Tokenize, request, timeout_s)
+        answer: pb.TokenizeResponse = self._call(self._stub.Tokenize, request, timeout_s, metadata)
         return answer
 
-    def detokenize(self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None) -> pb.DetokenizeResponse:
+    def detokenize(
+        self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> pb.DetokenizeResponse:
         """The text of token ids."""
-        answer: pb.DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout_s)
+        answer: pb.DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout_s, metadata)
         return answer
 
-    def model_info(self, *, timeout_s: float | None = None) -> pb.GetModelInfoResponse:
+    def model_info(self, *, timeout_s: float | None = None, metadata: Metadata = ()) -> pb.GetModelInfoResponse:
         """The served model, its shards and memory."""
-        answer: pb.GetModelInfoResponse = self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s)
+        answer: pb.GetModelInfoResponse = self._call(
+            self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s, metadata
+        )
         return answer
 
-    def server_stats(self, *, timeout_s: float | None = None) -> pb.GetServerStatsResponse:
+    def server_stats(self, *, timeout_s: float | None = None, metadata: Metadata = ()) -> pb.GetServerStatsResponse:
         """Load and counters since the server's start."""
-        answer: pb.GetServerStatsResponse = self._call(self._stub.GetServerStats, pb.GetServerStatsRequest(), timeout_s)
+        answer: pb.GetServerStatsResponse = self._call(
+            self._stub.GetServerStats, pb.GetServerStatsRequest(), timeout_s, metadata
+        )
         return answer
 
     def close(self) -> None:
@@ -88,12 +100,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+    def _call(self, method: Any, request: Any, timeout_s: float | None, metadata: Metadata) -> Any:
         attempts = Attempts(self._retry, checked_timeout(timeout_s))
         wait = threading.Event().wait
         while True:
             try:
-                return method(request, metadata=self.server.metadata, timeout=attempts.timeout)
+                return method(request, metadata=(*self.server.metadata, *metadata), timeout=attempts.timeout)
             except grpc.RpcError as error:
                 wait(attempts.delay_after(error_of(self.server.address, error)))
 
@@ -102,12 +114,18 @@ class Answer(Iterator[pb.GenerateStreamResponse]):
     """An answer as it grows: deltas, then the final message."""
 
     def __init__(
-        self, method: Any, server: ServerAddress, request: pb.GenerateStreamRequest, attempts: Attempts
+        self,
+        method: Any,
+        server: ServerAddress,
+        request: pb.GenerateStreamRequest,
+        attempts: Attempts,
+        metadata: Metadata,
     ) -> None:
         self._method = method
         self._server = server
         self._continuation = Continuation(request)
         self._attempts = attempts
+        self._metadata = metadata
         self._ended = threading.Event()
         self._call: Any = None
 
@@ -134,7 +152,9 @@ class Answer(Iterator[pb.GenerateStreamResponse]):
     def _next(self) -> pb.GenerateStreamResponse:
         if self._call is None:
             self._call = self._method(
-                self._continuation.request(), metadata=self._server.metadata, timeout=self._attempts.timeout
+                self._continuation.request(),
+                metadata=(*self._server.metadata, *self._metadata),
+                timeout=self._attempts.timeout,
             )
         while True:
             message: pb.GenerateStreamResponse = next(self._call)
