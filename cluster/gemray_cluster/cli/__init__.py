@@ -10,6 +10,7 @@ import typer
 from gemray.cli.chat import chat
 from gemray.cli.generate import generate
 from gemray.cli.info import info
+from gemray.cli.openai import openai
 from gemray.cli.run import run
 from gemray_cluster.cli.bench import bench
 from gemray_cluster.cli.check import check
@@ -43,7 +44,7 @@ def _options(
     del version
 
 
-for command in (serve, drain, check, generate, chat, info, bench, demo):
+for command in (serve, drain, check, generate, chat, info, openai, bench, demo):
     app.command()(command)
 
 

@@ -16,6 +16,7 @@ def main() -> None:
     from gemray.cli.exit_codes import exit_code_of
     from gemray.cli.generate import generate
     from gemray.cli.info import info
+    from gemray.cli.openai import openai
     from gemray.cli.run import run
 
     app = typer.Typer(
@@ -24,6 +25,6 @@ def main() -> None:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    for command in (generate, chat, info):
+    for command in (generate, chat, info, openai):
         app.command()(command)
     run(app, exit_code_of)

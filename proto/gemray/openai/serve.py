@@ -1,0 +1,100 @@
+"""The gateway as a process: an open port, uvicorn, and an end in order."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp
+from typing_extensions import override
+
+from gemray.client import InvalidOption
+
+GRACE_S = 30
+"""How long answers may go on once the gateway is told to end."""
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the gateway listens; raises InvalidOption."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free one."""
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= MAX_PORT:
+            raise InvalidOption("port", self.port, f"0 to {MAX_PORT}")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise InvalidOption("http_tls_key_file", self.tls_key_file, "set together with http_tls_cert_file")
+
+    @property
+    def scheme(self) -> str:
+        """Of the URLs."""
+        return "http" if self.tls_cert_file is None else "https"
+
+    def open(self) -> socket.socket:
+        """The open port; raises InvalidOption where it is taken, or the host is none of this machine's."""
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            return socket.create_server(address[:2], family=family, backlog=2048)
+        except OSError as error:
+            raise InvalidOption(
+                "host, port",
+                f"{self.host}:{self.port}",
+                f"an address of this machine with a free port ({error.strerror})",
+            ) from error
+
+
+async def serve(app: ASGIApp, listening: Listening, told: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C, which let answers finish; a second one does not.
+
+    `told` gets the base URL once the port is open. Raises InvalidOption.
+    """
+    with listening.open() as port:
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=GRACE_S,
+            ssl_certfile=listening.tls_cert_file,
+            ssl_keyfile=listening.tls_key_file,
+        )
+        host, number = port.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        await _Server(config, lambda: told(f"{listening.scheme}://{shown}:{number}/v1")).serve(sockets=[port])
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it is ready, and whose end by a signal is none by an exception."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._ready()
+
+    @contextmanager
+    @override
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
