@@ -18,7 +18,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-lowest test-gpu lint proto proto-check clean
+.PHONY: demo openai test test-lowest test-gpu lint proto proto-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ $(PROTO_INSTALLED): proto/generator.txt proto/lowest.txt
 
 demo: $(INSTALLED)
 	$(BIN)/gemray demo
+
+# The demo's model with OpenAI's HTTP API at http://127.0.0.1:8000/v1, until Ctrl-C.
+openai: $(INSTALLED)
+	$(BIN)/gemray demo --openai
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2 --dist loadfile --no-loadscope-reorder

@@ -19,9 +19,19 @@ def demo(
     seed: Annotated[
         int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers, in bfloat16 up to near ties.")
     ] = 0,
+    openai: Annotated[
+        bool, typer.Option("--openai", help="Instead, serve the model with OpenAI's HTTP API until Ctrl-C.")
+    ] = False,
+    http_port: Annotated[int, typer.Option(metavar="INTEGER", help="Port for --openai; 0 takes a free one.")] = 8000,
 ) -> None:
     """Serve the embedded model here on two workers, three times (no drafter, MTP, DFlash): the answers are equal."""
     prepare_ray_environment()
+
+    if openai:
+        from gemray_cluster.cli.demo_openai import run as run_openai
+
+        run_openai(http_port)
+        return
 
     from gemray_cluster.cli.demo_run import run
 
