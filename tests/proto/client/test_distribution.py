@@ -82,7 +82,7 @@ from gemray.client import Client, Retry, ServerUnreachable
 from gemray.v1 import generation_pb2 as pb
 with Client("127.0.0.1:1", retry=Retry(first_s=0)) as client:
     try:
-        client.generate(pb.GenerateRequest(text="Hi"), timeout_s=HANG_S)
+        client.generate(pb.GenerateRequest(text="Hi"), timeout_s=600)
     except ServerUnreachable as error:
         print(error.code.name)
 """
