@@ -14,12 +14,12 @@ from gemray.openai.tools import read_tools
 from gemray.v1 import generation_pb2 as pb
 
 WITHOUT_EFFECT = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prediction",
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prediction",
+    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 )  # fmt: skip
 """Fields that change no answer here: they are taken and forgotten."""
 
-EFFORTS = {"none": False, "minimal": True, "low": True, "medium": True, "high": True, "xhigh": True}
+EFFORTS = {"none": False, "minimal": True, "low": True, "medium": True, "high": True, "xhigh": True, "max": True}
 """Gemma thinks or does not: it knows no degrees."""
 
 

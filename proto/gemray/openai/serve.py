@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 
 from gemray.client import InvalidOption
+from gemray.client.tls import read_key_pair
 
 GRACE_S = 30
 """How long answers may go on once the gateway is told to end."""
@@ -34,6 +35,11 @@ class Listening:
             raise InvalidOption("port", self.port, f"0 to {MAX_PORT}")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise InvalidOption("http_tls_key_file", self.tls_key_file, "set together with http_tls_cert_file")
+        if self.tls_cert_file is not None and self.tls_key_file is not None:
+            try:
+                read_key_pair(self.tls_key_file, self.tls_cert_file)
+            except InvalidOption as error:  # the client's own pair has the same names
+                raise InvalidOption(f"http_{error.field}", error.value, error.allowed) from error
 
     @property
     def scheme(self) -> str:

@@ -24,10 +24,10 @@ from gemray_cluster.server.server import GenerationServer
 from support.cluster.command import GEMRAY
 from support.cluster.embedded_server import embedded_server
 from support.cluster.node import node_environment
+from support.waiting import HANG_S
 
 ROOT = Path(__file__).parents[3]
 CLIENTS, OPENAI = ROOT / "docs/clients.md", ROOT / "docs/openai.md"
-HANG_S = 300
 ONE_MODULE = pytest.mark.asyncio(loop_scope="module")
 
 

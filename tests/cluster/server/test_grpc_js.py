@@ -16,12 +16,11 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.node import PACKAGES, node_environment
 from support.cluster.serving import Serving, serving
-from support.waiting import eventually
+from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROTO = Path(__file__).parents[3] / "proto"
-HANG_S = 120
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from gemray.client import AsyncClient
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.server import GenerationServer
 from support.cluster.embedded_server import embedded_server
-from support.cluster.http_gateway import HANG_S, gateway
-from support.waiting import eventually
+from support.cluster.http_gateway import gateway
+from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -87,7 +87,7 @@ async def test_a_schema_is_followed(client: openai.AsyncOpenAI, model: str) -> N
 
 async def test_a_required_tool_is_called_and_answers(client: openai.AsyncOpenAI, model: str) -> None:
     body: Any = {"model": model, "tools": TOOLS, "seed": 5, "max_tokens": 60}
-    named = {"type": "function", "function": {"name": "get_heat"}}
+    named: Any = {"type": "function", "function": {"name": "get_heat"}}
     answer = await client.chat.completions.create(messages=ASKED, tool_choice=named, **body)
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +17,17 @@ import pytest_asyncio
 
 from gemray.client import InvalidOption, Retry, ServerAddress
 from gemray.openai import body, streaming
+from gemray.openai.app import application
 from gemray.openai.gateway import Gateway
-from gemray.openai.serve import Listening
+from gemray.openai.serve import Listening, serve
 from gemray.openai.settings import GatewaySettings
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.certificates import make_certificates
 from support.cluster.fake_gang import FakeGang, Script
-from support.cluster.http_gateway import HANG_S, NO_PATIENCE, HttpGateway, gateway
+from support.cluster.http_gateway import NO_PATIENCE, HttpGateway, gateway
 from support.cluster.serving import Serving, serving
-from support.waiting import eventually
+from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -115,7 +120,7 @@ async def test_health_follows_the_server(served: Serving, client: httpx.AsyncCli
     assert (await client.get("/health")).status_code == 200
     served.gang.state = GangState.FAILED
     try:
-        for _ in range(HANG_S * 10):  # the server looks at its gang every now and then
+        for _ in range(int(HANG_S * 10)):  # the server looks at its gang every now and then
             response = await client.get("/health")
             if response.status_code == 503:
                 break
@@ -261,3 +266,24 @@ async def test_settings_that_cannot_be() -> None:
         Listening(tls_cert_file="x")
     with pytest.raises(InvalidOption), Listening(host="192.0.2.1").open():
         pass
+    with pytest.raises(InvalidOption, match="http_tls_key_file = 'none' is not allowed: a readable PEM file"):
+        Listening(tls_cert_file="none", tls_key_file="none")
+
+
+async def test_https_until_it_is_told_to_end(tmp_path: Path, served: Serving) -> None:
+    make_certificates(tmp_path)
+    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    listening = Listening("localhost", 0, tls_cert_file=certificate, tls_key_file=key)
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    app = application(GatewaySettings(ServerAddress(served.server.address), NO_PATIENCE))
+    handler = signal.getsignal(signal.SIGTERM)
+    serving_it = asyncio.create_task(serve(app, listening, told.set_result))
+    url = await asyncio.wait_for(told, HANG_S)
+    assert re.fullmatch(r"https://127\.0\.0\.1:\d+/v1", url)
+    trust = ssl.create_default_context(cafile=certificate)
+    async with httpx.AsyncClient(base_url=url.replace("127.0.0.1", "localhost"), verify=trust) as client:
+        response = await client.post("/chat/completions", json=ASKED, timeout=HANG_S)
+    assert response.status_code == 200
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.wait_for(serving_it, HANG_S)
+    assert signal.getsignal(signal.SIGTERM) is handler

@@ -15,10 +15,10 @@ from gemray_cluster.text.tokenizer import SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.embedded import embedded_path
 from support.cluster.calls import call_ids, thought_ids
 from support.cluster.fake_gang import FakeGang, Script, gang_info
-from support.cluster.http_gateway import HANG_S, HttpGateway, gateway
+from support.cluster.http_gateway import HttpGateway, gateway
 from support.cluster.serving import Serving, serving
 from support.cluster.text import byte_ids
-from support.waiting import eventually
+from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,10 +15,8 @@ from gemray.client import Retry, ServerAddress
 from gemray.openai.app import application
 from gemray.openai.serve import Listening
 from gemray.openai.settings import GatewaySettings
-from support.waiting import eventually
+from support.waiting import HANG_S, eventually
 
-HANG_S = 120
-"""More than anything here takes, on however slow a machine."""
 NO_PATIENCE = Retry(first_s=0, resume_s=0)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import HANG_S
+
 PACKAGES = Path(__file__).parents[1] / "node" / "package.json"
-INSTALL_S = 300
 
 
 def node_environment(config: pytest.Config, spare: Path) -> dict[str, str]:
@@ -40,13 +41,13 @@ def _install(npm: str, kept: Path) -> None:
         shutil.copy(PACKAGES, making)
         flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
         done = subprocess.run(
-            [npm, "install", *flags], cwd=making, capture_output=True, text=True, timeout=INSTALL_S, check=False
+            [npm, "install", *flags], cwd=making, capture_output=True, text=True, timeout=HANG_S, check=False
         )
         if done.returncode != 0:
             pytest.skip(f"npm cannot install @grpc/grpc-js: {done.stderr.strip().splitlines()[:1]}")
         if not kept.exists():
             making.rename(kept)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"npm has not installed @grpc/grpc-js within {INSTALL_S} s")
+        pytest.skip(f"npm has not installed @grpc/grpc-js within {HANG_S} s")
     finally:
         shutil.rmtree(making, ignore_errors=True)
