@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from gemray_cluster.gang.scaling import ReplicaLimits
+from gemray_cluster.settings.settings import ServeSettings
 from support.cluster.series import all_names
 from support.deployment.chart_values import DEPLOYMENTS
+from support.deployment.commands import serve_flags_in
 from support.deployment.helm_chart import Manifest, pick, render
 
 
@@ -40,6 +43,8 @@ def _env(pod: dict[str, Any]) -> dict[str, Any]:
         ({"gang": {"replicas": 3}, "podDisruptionBudget": {"maxUnavailable": 0}}, 3, 3),
         (DEPLOYMENTS["dedicated-drafter-apart"], 1, 3),
         (DEPLOYMENTS["hpa"], 1, 1),
+        (DEPLOYMENTS["router"], 1, 3),
+        (DEPLOYMENTS["router-that-scales"], 0, 0),
     ],
 )
 def test_budgets_let_a_node_drain(values: dict[str, Any], driver: int, worker: int) -> None:
@@ -107,6 +112,28 @@ def test_labels_reach_every_pod() -> None:
         cluster["workerGroupSpecs"][0]["template"],
     ]
     assert {template["metadata"]["labels"]["team"] for template in templates} == {"serving"}
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "workers"),
+    [
+        ("default", ReplicaLimits(), (1, 1, 1)),
+        ("router", ReplicaLimits(replicas=2, min_replicas=2, max_replicas=2), (4, 4, 4)),
+        ("router-that-scales", ReplicaLimits(replicas=2, min_replicas=1, max_replicas=4), (2, 1, 4)),
+    ],
+)
+def test_a_driver_finds_workers_for_all_its_gangs(
+    name: str, limits: ReplicaLimits, workers: tuple[int, int, int]
+) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    flags = serve_flags_in(" ".join(_driver(manifests)["containers"][0]["args"]))
+    assert ServeSettings.load(flags, {}).replica_limits() == limits
+    cluster = pick(manifests, "RayCluster")["spec"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == workers
+    scales = workers[1] != workers[2]
+    assert cluster.get("enableInTreeAutoscaling", False) is scales
+    assert cluster["headGroupSpec"]["template"]["spec"]["automountServiceAccountToken"] is scales
 
 
 @pytest.mark.parametrize(("name", "protocol"), [("default", "kubernetes.io/h2c"), ("tls", "https")])

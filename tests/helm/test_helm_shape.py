@@ -66,7 +66,7 @@ def test_cpus_are_those_that_the_driver_asks_for(name: str) -> None:
     cpus = [int(group["rayStartParams"]["num-cpus"]) * group["numOfHosts"] for group in groups]
     assert sum(cpus) == settings.num_ranks
     drivers = pick(manifests, "Deployment")["spec"].get("replicas", 2 if name == "hpa" else 1)
-    assert {group["replicas"] for group in groups} == {drivers}
+    assert {group["replicas"] for group in groups} == {drivers * (settings.replicas or 1)}
     if settings.strategy == "strict_pack":
         assert (len(groups), groups[0]["numOfHosts"]) == (1, 1)
 

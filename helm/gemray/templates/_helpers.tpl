@@ -86,6 +86,24 @@ gemray/serves: {{ list (include "gemray.image" .) .Values.model .Values.drafter 
 {{- max 1 (div (int .Values.gang.tensorParallelSize) (int .Values.gang.maxGpusPerPod)) -}}
 {{- end -}}
 
+{{/* Gangs behind one driver: at start, and in any case. */}}
+{{- define "gemray.leastReplicas" -}}
+{{- default .Values.server.replicas .Values.server.minReplicas | int -}}
+{{- end -}}
+{{- define "gemray.mostReplicas" -}}
+{{- default .Values.server.replicas .Values.server.maxReplicas | int -}}
+{{- end -}}
+
+{{/* Drivers: those that there are in any case. */}}
+{{- define "gemray.drivers" -}}
+{{- ternary .Values.autoscaling.minReplicas .Values.gang.replicas .Values.autoscaling.enabled | int -}}
+{{- end -}}
+
+{{/* "true" when the number of gangs follows the load, so that Ray's autoscaler has to add workers. */}}
+{{- define "gemray.scales" -}}
+{{- if or .Values.autoscaling.enabled (ne (include "gemray.leastReplicas" .) (include "gemray.mostReplicas" .)) }}true{{ end -}}
+{{- end -}}
+
 {{/* Whether one pod holds a whole gang. */}}
 {{- define "gemray.strategy" -}}
 {{- if and (eq (include "gemray.podsPerGang" .) "1") (not (include "gemray.drafterApart" .)) }}strict_pack{{ else }}pack{{ end -}}

@@ -21,8 +21,8 @@ gcsFaultToleranceOptions:
   {{- end }}
 {{- end }}
 {{- end }}
-{{- if .Values.autoscaling.enabled }}
-# A driver that finds no room asks for a gang's worth of slots, and the autoscaler adds a worker that has them.
+{{- if include "gemray.scales" . }}
+# A driver that finds no room for a gang asks for a gang's worth of slots, and the autoscaler adds a worker that has them.
 enableInTreeAutoscaling: true
 autoscalerOptions:
   version: v2
@@ -44,7 +44,7 @@ headGroupSpec:
     spec:
       {{- include "gemray.podCommon" (dict "root" . "part" .Values.head) | trim | nindent 6 }}
       # The autoscaler, a sidecar of the head, is all that talks to Kubernetes.
-      automountServiceAccountToken: {{ .Values.autoscaling.enabled }}
+      automountServiceAccountToken: {{ eq (include "gemray.scales" .) "true" }}
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ add .Values.server.terminationGracePeriodSeconds 30 }}
       containers:

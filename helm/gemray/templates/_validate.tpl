@@ -59,13 +59,21 @@
 {{- fail "ray.gcsFaultTolerance is a property of ray.existingCluster itself: set it there" -}}
 {{- end -}}
 {{- end -}}
+{{- with $v.server -}}
+{{- if gt (int .minReplicas) (int .replicas) -}}
+{{- fail (printf "server.minReplicas %v is more than server.replicas %v" .minReplicas .replicas) -}}
+{{- end -}}
+{{- if and .maxReplicas (lt (int .maxReplicas) (int .replicas)) -}}
+{{- fail (printf "server.maxReplicas %v is less than server.replicas %v" .maxReplicas .replicas) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "gemray.scales" .) (or (ne (include "gemray.podsPerGang" .) "1") (include "gemray.drafterApart" .)) -}}
+{{- fail "autoscaling, and server.maxReplicas above minReplicas, need gangs of one pod: Ray adds workers pod by pod and would start half a gang" -}}
+{{- end -}}
 {{- with $v.autoscaling -}}
 {{- if .enabled -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "autoscaling.minReplicas %v is more than autoscaling.maxReplicas %v" .minReplicas .maxReplicas) -}}
-{{- end -}}
-{{- if or (ne (include "gemray.podsPerGang" $) "1") (include "gemray.drafterApart" $) -}}
-{{- fail "autoscaling needs gangs of one pod: Ray adds workers pod by pod and would start half a gang" -}}
 {{- end -}}
 {{- if and (eq .kind "keda") (not .prometheusAddress) -}}
 {{- fail "autoscaling.prometheusAddress must be the URL of the Prometheus that KEDA asks" -}}

@@ -7,14 +7,10 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
 {{- $cuda := eq $root.Values.gang.device "cuda" -}}
 - groupName: {{ .name }}
   # One replica is one gang: a pod that holds all its ranks, or numOfHosts pods when they cannot share one.
-  replicas: {{ ternary $root.Values.autoscaling.minReplicas $root.Values.gang.replicas $root.Values.autoscaling.enabled }}
-  {{- if $root.Values.autoscaling.enabled }}
-  minReplicas: {{ $root.Values.autoscaling.minReplicas }}
-  maxReplicas: {{ $root.Values.autoscaling.maxReplicas }}
-  {{- else }}
-  minReplicas: {{ $root.Values.gang.replicas }}
-  maxReplicas: {{ $root.Values.gang.replicas }}
-  {{- end }}
+  {{- $drivers := int (include "gemray.drivers" $root) }}
+  replicas: {{ mul $drivers $root.Values.server.replicas }}
+  minReplicas: {{ mul $drivers (int (include "gemray.leastReplicas" $root)) }}
+  maxReplicas: {{ mul (ternary $root.Values.autoscaling.maxReplicas $drivers $root.Values.autoscaling.enabled) (int (include "gemray.mostReplicas" $root)) }}
   numOfHosts: {{ .hosts }}
   rayStartParams:
     object-store-memory: {{ include "gemray.bytes" $root.Values.ray.objectStoreMemory | quote }}

@@ -13,6 +13,8 @@ DEPLOYMENTS: dict[str, Values] = {
     "tp16-two-hosts": {"gang": {"tensorParallelSize": 16, "multiHost": True}, "network": {"interface": "eth0"}},
     "tp2-two-hosts": {"gang": {"tensorParallelSize": 2, "maxGpusPerPod": 1, "multiHost": True}},
     "replicas": {"gang": {"replicas": 3}, "service": {"headless": True}},
+    "router": {"server": {"replicas": 2}, "gang": {"replicas": 2, "tensorParallelSize": 2}},
+    "router-that-scales": {"server": {"replicas": 2, "minReplicas": 1, "maxReplicas": 4}},
     "cpu": {"gang": {"device": "cpu", "tensorParallelSize": 2}, "server": {"dtype": "float32"}},
     "drafter": {"drafter": {"path": "/models/drafter", "draftTokens": 4}, "gang": {"tensorParallelSize": 2}},
     "dedicated-drafter": {
@@ -151,6 +153,12 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "three-ranks": ({"gang": {"tensorParallelSize": 3}}, "tensorParallelSize"),
     "tp-larger-than-a-pod": ({"gang": {"tensorParallelSize": 16}}, "set gang.multiHost"),
     "tp-larger-than-a-small-pod": ({"gang": {"tensorParallelSize": 4, "maxGpusPerPod": 2}}, "tensorParallelSize"),
+    "fewer-replicas-than-kept": ({"server": {"replicas": 1, "minReplicas": 2}}, "server.minReplicas 2 is more"),
+    "more-replicas-than-most": ({"server": {"replicas": 3, "maxReplicas": 2}}, "server.maxReplicas 2 is less"),
+    "scales-by-half-gangs": (
+        {"server": {"maxReplicas": 2}, "gang": {"tensorParallelSize": 2, "maxGpusPerPod": 1, "multiHost": True}},
+        "need gangs of one pod",
+    ),
     "unknown-key": ({"tensorParallelSize": 2}, "tensorParallelSize"),
     "unknown-nested-key": ({"gang": {"gpus": 2}}, "gpus"),
     "unknown-probe-key": ({"probes": {"liveness": {"path": "/healthz"}}}, "path"),
