@@ -18,7 +18,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo openai test test-lowest test-gpu lint proto proto-check clean
+.PHONY: demo openai test test-lowest test-gpu lint proto proto-check lock clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -78,4 +78,16 @@ proto-check: $(INSTALLED) $(PROTO_INSTALLED)
 		PYTHONPATH=proto $$bin/python -W error -c "import gemray.v1.generation_pb2_grpc" || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(PROTO_VENV) $(LOWEST) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-uv $(PROTO_VENV) $(LOWEST) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+
+# What the image installs, to the hash; written anew when dependencies change. torch of PyPI is the CUDA build, and brings
+# the triton that it was built with.
+LOCK := helm/docker/requirements.lock
+UV_VERSION := 0.13.9
+lock:
+	$(PYTHON) -m venv $(VENV)-uv
+	$(VENV)-uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	grep -v '^triton==' constraints.txt > $(VENV)-uv/constraints.txt
+	$(VENV)-uv/bin/uv pip compile pyproject.toml helm/docker/requirements.in --extra gpu --extra cluster --extra tracing \
+		--extra openai --constraint $(VENV)-uv/constraints.txt --python-version 3.12 --python-platform x86_64-manylinux_2_36 \
+		--only-binary :all: --no-python-downloads --generate-hashes --no-annotate --custom-compile-command "make lock" --output-file $(LOCK)
