@@ -111,10 +111,7 @@ class Handlers:
         self.limiter = RequestLimiter(8)
         self._text_work = InlineTextWork()
         self._service = GenerationService(self._gang, self._reader, self.limiter, self._text_work, ServerConfig())
-        self._kinds = {
-            method.name: message_factory.GetMessageClass(method.input_type)  # type: ignore[no-untyped-call]
-            for method in SERVICE.methods
-        }
+        self._kinds = {method.name: message_factory.GetMessageClass(method.input_type) for method in SERVICE.methods}
         self._raised = _LastError()
         logging.getLogger("gemray_cluster.server.status").addHandler(self._raised)
 

@@ -75,9 +75,10 @@ def _within(message: Message, random: Random) -> Message:
 
 
 def _change(message: Message, random: Random) -> None:
-    if not message.DESCRIPTOR.fields:
+    fields: list[FieldDescriptor] = list(message.DESCRIPTOR.fields)
+    if not fields:
         return
-    field = random.choice(message.DESCRIPTOR.fields)
+    field = random.choice(fields)
     if random.random() < 0.15:
         message.ClearField(field.name)
     elif field.message_type is not None and field.message_type.GetOptions().map_entry:
