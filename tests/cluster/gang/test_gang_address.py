@@ -21,7 +21,8 @@ import psutil
 import pytest
 
 from support.cluster.fake_worker import expected_token
-from support.waiting import eventually
+from support.cluster.ray_patience import RAY_PATIENCE
+from support.waiting import HANG_S, eventually
 
 TESTS = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -48,6 +49,7 @@ class PrivateCluster:
     def environment(self, token: str = "a" * 64) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         return inherited | {
+            **RAY_PATIENCE,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": token,
             "HOME": str(self.directory),
@@ -105,7 +107,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCluster
 
 
 def result_of(driver: subprocess.Popen[str]) -> dict[str, object]:
-    out, err = driver.communicate(timeout=300)
+    out, err = driver.communicate(timeout=HANG_S)
     assert driver.returncode == 0, err
     result: dict[str, object] = json.loads(out.strip().splitlines()[-1])
     return result
@@ -144,7 +146,7 @@ async def test_a_killed_driver_leaves_the_cluster_to_the_next_one(cluster: Priva
     driver.kill()
     driver.communicate()
     began = time.monotonic()
-    await eventually(lambda: not any(rank.is_running() for rank in ranks), 300)
+    await eventually(lambda: not any(rank.is_running() for rank in ranks))
     print(f"the ranks ended within {time.monotonic() - began:.2f} s of their driver")
     result = result_of(cluster.drive())
     assert result["ids"] == [expected_token(5, p) for p in range(6)]

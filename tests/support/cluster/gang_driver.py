@@ -22,10 +22,14 @@ from gemray_workers.messages import Submit
 from gemray_workers.rank.worker import RankWorker
 from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_worker import FakeWorker
+from support.waiting import HANG_S
 
 
 async def main(address: str, *, stay: bool) -> None:
-    config = ClusterConfig(address=address, placement_deadline_s=300, start_deadline_s=300, connect_deadline_s=10)
+    config = ClusterConfig(
+        address=address, placement_deadline_s=HANG_S, start_deadline_s=HANG_S, heartbeat_deadline_s=HANG_S,
+        connect_deadline_s=60,
+    )  # fmt: skip
     engine = EngineConfig(model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1)
     began = time.monotonic()
     waited_for: list[str] = []
