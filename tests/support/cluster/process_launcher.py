@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied
 from gemray_workers.config import EngineConfig
 from gemray_workers.rank.process import ProcessLocation
 from gemray_workers.rank.worker import RankWorker
+from support.processes.forking import forking
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,9 +46,7 @@ class ProcessRank:
     """A spawned process that answers calls over a pipe; one thread here reads the answers."""
 
     def __init__(self, engine: EngineConfig, rank: int, worker_class: type[RankWorker]) -> None:
-        # Ranks fork from a server that has imported torch and nothing of this process: seconds less each.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["gemray_workers.rank.worker", "support.cluster.fake_worker", __name__])
+        context = forking()
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, engine, rank, worker_class), daemon=True)
         self.process.start()

@@ -1,4 +1,4 @@
-"""Run a function on N gloo ranks: pools of spawned processes that stay up for the whole test session.
+"""Run a function on N gloo ranks: pools of forked processes that stay up for the whole test session.
 
 A test hands over a picklable top-level function ``fn(comm, *args)`` and gets every rank's result. Ranks import the
 test's module from its file, so functions and classes of a test module may be sent.
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from gemray_workers.parallel.communicator import SoloCommunicator
+from support.processes.forking import forking
 from support.waiting import HANG_S
 
 GRACE_S = 10.0
@@ -80,7 +81,7 @@ class GangPools:
 
 class _Pool:
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forking()
         rendezvous = f"tcp://127.0.0.1:{_free_port()}"
         self._stacks = Path(tempfile.mkdtemp(prefix="gang-"))
         self._connections: list[Connection] = []
@@ -89,7 +90,7 @@ class _Pool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, size, rendezvous, theirs, str(self._stacks / str(rank))),
+                args=(rank, size, rendezvous, theirs, str(self._stacks / str(rank)), dict(os.environ)),
                 name=f"gang-{size}-rank-{rank}",
                 daemon=True,
             )
@@ -163,9 +164,12 @@ class _Pool:
         self._stacks.rmdir()
 
 
-def _serve(rank: int, size: int, rendezvous: str, connection: Connection, stack_path: str) -> None:
+def _serve(
+    rank: int, size: int, rendezvous: str, connection: Connection, stack_path: str, environment: dict[str, str]
+) -> None:
     """A rank's life: join the gang, then answer calls until the pipe closes."""
     _die_with_parent()
+    os.environ.update(environment)
     with open(stack_path, "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
