@@ -44,6 +44,8 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
     if missing:
         missing = [f"{name} (a link to nowhere)" if is_broken_link(directory / name) else name for name in missing]
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        if other := next(iter(sorted(file.name for file in directory.glob("*.gguf"))), None):
+            return fail(NAME, f"{path} on node {node} lacks {names}: GGUF ({other}) is not read, safetensors are.")
         snapshot = snapshot_of(path)
         remedy = "" if snapshot is None else f"; `{snapshot.download}` brings the rest"
         return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete{remedy}.")

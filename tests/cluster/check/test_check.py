@@ -131,6 +131,15 @@ def test_model_directory(tmp_path: Path) -> None:
     assert check_model_directory(str(tmp_path), node="10.0.0.2").status is Status.OK
 
 
+def test_a_directory_of_another_format_is_told_apart(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model-Q4_K_M.gguf"):
+        (tmp_path / name).touch()
+    found = check_model_directory(str(tmp_path), node="10.0.0.2")
+    assert found.status is Status.FAIL
+    assert "lacks model.safetensors" in found.sentence
+    assert "GGUF (model-Q4_K_M.gguf) is not read" in found.sentence
+
+
 def test_interface_is_the_one_of_the_node_and_says_why() -> None:
     result = check_interface("127.0.0.1", {}, existing=list(psutil.net_if_addrs()))
     assert result.status is Status.OK

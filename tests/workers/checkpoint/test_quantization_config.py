@@ -139,5 +139,5 @@ def test_other_formats_are_refused_with_what_is_accepted(tmp_path: Path, own: An
 def test_a_refusal_of_another_method_names_what_is_accepted(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="pack-quantized int4") as raised:
         recipe(tmp_path, {"quant_method": "awq"})
-    assert raised.value.field == "quantization_config quant_method"
+    assert raised.value.field == f"quantization_config quant_method in {tmp_path}"  # model or drafter?
     assert "modelopt NVFP4" in raised.value.allowed

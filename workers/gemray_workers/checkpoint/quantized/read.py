@@ -46,6 +46,13 @@ def read_recipe(path: str | os.PathLike[str], *, prefix: str) -> Recipe | None:
         InvalidField: another format than those that gemray computes, named with what is accepted.
     """
     directory = Path(path)
+    try:
+        return _read_recipe(directory, prefix)
+    except InvalidField as error:  # model or drafter: the directory tells which one
+        raise InvalidField(f"{error.field} in {directory}", error.value, error.allowed) from error
+
+
+def _read_recipe(directory: Path, prefix: str) -> Recipe | None:
     content = _quantization_config(directory)
     if content is None:
         return None
