@@ -1,0 +1,29 @@
+"""``python -m support.quantized_family --output FILE``: `gemray-tiny` in every format, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import get_args
+
+from support.checkpoints.quantized import FormatName
+from support.quantized_family.measure import Measured, measure, table
+
+
+def main() -> int:
+    """Measure every format; 1 when ids with a drafter differed from those without."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=415, help="held-out prompts for the loss (default all, 415)")
+    parser.add_argument("--requests", type=int, default=24, help="requests for acceptance (default 24)")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    found: list[Measured] = []
+    for name in (None, *get_args(FormatName)):
+        found.append(measure(name, num_prompts=arguments.prompts, num_requests=arguments.requests))
+        arguments.output.write_text("\n".join(table(found)) + "\n")
+    return any(row.ids_differ for row in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

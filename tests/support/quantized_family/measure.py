@@ -1,0 +1,103 @@
+"""What quantizing does to `gemray-tiny`: nats on held-out prompts, and how many drafts it still accepts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gemray_workers.embedded import EmbeddedName, embedded_path
+from gemray_workers.messages import Submit
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import SoloCommunicator
+from support.checkpoints.quantized import FormatName, quantized_checkpoint
+from support.engine.engine_runner import Run
+from support.engine.held_out_requests import held_out_prompts, held_out_requests
+from support.engine.speculation_rig import Rig
+from support.oracles.oracle import loaded_model, prompt_logits
+
+TARGET: EmbeddedName = "gemray-tiny"
+DRAFTERS: dict[EmbeddedName, int | None] = {"gemray-tiny-assistant": 4, "gemray-tiny-dflash": None}
+"""Each drafter's number of drafts; None for a whole block."""
+MAX_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One format."""
+
+    name: str
+    weight_bytes: int
+    """As they lie in memory: packed codes and scales, embedding and norms in bfloat16."""
+    nats: float
+    """Per held-out token."""
+    tokens_per_round: dict[EmbeddedName, float]
+    """Accepted drafts and the token that each round adds."""
+    ids_differ: int
+    """Requests whose ids with a drafter are not those without."""
+
+
+@torch.no_grad()
+def held_out_nats(model: TargetModel, prompts: Sequence[Sequence[int]]) -> float:
+    """Mean negative log-probability of each prompt's tokens but its first."""
+    total, count = 0.0, 0
+    for ids in prompts:
+        logprobs_TV = prompt_logits(model, ids)[:-1].double().log_softmax(-1)
+        total -= logprobs_TV.gather(1, torch.tensor(ids[1:])[:, None]).sum().item()
+        count += len(ids) - 1
+    return total / count
+
+
+def measure(name: FormatName | None, *, num_prompts: int, num_requests: int) -> Measured:
+    """Quantize, load as the engine does, and measure.
+
+    Args:
+        name: the format; None for the weights as they are.
+        num_prompts: held-out prompts for the loss.
+        num_requests: greedy requests for acceptance.
+    """
+    directory = embedded_path(TARGET)
+    if name is not None:
+        directory, _ = quantized_checkpoint(directory, lambda _layer: name)
+    model = loaded_model(directory, SoloCommunicator(), torch.float32)
+    nats = held_out_nats(model, [prompt["ids"] for prompt in held_out_prompts(num_prompts)])
+    submits = held_out_requests(num_requests, MAX_TOKENS, stop_token_ids=tuple(_stop_ids(directory)))
+    plain = _serve(model, directory, None, None, submits)
+    rounds, ids_differ = {}, 0
+    for drafter, most in DRAFTERS.items():
+        run = _serve(model, directory, drafter, most, submits)
+        rounds[drafter] = 1 + run.speculation.accepted / run.speculation.rounds
+        ids_differ += sum(run.ids[submit.request_id] != plain.ids[submit.request_id] for submit in submits)
+    in_memory = loaded_model(directory, SoloCommunicator(), torch.bfloat16).weight_bytes
+    return Measured(name or "bfloat16", in_memory, nats, rounds, ids_differ)
+
+
+def _serve(
+    model: TargetModel, directory: Path, drafter: EmbeddedName | None, most: int | None, submits: Sequence[Submit]
+) -> Run:
+    path = None if drafter is None else embedded_path(drafter)
+    rig = Rig(model, directory, drafter_path=path, num_draft_tokens=most)
+    return rig.run(list(submits), prefill_chunk=128, max_step_tokens=1024, max_model_len=512, num_slots=16)
+
+
+def _stop_ids(directory: Path) -> list[int]:
+    ids: int | list[int] = json.loads((directory / "generation_config.json").read_text())["eos_token_id"]
+    return [ids] if isinstance(ids, int) else ids
+
+
+def table(found: Sequence[Measured]) -> list[str]:
+    """Markdown: a row a format, the first one as it is on disk."""
+    first = found[0]
+    lines = [
+        "| weights | MB in memory | held-out nats | more than bfloat16 | MTP 4 a round | DFlash 15 | ids differ |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found:
+        rates = " | ".join(f"{rate:.2f}" for rate in row.tokens_per_round.values())
+        more = row.nats - first.nats
+        size = row.weight_bytes / 1e6
+        lines.append(f"| {row.name} | {size:.2f} | {row.nats:.4f} | {more:+.4f} | {rates} | {row.ids_differ} |")
+    return lines
