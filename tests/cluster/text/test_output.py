@@ -119,3 +119,49 @@ def test_grouping_changes_nothing(
     assert "\ufffd" not in grouped[1]
     if not stops:
         assert grouped[:2] == (ids, data)
+
+
+SCRIPTS = [
+    *("a", "b", " ", "\n", "é", "e\u0301", "漢", "가", "\u1100\u1161", "नि", "क्ष", "ا", "\u200f", "ไ", "👩", "\u200d"),
+    *("👩\u200d👧", "🇨🇿", "👍🏽", "\ufe0f", "\U00020000", "\x00", "\ufffd"),
+]
+"""Letters, marks that join the one before, characters of two to four bytes, and sequences of them."""
+
+
+def cut_by_hand(text: str, stops: list[str]) -> tuple[str, str | None, int]:
+    """(the text before the stop string that is complete first, that string, characters up to its end)."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            stop = max(complete, key=len)
+            return text[: end - len(stop)], stop, end
+    return text, None, len(text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    written=st.lists(st.tuples(st.sampled_from(SCRIPTS), st.booleans()), max_size=14),
+    stops=st.lists(st.lists(st.sampled_from(SCRIPTS), min_size=1, max_size=3).map("".join), max_size=3),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+)
+def test_all_scripts_end_at_the_first_stop_string(
+    tokenizer: ChatTokenizer, written: list[tuple[str, bool]], stops: list[str], sizes: list[int]
+) -> None:
+    """Written by tokens of one or several characters or by single bytes, cut anywhere between them."""
+    ids: list[int] = []
+    for piece, by_bytes in written:
+        ids += byte_ids(tokenizer, piece.encode()) if by_bytes else tokenizer.encode(piece)[1:]
+    text = "".join(piece for piece, _ in written)
+    wanted, stop, end = cut_by_hand(text, stops)
+    found, shown, ending, _ = collect(
+        output(tokenizer, stops), deltas([*ids, 106], sizes, finish="stop_token", stop_id=106)
+    )
+    assert shown == wanted
+    if stop is None:
+        assert (found, ending) == ([*ids, 106], Ending("stop_token", stop_token_id=106))
+        return
+    assert ending == Ending("stop_string", stop_string=stop)
+    assert found == ids[: len(found)]
+    detokenizer = Detokenizer(tokenizer)
+    num_before = sum(len(detokenizer.push(token_id)) for token_id in found[:-1])
+    assert num_before < end <= num_before + len(detokenizer.push(found[-1])), "the last token completes it"
