@@ -171,14 +171,15 @@ class _Schema:
         required = set(map(str, named)) if isinstance(named, list) else set()
         # What may follow a property, and what may come with none before it: from the last property on.
         behind = first = ""
-        for name, inner in reversed(properties.items()):
+        latest = next((place for place, name in enumerate(properties) if name in required), len(properties))
+        for place, (name, inner) in reversed([*enumerate(properties.items())]):
             pair = self._rules.add(f"{self._rules.key(name)} {self._value(inner)}")
-            if name in required:
+            if place == latest:
                 first = f"{pair} {behind}"
-                behind = self._rules.add(f'"," {pair} {behind}')
-            else:
+            elif place < latest:  # behind a required property none is the first
                 first = self._rules.add(f"{pair} {behind} | {first}") if first else f"({pair} {behind})?"
-                behind = self._rules.add(f'("," {pair})? {behind}')
+            if place:  # nothing comes before the first
+                behind = self._rules.add(f'"," {pair} {behind}' if name in required else f'("," {pair})? {behind}')
         return f'"{{" {first} "}}"'
 
     def _reference(self, reference: str) -> str:

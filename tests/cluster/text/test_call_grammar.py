@@ -113,6 +113,13 @@ def test_what_is_taken_fits(compiler: GrammarCompiler, tokenizer: ChatTokenizer,
         jsonschema.validate(json.loads("".join(piece.arguments for piece in pieces)), plain)
 
 
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_no_rule_is_stated_for_nothing(tokenizer: ChatTokenizer, schema: dict[str, Any]) -> None:
+    text = grammar_of(tokenizer, {"name": "f", "parameters": schema}).text
+    for name in re.findall(r"^(r\d+):", text, re.MULTILINE):
+        assert len(re.findall(rf"\b{name}\b", text)) > 1, f"{name} is used nowhere"
+
+
 def test_calls_of_several_functions(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
     tools: list[dict[str, Any]] = [{"name": "f"}, {"name": "get.weather", "parameters": SCHEMAS[2]}]
     f, weather = call_ids(tokenizer, "f", {}), call_ids(tokenizer, "get.weather", {"city": "Paris"})
