@@ -15,6 +15,16 @@ MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True)
+class ToolChoice:
+    """What a chat says of calls."""
+
+    may_call: bool = True
+    must_call: bool = False
+    function: str | None = None
+    """The only one that may be called."""
+
+
+@dataclass(frozen=True)
 class ChatInput:
     """What a chat template is given."""
 
@@ -25,35 +35,31 @@ class ChatInput:
     continue_final_message: bool
     variables: dict[str, Any]
     """Variables of the template, besides its own."""
+    choice: ToolChoice
+    takes_one_call: bool
+    """Whether the answer ends behind its first call."""
 
 
 _MODES = (pb.TOOL_CHOICE_MODE_AUTO, pb.TOOL_CHOICE_MODE_NONE, pb.TOOL_CHOICE_MODE_REQUIRED)
 
 
-@dataclass(frozen=True)
-class ToolChoice:
-    """What a chat says of calls."""
-
-    may_call: bool = True
-    must_call: bool = False
-    function: str | None = None
-    """The only one that may be called."""
-
-
 def read_chat(chat: pb.Chat) -> ChatInput:
     """Check and unpack a chat; raises InvalidField."""
-    tools = read_tools(chat.tools_json) if chat.HasField("tools_json") else None
-    may_call = read_tool_choice(chat).may_call
+    tools = _read_tools(chat.tools_json) if chat.HasField("tools_json") else None
+    choice = _read_tool_choice(chat)
     messages = read_messages(chat.messages)
     if chat.continue_final_message:
         _check_final(messages[-1])
     return ChatInput(
         messages=messages,
-        tools=tools if may_call else None,
+        tools=tools if choice.may_call else None,
         enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
         parse_control_tokens=chat.parse_control_tokens,
         continue_final_message=chat.continue_final_message,
         variables=_read_variables(chat.chat_template_kwargs_json) if chat.chat_template_kwargs_json else {},
+        choice=choice,
+        takes_one_call=choice.function is not None
+        or (chat.HasField("parallel_tool_calls") and not chat.parallel_tool_calls),
     )
 
 
@@ -73,7 +79,7 @@ def _read_variables(kwargs_json: str) -> dict[str, Any]:
     return variables
 
 
-def read_tool_choice(chat: pb.Chat) -> ToolChoice:
+def _read_tool_choice(chat: pb.Chat) -> ToolChoice:
     """Whether the model may or must call; raises InvalidField."""
     choice = chat.tool_choice
     match choice.WhichOneof("choice"):
@@ -91,12 +97,7 @@ def read_tool_choice(chat: pb.Chat) -> ToolChoice:
     return ToolChoice()
 
 
-def takes_one_call(chat: pb.Chat, choice: ToolChoice) -> bool:
-    """Whether the answer ends behind its first call."""
-    return choice.function is not None or (chat.HasField("parallel_tool_calls") and not chat.parallel_tool_calls)
-
-
-def read_tools(tools_json: str) -> list[dict[str, Any]]:
+def _read_tools(tools_json: str) -> list[dict[str, Any]]:
     """The declarations of functions, alone or as OpenAI wraps them; raises InvalidField."""
     tools = read_json("chat.tools_json", tools_json, "a JSON array")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

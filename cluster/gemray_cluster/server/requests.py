@@ -12,7 +12,7 @@ import msgspec
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
 from gemray_cluster.server.bad_words import read_bad_words
-from gemray_cluster.server.chat import read_chat, read_tool_choice, takes_one_call
+from gemray_cluster.server.chat import ChatInput, read_chat
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.limits import LIMITS, check_limits
 from gemray_cluster.server.prompt_text import newest, read_echo, read_kept_tokens, shows_special, text_of
@@ -124,9 +124,9 @@ class RequestReader:
         `max_answer_bytes` is what the one message of a unary answer may hold; None for a stream.
         """
         check_limits(request)
-        prompt_ids = self._prompt_ids(request, model)
+        chat, prompt_ids = self._prompt(request, model)
         bad_words = read_bad_words(request.sampling, self.tokenizer, self.vocab_size)
-        forbidden, stop_token_ids = self._call_rules(request.chat)
+        forbidden, stop_token_ids = self._call_rules(chat)
         params, output = read_sampling(
             request.sampling,
             request.speculation,
@@ -137,7 +137,7 @@ class RequestReader:
             stop_token_ids=stop_token_ids,
         )
         params = msgspec.structs.replace(
-            params, grammar=self._grammar(request, prompt_ids), bad_words=bad_words.several
+            params, grammar=self._grammar(request, chat, prompt_ids), bad_words=bad_words.several
         )
         if max_answer_bytes is not None:
             refuse_what_no_answer_carries(
@@ -174,7 +174,7 @@ class RequestReader:
         num_bytes = _num_bytes(request)
         if num_bytes > MAX_TOKENIZE_BYTES:
             raise InvalidField(kind, Summary(f"{num_bytes} bytes"), f"at most {MAX_TOKENIZE_BYTES}")
-        rendered = RenderedText(request.text) if kind == "text" else self._render(request.chat)
+        rendered = RenderedText(request.text) if kind == "text" else self._render(read_chat(request.chat))
         return pb.TokenizeResponse(token_ids=self._encode(kind, rendered), text=rendered.text)
 
     def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
@@ -183,27 +183,29 @@ class RequestReader:
         ids = check_token_ids("token_ids", request.token_ids, self.vocab_size)
         return pb.DetokenizeResponse(text=text_of(ids, self.tokenizer, shows_special=shows_special(request)))
 
-    def _call_rules(self, chat: pb.Chat) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _call_rules(self, chat: ChatInput | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ids that a chat forbids, ids that end its answer) for the sake of calls."""
         control_ids = self.tokenizer.control_ids
-        choice = read_tool_choice(chat)
-        no_calls, one_call = not choice.may_call, takes_one_call(chat, choice)
+        if chat is None:
+            return (), ()
         return (
-            (control_ids[OPENS_CALL],) if no_calls and OPENS_CALL in control_ids else (),
-            (control_ids[CLOSES_CALL],) if one_call and CLOSES_CALL in control_ids else (),
+            (control_ids[OPENS_CALL],) if not chat.choice.may_call and OPENS_CALL in control_ids else (),
+            (control_ids[CLOSES_CALL],) if chat.takes_one_call and CLOSES_CALL in control_ids else (),
         )
 
-    def _grammar(self, request: GenerationRequest, prompt_ids: list[int]) -> Grammar | None:
+    def _grammar(self, request: GenerationRequest, chat: ChatInput | None, prompt_ids: list[int]) -> Grammar | None:
         """What the answer must follow, not compiled yet."""
-        control_ids, thinks = self.tokenizer.control_ids, request.chat.enable_thinking
-        must_call = read_tool_choice(request.chat).must_call
-        if not request.HasField("structured"):
-            return read_required_calls(request.chat, prompt_ids, control_ids) if must_call else None
-        if must_call:
+        control_ids, thinks = self.tokenizer.control_ids, chat is not None and bool(chat.enable_thinking)
+        if chat is not None and chat.choice.must_call:
+            if not request.HasField("structured"):
+                return read_required_calls(chat, prompt_ids, control_ids)
             raise InvalidField("structured", Summary("set"), "unset where chat.tool_choice requires a call")
+        if not request.HasField("structured"):
+            return None
         return read_structured(request.structured, thinks=thinks, prompt_ids=prompt_ids, control_ids=control_ids)
 
-    def _prompt_ids(self, request: GenerationRequest, model: ModelInfo) -> list[int]:
+    def _prompt(self, request: GenerationRequest, model: ModelInfo) -> tuple[ChatInput | None, list[int]]:
+        """(the chat, if the prompt is one; its ids)."""
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidField("input", None, "one of text, token_ids, chat")
@@ -211,12 +213,13 @@ class RequestReader:
         if kind == "token_ids":
             given = request.token_ids.ids
             _check_prompt_length(kind, len(given) if kept is None else min(kept, len(given)), model)
-            return newest(check_token_ids("token_ids.ids", given, self.vocab_size), kept, keeps_bos=False)
+            return None, newest(check_token_ids("token_ids.ids", given, self.vocab_size), kept, keeps_bos=False)
         self._check_num_bytes(kind, _num_bytes(request), model, is_cut=kept is not None)
-        rendered = RenderedText(request.text) if kind == "text" else self._render(request.chat)
+        chat = read_chat(request.chat) if kind == "chat" else None
+        rendered = RenderedText(request.text) if chat is None else self._render(chat)
         ids = newest(self._encode(kind, rendered) if rendered.text else [], kept, keeps_bos=True)
         _check_prompt_length(kind, len(ids), model)
-        return ids
+        return chat, ids
 
     def _emitted_ids(self, request: GenerationRequest, params: SamplingParams) -> list[list[int]]:
         """What earlier calls gave, one list an answer; raises InvalidField where no such call can have."""
@@ -250,15 +253,14 @@ class RequestReader:
                 f"{self.tokenizer.longest_token} bytes, prompt and output together",
             )
 
-    def _render(self, chat: pb.Chat) -> RenderedText:
-        checked = read_chat(chat)
+    def _render(self, chat: ChatInput) -> RenderedText:
         return self.tokenizer.render_chat(
-            checked.messages,
-            tools=checked.tools,
-            enable_thinking=checked.enable_thinking,
-            control_tokens=checked.parse_control_tokens,
-            continue_final_message=checked.continue_final_message,
-            variables=checked.variables,
+            chat.messages,
+            tools=chat.tools,
+            enable_thinking=chat.enable_thinking,
+            control_tokens=chat.parse_control_tokens,
+            continue_final_message=chat.continue_final_message,
+            variables=chat.variables,
         )
 
     def _encode(self, field: str, rendered: RenderedText) -> list[int]:

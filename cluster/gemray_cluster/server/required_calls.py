@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.chat import ToolChoice, read_tool_choice, read_tools, takes_one_call
+from gemray_cluster.server.chat import ChatInput, ToolChoice
 from gemray_cluster.server.structured import thought_before
 from gemray_cluster.text.call_grammar import TOKENS_OF_CALLS, call_grammar
 from gemray_workers.errors import InvalidField, Summary
@@ -14,7 +14,7 @@ from gemray_workers.grammar.compiler import MAX_GRAMMAR_BYTES
 from gemray_workers.grammar.grammar import Grammar
 
 
-def read_required_calls(chat: pb.Chat, prompt_ids: Sequence[int], control_ids: Mapping[str, int]) -> Grammar:
+def read_required_calls(chat: ChatInput, prompt_ids: Sequence[int], control_ids: Mapping[str, int]) -> Grammar:
     """The grammar of the calls that a chat requires, behind a thought where it thinks; raises InvalidField.
 
     Args:
@@ -22,16 +22,15 @@ def read_required_calls(chat: pb.Chat, prompt_ids: Sequence[int], control_ids: M
         prompt_ids: a template may leave a thought open at their end.
         control_ids: of the tokenizer.
     """
-    choice = read_tool_choice(chat)
     if any(token not in control_ids for token in TOKENS_OF_CALLS):
         raise InvalidField("chat.tool_choice", Summary("a call"), "auto or none: the tokenizer has no tokens of calls")
-    tools = _callable(read_tools(chat.tools_json) if chat.HasField("tools_json") else [], choice)
-    text = call_grammar(tools, control_ids, several=not takes_one_call(chat, choice))
+    tools = _callable(chat.tools or [], chat.choice)
+    text = call_grammar(tools, control_ids, several=not chat.takes_one_call)
     if len(text.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidField(
             "chat.tools_json", Summary(f"a grammar of {len(text.encode())} bytes"), f"at most {MAX_GRAMMAR_BYTES}"
         )
-    thought = thought_before(None, thinks=chat.enable_thinking, prompt_ids=prompt_ids, control_ids=control_ids)
+    thought = thought_before(None, thinks=bool(chat.enable_thinking), prompt_ids=prompt_ids, control_ids=control_ids)
     return Grammar(kind="lark", text=text, thought=thought, asked_by="chat.tools_json")
 
 

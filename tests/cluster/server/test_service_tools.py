@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server import chat
 from gemray_cluster.text.tokenizer import SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.embedded import embedded_path
 from support.cluster.calls import arguments, call_ids, thought_ids
@@ -234,6 +235,21 @@ async def test_calls_that_cannot_be_required(served: Serving, field: str, fields
     where, description = bad_request_of(caught.value)
     assert where == field
     assert words in description
+
+
+async def test_tools_are_read_once(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the prompt and for the grammar of the calls."""
+    seen: list[str] = []
+
+    def read(tools_json: str) -> list[dict[str, Any]]:
+        seen.append(tools_json)
+        return [{"name": "f"}]
+
+    monkeypatch.setattr(chat, "_read_tools", read)
+    choice = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
+    served.gang.script = Script(grammar_end="grammar")
+    await served.stub.Generate(pb.GenerateRequest(chat=pb.Chat(messages=[ASKED], tools_json="[]", tool_choice=choice)))
+    assert seen == ["[]"]
 
 
 async def test_a_required_call_is_the_only_form(served: Serving) -> None:
