@@ -29,6 +29,9 @@ _STATUSES: dict[grpc.StatusCode, tuple[int, str, str | None]] = {
 """HTTP status, OpenAI's type and code; of others 500."""
 
 MAX_SHOWN_CHARS = 80
+MAX_PARAM_CHARS = 200
+MAX_MESSAGE_CHARS = 1500
+"""Of what is told of a request, which may hold names and values of megabytes."""
 
 
 class HttpError(Exception):
@@ -53,9 +56,10 @@ class HttpError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
-        self.param, self.code, self.retry_after_s = param, code, retry_after_s
+        self.status, self.kind, self.code, self.retry_after_s = status, kind, code, retry_after_s
+        self.message = bounded(message, MAX_MESSAGE_CHARS)
+        self.param = None if param is None else bounded(param, MAX_PARAM_CHARS)
+        super().__init__(self.message)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -71,6 +75,12 @@ class HttpError(Exception):
 
 class ClientGone(Exception):
     """The HTTP client has closed its connection: nobody is left to answer."""
+
+
+def bounded(text: str, max_chars: int) -> str:
+    """A text that UTF-8 can hold, and that is cut where it is too long."""
+    cut = text if len(text) <= max_chars else f"{text[:max_chars]}..."
+    return cut.encode("utf-8", errors="backslashreplace").decode()
 
 
 def bad_field(param: str, value: object, allowed: str) -> HttpError:

@@ -229,6 +229,27 @@ async def test_a_stream_that_breaks_off_says_so(served: Serving, client: openai.
         assert caught.value.message
 
 
+async def test_a_server_that_ends_breaks_its_streams_off(embedded: ChatTokenizer) -> None:
+    gang = FakeGang(
+        Script([107] * 900, delay_s=0.05), gang_info=gang_info(max_model_len=1024, vocab_size=embedded.vocab_size)
+    )
+    async with (
+        serving(embedded, gang, drain_deadline_s=0, drain_notice_s=0) as ending,
+        gateway(ending.server.address) as http,
+        http.client() as client,
+    ):
+        stream = await client.chat.completions.create(model=MODEL, messages=ASKED, stream=True)
+        chunks = aiter(stream)
+        await anext(chunks)
+        await ending.server.close()
+        with pytest.raises(openai.APIError) as caught:
+            _ = [chunk async for chunk in chunks]
+        assert caught.value.code == "unavailable"
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.chat.completions.create(model=MODEL, messages=ASKED)
+        assert "the model's server cannot be reached" in refused.value.message
+
+
 async def test_an_answer_goes_on_after_a_failure(served: Serving) -> None:
     """The gateway is patient with a server that rebuilds: its client sees one stream."""
     from gemray.client import Retry
