@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from support.cluster.calls import call_ids
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.node import PACKAGES, node_environment
 from support.cluster.serving import Serving, serving
@@ -62,6 +63,17 @@ async def test_streamed(environment: dict[str, str], served: Serving) -> None:
     assert [message["delta"]["token_ids"] for message in deltas] == [[180, 213, 107], [106]]
     assert last["event"] == "final"
     assert last["final"]["stop_token_id"] == 106
+
+
+async def test_a_tool_is_called_and_answers(
+    environment: dict[str, str], served: Serving, tokenizer: ChatTokenizer
+) -> None:
+    served.gang.script = Script([*call_ids(tokenizer, "get_weather", {"city": "Paris"}), 106], group_sizes=(2,))
+    (call,) = (await ask(environment, served, "tools"))["tool_calls"]
+    assert (call["name"], json.loads(call["arguments_json"])) == ("get_weather", {"city": "Paris"})
+    first, second = (tokenizer.decode(submit.prompt_ids) for submit in served.gang.submitted[-2:])
+    assert "sun" in second
+    assert "sun" not in first
 
 
 async def test_cancelling_stops_the_generation(environment: dict[str, str], served: Serving) -> None:

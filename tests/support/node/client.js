@@ -35,6 +35,14 @@ const scenarios = {
       .on('error', (error) => show(failure(error)))
       .on('end', () => show(messages));
   },
+  tools: () => {
+    const tools_json = JSON.stringify([{ name: 'get_weather', parameters: { type: 'object' } }]);
+    const messages = [{ role: 'user', content: 'Weather?' }];
+    client.Generate({ chat: { messages, tools_json } }, (error, { tool_calls }) => {
+      const told = { role: 'tool', tool_call_id: tool_calls[0].id, content: 'sun' };
+      unary({ chat: { messages: [...messages, { role: 'assistant', tool_calls }, told], tools_json } });
+    });
+  },
   cancel: () => {
     const call = client.GenerateStream(endless);
     call.once('data', () => call.cancel());
