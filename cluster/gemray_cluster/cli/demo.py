@@ -28,9 +28,14 @@ def demo(
     prepare_ray_environment()
 
     if openai:
+        from gemray.openai.serve import Listening
+
+        listening = Listening(port=http_port)
+        listening.open().close()  # a port that is taken shows before Ray starts
+
         from gemray_cluster.cli.demo_openai import run as run_openai
 
-        run_openai(http_port)
+        run_openai(listening)
         return
 
     from gemray_cluster.cli.demo_run import run

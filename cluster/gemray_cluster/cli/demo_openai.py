@@ -17,9 +17,9 @@ from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.embedded import embedded_path
 
 
-def run(http_port: int) -> None:
+def run(listening: Listening) -> None:
     """Serve until SIGTERM or Ctrl-C; raises GemrayError and InvalidOption."""
-    asyncio.run(_run(Listening(port=http_port)))
+    asyncio.run(_run(listening))
 
 
 async def _run(listening: Listening) -> None:
@@ -33,8 +33,6 @@ async def _run(listening: Listening) -> None:
         kv_memory=64 << 20,
         port=0,
     )
-    with listening.open():
-        pass  # a port that is taken shows before Ray starts
     print("Starting Ray, and a server of gemray-tiny on two workers ...", file=sys.stderr)
     with ExitStack() as bar:
         progress = bar.enter_context(start_progress())

@@ -1,0 +1,66 @@
+"""`gemray openai` and `gemray demo --openai` as commands: what they say, refuse and warn of."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+from gemray.cli.openai import openai
+from gemray.client import InvalidOption
+from support.cluster.command import GEMRAY, gemray
+from support.waiting import HANG_S
+
+
+@pytest.mark.parametrize("command", [("openai", "--port"), ("demo", "--openai", "--http-port")])
+def test_a_port_that_is_taken_is_told_at_once(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = gemray(*command, str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: host, port = '127.0.0.1:")
+    assert "Address already in use" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"address": "nowhere"}, "address"),
+        ({"port": 70000}, "port"),
+        ({"timeout": 0}, "timeout"),
+        ({"tls_ca_file": "none"}, "tls_ca_file"),
+        ({"http_tls_cert_file": "none"}, "http_tls_key_file"),
+    ],
+)
+def test_wrong_flags_are_named(flags: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        openai(**flags)
+    assert caught.value.field == named
+
+
+async def test_an_open_port_without_tls_is_warned_of() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *GEMRAY,
+        "openai",
+        "--address",
+        "127.0.0.1:1",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        lines = [await asyncio.wait_for(process.stderr.readline(), HANG_S) for _ in range(2)]
+        assert lines[0].startswith(b"warning: 0.0.0.0 is reached from other machines")
+        assert lines[1].startswith(b"ready: http://0.0.0.0:")
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
