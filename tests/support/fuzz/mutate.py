@@ -75,10 +75,10 @@ def _within(message: Message, random: Random) -> Message:
 
 
 def _change(message: Message, random: Random) -> None:
-    fields: list[FieldDescriptor] = list(message.DESCRIPTOR.fields)
+    fields: Any = message.DESCRIPTOR.fields
     if not fields:
         return
-    field = random.choice(fields)
+    field: FieldDescriptor = random.choice(fields)
     if random.random() < 0.15:
         message.ClearField(field.name)
     elif field.message_type is not None and field.message_type.GetOptions().map_entry:

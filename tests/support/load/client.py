@@ -78,7 +78,7 @@ async def run_load(address: str, plan: Plan) -> Outcome:
     all_read.set()
     await asyncio.gather(*unread)
     for channel in channels:
-        await channel.close()
+        await channel.close(None)
     return outcome
 
 
