@@ -2,8 +2,9 @@
 
 The trace is a file of requests in the order of their arrival, each the token ids of its prompt and of its answer;
 `--record` writes one of made-up chats: a few system prompts, some far more popular than others, and users who come back
-turn after turn, or do not. The cache is the scheduler's own ledger, with a full group and a sliding one. The best
-possible is Belady's rule on the full group alone, which knows all that will be asked for: nobody's pages serve more.
+turn after turn, or do not. The cache is the scheduler's own ledger, with a full group and a sliding one. Beside it is
+Belady's rule, which knows all that will be asked for: on the full group alone (nobody's pages serve more), and on the
+sliding group alone, of which a request needs the last window before the place where it parts from what was before.
 
     PYTHONPATH=benchmarks:workers:kernels python -m prefix_cache.hit_rate --record --trace FILE --output FILE
 """
@@ -115,6 +116,42 @@ def found_at_best(trace: Sequence[Request], num_pages: int) -> int:
     return found
 
 
+def found_with_best_windows(trace: Sequence[Request], num_sliding: int) -> int:
+    """Prompt tokens found with so many sliding pages, all full ones there are, and the sliding page that is needed
+    again last giving way; pages that nobody will need are not kept at all."""
+    window = WINDOW // PAGE
+    parted: list[tuple[list[int], int]] = []
+    known: set[int] = set()
+    for request in trace:
+        blocks = list(_blocks([*request.prompt, *request.answer]))
+        usable = blocks[: (len(request.prompt) - 1) // PAGE]
+        parted.append((blocks, next((i for i, block in enumerate(usable) if block not in known), len(usable))))
+        known.update(blocks)
+    needs: dict[int, list[int]] = {}
+    for time, (blocks, length) in reversed(list(enumerate(parted))):
+        for block in blocks[max(0, length - window) : length]:
+            needs.setdefault(block, []).append(time)
+    kept: dict[int, int] = {}  # by block, when it is needed next
+    found = 0
+    for time, (blocks, length) in enumerate(parted):
+        served = num_present = 0
+        for end, block in enumerate(blocks[:length], 1):
+            num_present = num_present + 1 if block in kept else 0
+            served = end if num_present >= min(end, window) else served
+        found += served * PAGE
+        for block in blocks:
+            times = needs.get(block, [])
+            while times and times[-1] <= time:
+                times.pop()
+            if times:
+                kept[block] = times[-1]
+            else:
+                kept.pop(block, None)
+        for block in sorted(kept, key=lambda block: kept[block])[num_sliding:]:
+            del kept[block]
+    return found
+
+
 def _blocks(text: Sequence[int]) -> Iterator[int]:
     """A number for each whole page of a text, the same for equal beginnings alone."""
     key = 0
@@ -144,16 +181,20 @@ def main() -> None:
         f"{len(trace)} requests, {asked} prompt tokens, {working_set} different blocks of {PAGE} tokens; the longest "
         f"request takes {largest} pages, a window {window_pages}.",
         "",
-        "| full pages, of all blocks | sliding: as many | sliding: 4 windows | the best possible |",
-        "| --- | --- | --- | --- |",
+        "| full pages, of all blocks | sliding: as many | Belady, full | sliding: 4 windows | Belady, 4 windows |",
+        "| --- | --- | --- | --- | --- |",
     ]
+    best_of_windows = found_with_best_windows(trace, 4 * window_pages)
     for share in SHARES:
         num_pages = max(int(share * working_set), largest)
-        rates = [
-            found_by_cache(trace, num_pages, num_pages + window_pages) / asked,
-            found_by_cache(trace, num_pages, 4 * window_pages) / asked,
-            found_at_best(trace, num_pages) / asked,
+        best_of_full = found_at_best(trace, num_pages)
+        found = [
+            found_by_cache(trace, num_pages, num_pages + window_pages),
+            best_of_full,
+            found_by_cache(trace, num_pages, 4 * window_pages),
+            min(best_of_full, best_of_windows),
         ]
+        rates = [count / asked for count in found]
         lines.append(f"| {num_pages} ({share:.0%}) | " + " | ".join(f"{rate:.1%}" for rate in rates) + " |")
         arguments.output.write_text("\n".join(lines) + "\n")
 

@@ -49,6 +49,31 @@ def test_only_pages_that_are_out_are_shared() -> None:
     assert allocator.free([2]) == [2]
 
 
+def test_spare_pages_are_the_first_to_be_discarded_and_each_kind_in_the_order_of_its_return() -> None:
+    allocator = PageAllocator(6)
+    pages = allocator.allocate(6)
+    assert pages is not None
+    for page in pages:
+        allocator.keep(page)
+    for page in (2, 5):
+        allocator.set_spare(page, True)
+    allocator.free([4, 5, 1, 2, 3])
+    allocator.set_spare(1, True)  # while idle: last of the spare ones
+    allocator.set_spare(5, False)
+    allocator.set_spare(5, False)
+    allocator.share([3])
+    order = []
+    while allocator.num_free > allocator.num_empty:
+        allocator.check()
+        assert allocator.has_idle_spare == (allocator.oldest_idle() in (1, 2))
+        order.append(allocator.oldest_idle())
+        assert allocator.discard(order[-1])
+    assert order == [2, 1, 4, 5]
+    assert not allocator.discard(6), "it is held"
+    with pytest.raises(PageError, match="page 6 was made spare and is not kept"):
+        allocator.set_spare(6, True)
+
+
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "free"]), st.integers(0, 12)), max_size=60))
 @settings(deadline=None)
 def test_allocator_against_a_counter(actions: list[tuple[str, int]]) -> None:

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.allocator import PageAllocator, PageError
-from gemray_workers.kv.prefix_cache import NO_HIT, Block, HashBlock, PrefixCache, chained_hash
+from gemray_workers.kv.prefix_block import Block
+from gemray_workers.kv.prefix_cache import NO_HIT, HashBlock, PrefixCache, chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 
 PAGE = 2
@@ -43,6 +44,7 @@ class Rig:
         return pages
 
     def give_back(self, pages: dict[str, list[int]]) -> None:
+        self.cache.leave(self.cache._owners["full"][pages["full"][-1]])
         for name, numbers in pages.items():
             assert self.allocators[name].free(list(reversed(numbers))) == []
 
@@ -90,11 +92,13 @@ def test_equal_hashes_are_told_apart_by_their_ids() -> None:
     assert rig.found([3, 4]) == rig.found([1, 2, 5, 6]) - 2 == 0
 
 
-def test_what_was_given_back_longest_ago_goes_first_and_what_lies_behind_it_too() -> None:
+def test_what_was_used_longest_ago_goes_first_and_what_lies_behind_it_too() -> None:
     rig = Rig(num_pages=4)
     rig.give_back(rig.hold([1, 2, 3, 4]))
     rig.give_back(rig.hold([5, 6, 7, 8]))
     hit = rig.cache.find([1, 2, 3, 4], "", 4)
+    assert hit.deepest is not None
+    rig.cache.use(hit.deepest)
     for name, (_, numbers) in hit.pages.items():
         rig.allocators[name].share(numbers)
         rig.allocators[name].free(list(reversed(numbers)))
@@ -181,6 +185,8 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.written[s.name, page] == (salt, ids[: (column + 1) * PAGE]), "another text's page"
             self.allocators[s.name].share(numbers)
             pages[s.name] = dict(enumerate(numbers, first))
+        if hit.deepest is not None:
+            self.cache.use(hit.deepest)
         self.holders.append(Holder(list(ids), salt, pages, hit.num_tokens, hit.block, hit.num_tokens // PAGE))
 
     @precondition(lambda self: self.holders)
@@ -226,6 +232,8 @@ class CacheMachine(RuleBasedStateMachine):
         if forget and holder.block is not None:
             for name, page in self.cache.forget(holder.block):
                 del self.written[name, page]
+        elif holder.block is not None:
+            self.cache.leave(holder.block)
         for name, pages in holder.pages.items():
             self.free(name, [pages[column] for column in sorted(pages, reverse=True)])
 

@@ -15,7 +15,8 @@ class PageAllocator:
     """Hands out the pages 1..num_pages; page 0 is the null page and belongs to nobody.
 
     A page that everyone who held it has given back is free again. One that is kept (the prefix cache finds it) is idle
-    instead: it stays as it is, can be shared again, and is free only once it is discarded.
+    instead: it stays as it is, can be shared again, and is free only once it is discarded. Some of those that are kept
+    are spare: they are to be discarded before the others.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -23,7 +24,9 @@ class PageAllocator:
         self._free = list(range(num_pages, 0, -1))  # a stack, the lowest page on top
         self._holders = [0] * (num_pages + 1)
         self._kept: set[int] = set()
-        self._idle: dict[int, None] = {}  # in the order in which they were given back
+        self._spare: set[int] = set()
+        self._idle: dict[int, None] = {}  # without the spare ones, in the order in which they were given back
+        self._idle_spare: dict[int, None] = {}  # likewise
         self._num_shared = 0
 
     @property
@@ -34,7 +37,7 @@ class PageAllocator:
     @property
     def num_free(self) -> int:
         """Pages that nobody holds, the idle ones among them."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self._idle) + len(self._idle_spare)
 
     @property
     def num_empty(self) -> int:
@@ -79,12 +82,11 @@ class PageAllocator:
         for page in pages:
             self._holders[page] += 1
             self._num_shared += self._holders[page] == 2
-            self._idle.pop(page, None)
+            self._idle_with(page).pop(page, None)
 
     def free(self, pages: Sequence[int]) -> list[int]:
-        """Take pages back from one holder each. Returns those that are free now.
-
-        Idle pages are discarded in the order of `pages`, the first one first.
+        """Take pages back from one holder each. Returns those that are free now; of those that are idle by that the
+        first one of `pages` is the oldest.
 
         Raises:
             PageError: a page is not of this pool, is free already, or occurs twice; then none is taken back.
@@ -97,7 +99,7 @@ class PageAllocator:
             if self._holders[page]:
                 continue
             if page in self._kept:
-                self._idle[page] = None
+                self._idle_with(page)[page] = None
             else:
                 freed.append(page)
         self._free.extend(freed)
@@ -122,16 +124,43 @@ class PageAllocator:
         """
         if page not in self._kept:
             raise PageError(f"page {page} was discarded and is not kept")
+        is_idle = not self._holders[page]
+        if is_idle:
+            del self._idle_with(page)[page]
+            self._free.append(page)
         self._kept.remove(page)
-        if page not in self._idle:
-            return False
-        del self._idle[page]
-        self._free.append(page)
-        return True
+        self._spare.discard(page)
+        return is_idle
+
+    def set_spare(self, page: int, is_spare: bool) -> None:
+        """Say whether a page that is kept is spare. An idle one counts as given back by that.
+
+        Raises:
+            PageError: the page is not kept.
+        """
+        if page not in self._kept:
+            raise PageError(f"page {page} was made {'spare' if is_spare else 'no spare'} and is not kept")
+        if is_spare == (page in self._spare):
+            return
+        is_idle = not self._holders[page]
+        if is_idle:
+            del self._idle_with(page)[page]
+        (self._spare.add if is_spare else self._spare.remove)(page)
+        if is_idle:
+            self._idle_with(page)[page] = None
+
+    def is_spare(self, page: int) -> bool:
+        """Whether a page is among the first to be discarded."""
+        return page in self._spare
+
+    @property
+    def has_idle_spare(self) -> bool:
+        """Whether some of the idle pages are spare."""
+        return bool(self._idle_spare)
 
     def oldest_idle(self) -> int:
-        """The idle page that was given back longest ago."""
-        return next(iter(self._idle))
+        """The idle page that was given back longest ago, of the spare ones if there are any."""
+        return next(iter(self._idle_spare or self._idle))
 
     def check(self) -> None:
         """Every page is exactly one of free, idle and held, and the idle ones are kept.
@@ -139,17 +168,23 @@ class PageAllocator:
         Raises:
             PageError: naming the pages that are not.
         """
-        places = [*self._free, *self._idle, *self.held]
-        if sorted(places) != list(range(1, self._num_pages + 1)):
-            raise PageError(f"free {self._free}, idle {list(self._idle)} and held {sorted(self.held)} are not the pool")
-        if not self._kept >= self._idle.keys():
-            raise PageError(f"pages {sorted(self._idle.keys() - self._kept)} are idle and not kept")
+        idle = [*self._idle_spare, *self._idle]
+        if sorted([*self._free, *idle, *self.held]) != list(range(1, self._num_pages + 1)):
+            raise PageError(f"free {self._free}, idle {idle} and held {sorted(self.held)} are not the pool")
+        if not self._kept.issuperset(idle):
+            raise PageError(f"pages {sorted(set(idle) - self._kept)} are idle and not kept")
+        if self._spare & self._idle.keys() or not self._idle_spare.keys() <= self._spare <= self._kept:
+            raise PageError(f"spare are {sorted(self._spare)}, and of the idle ones {list(self._idle_spare)}")
+
+    def _idle_with(self, page: int) -> dict[int, None]:
+        """The idle pages among which a page is when nobody holds it."""
+        return self._idle_spare if page in self._spare else self._idle
 
     def _check_used(self, pages: Sequence[int], done: str, *, or_idle: bool = False) -> None:
         for page in pages:
             if not 1 <= page <= self._num_pages:
                 raise PageError(f"page {page} of a pool of pages 1..{self._num_pages} was {done}")
-            if not self._holders[page] and not (or_idle and page in self._idle):
+            if not self._holders[page] and not (or_idle and page in self._kept):
                 raise PageError(f"page {page} was {done} while free")
         if len(set(pages)) != len(pages):
             raise PageError(f"a page occurs twice in {list(pages)}")

@@ -10,17 +10,19 @@ pages of the last W positions alone: blocks outlive their pages there, and a beg
 own last window are present.
 
 Pages that are kept here are idle in their allocator when no sequence holds them, and are discarded when memory is
-wanted, those that were given back longest ago first.
+wanted, in an order that keeps what serves most (`eviction_order.py`).
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.allocator import PageAllocator, PageError
+from gemray_workers.kv.eviction_order import EvictionOrder
+from gemray_workers.kv.prefix_block import Block
 from gemray_workers.kv.spec import KVGroupSpec
 
 HashBlock = Callable[[int, bytes], int]
@@ -33,23 +35,6 @@ def chained_hash(before: int, ids: bytes) -> int:
     return hash((before, ids))
 
 
-@dataclass(eq=False)
-class Block:
-    """A page's worth of tokens behind a certain beginning, and where their KV is."""
-
-    parent: Block | None
-    """The block before; None for a root, which holds no tokens."""
-    ids: bytes
-    """Token ids, 8 bytes each; a root's is its salt."""
-    key: int
-    """Its chained hash."""
-    pages: dict[str, int] = field(default_factory=dict)
-    """By group. Every full group has one."""
-    children: set[Block] = field(default_factory=set)
-    is_found: bool = True
-    """Whether the cache still has it."""
-
-
 @dataclass(frozen=True)
 class PrefixHit:
     """A beginning whose KV is present."""
@@ -60,6 +45,8 @@ class PrefixHit:
     """By group: the first column that a sequence needs, and the pages from there on; empty without tokens."""
     block: Block | None
     """The last one; None without tokens."""
+    deepest: Block | None = None
+    """The last one that is known of the text, whether or not all groups can serve that much."""
 
 
 NO_HIT = PrefixHit(0, {}, None)
@@ -96,6 +83,7 @@ class PrefixCache:
         self._blocks: dict[int, list[Block]] = {}  # by key; several where hashes are equal
         self._roots: dict[str, Block] = {}  # by salt; those that have blocks
         self._owners: dict[str, dict[int, Block]] = {spec.name: {} for spec in specs}  # by group and page
+        self._order = EvictionOrder(specs, allocators)
         self._num_evicted = 0
 
     @property
@@ -117,8 +105,8 @@ class PrefixCache:
             chain.append(block)
         length = self._longest_served(chain)
         if not length:
-            return NO_HIT
-        pages = {name: self._columns(name, length) for name in self._windows}
+            return PrefixHit(0, {}, None, chain[-1]) if chain else NO_HIT
+        pages = {name: self._order.columns(name, length) for name in self._windows}
         return PrefixHit(
             num_tokens=length * self.block_size,
             pages={
@@ -126,6 +114,7 @@ class PrefixCache:
                 for name, columns in pages.items()
             },
             block=chain[length - 1],
+            deepest=chain[-1],
         )
 
     def add(
@@ -144,10 +133,11 @@ class PrefixCache:
         """
         ids = self._ids(token_ids, column)
         if parent is None:
-            parent = self._roots.setdefault(salt, Block(None, salt.encode(), hash(salt)))
+            parent = self._roots.setdefault(salt, Block(None, salt.encode(), hash(salt), 0))
         block = self._child(parent, ids)
         if block is None:
-            block = Block(parent, ids, self._hash_block(parent.key, ids))
+            block = Block(parent, ids, self._hash_block(parent.key, ids), parent.length + 1)
+            block.is_hopeless = parent.is_hopeless  # until `add` of the order says otherwise
             parent.children.add(block)
             self._blocks.setdefault(block.key, []).append(block)
         for name, page in pages.items():
@@ -155,6 +145,7 @@ class PrefixCache:
                 self._allocators[name].keep(page)
                 block.pages[name] = page
                 self._owners[name][page] = block
+        self._order.add(block)
         assert all(name in block.pages for name, window in self._windows.items() if window is None), pages
         return block
 
@@ -171,10 +162,24 @@ class PrefixCache:
         allocator = self._allocators[name]
         freed: list[tuple[str, int]] = []
         while allocator.num_empty < num_pages:
-            block = self._owners[name][allocator.oldest_idle()]
-            freed += self._drop(block) if self._windows[name] is None else self._take_page(name, block)
+            block = self._owners[name][self._order.next_page(name)]
+            if self._windows[name] is None:
+                freed += self._drop(block)
+            else:
+                freed += self._take_page(name, block)
+                self._order.lose(name, block)
         self._num_evicted += len(freed)
         return freed
+
+    def use(self, block: Block) -> None:
+        """A text goes on behind a block, in a way of its own: keep what serves others that do."""
+        if block.is_found:
+            self._order.use(block)
+
+    def leave(self, block: Block) -> None:
+        """A sequence leaves whose last block this is."""
+        if block.is_found:
+            self._order.leave(block)
 
     def forget(self, block: Block) -> list[tuple[str, int]]:
         """Forget a block and all that lies behind it. Returns (group, page) of the pages that are free by that."""
@@ -191,11 +196,11 @@ class PrefixCache:
             PageError: naming what disagrees.
         """
         seen: dict[str, dict[int, Block]] = {name: {} for name in self._windows}
-        reached = 0
+        blocks: list[Block] = []
         stack = [child for root in self._roots.values() for child in root.children]
         while stack:
             block = stack.pop()
-            reached += 1
+            blocks.append(block)
             stack += block.children
             if block not in self._blocks.get(block.key, ()) or not block.is_found:
                 raise PageError(f"a block with the pages {block.pages} is in the tree and cannot be found")
@@ -206,14 +211,15 @@ class PrefixCache:
             lacking = [name for name, window in self._windows.items() if window is None and name not in block.pages]
             if lacking:
                 raise PageError(f"a block has no page in the full groups {lacking}")
-        if reached != sum(map(len, self._blocks.values())):
-            raise PageError(f"{reached} blocks are reached from the roots, {len(self._blocks)} hashes are known")
+        if len(blocks) != sum(map(len, self._blocks.values())):
+            raise PageError(f"{len(blocks)} blocks are reached from the roots, {len(self._blocks)} hashes are known")
         for name, pages in seen.items():
             kept = self._allocators[name].kept
             if pages != self._owners[name] or pages.keys() != kept:
                 raise PageError(f"group {name}: blocks have pages {sorted(pages)}, kept are {sorted(kept)}")
         if any(not root.children for root in self._roots.values()):
             raise PageError("a salt without blocks is left")
+        self._order.check(blocks)
 
     def _ids(self, token_ids: Sequence[int], column: int) -> bytes:
         return array("q", token_ids[column * self.block_size : (column + 1) * self.block_size]).tobytes()
@@ -225,12 +231,6 @@ class PrefixCache:
                 return block
         return None
 
-    def _columns(self, name: str, length: int) -> range:
-        """The columns whose pages a group needs to serve `length` blocks."""
-        window = self._windows[name]
-        first = 0 if window is None else max(0, length * self.block_size - window) // self.block_size
-        return range(first, length)
-
     def _longest_served(self, chain: Sequence[Block]) -> int:
         """Most blocks of the beginning of a chain that every group has the pages for."""
         served = [True] * (len(chain) + 1)
@@ -240,7 +240,7 @@ class PrefixCache:
             num_present = 0  # pages one after the other, up to here
             for length, block in enumerate(chain, 1):
                 num_present = num_present + 1 if name in block.pages else 0
-                served[length] &= num_present >= len(self._columns(name, length))
+                served[length] &= num_present >= len(self._order.columns(name, length))
         return max(length for length, is_served in enumerate(served) if is_served)
 
     def _take_page(self, name: str, block: Block) -> list[tuple[str, int]]:
@@ -256,13 +256,16 @@ class PrefixCache:
         if first.parent.parent is None and not first.parent.children:
             del self._roots[first.parent.ids.decode()]
         stack = [first]
+        dropped: list[Block] = []
         while stack:
             block = stack.pop()
             stack += block.children
+            dropped.append(block)
             block.is_found = False
             self._remove(block)
             for name in list(block.pages):
                 freed += self._take_page(name, block)
+        self._order.drop(first.parent, dropped)
         return freed
 
     def _remove(self, block: Block) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from gemray_workers.kv.allocator import PageAllocator, PageError
 from gemray_workers.kv.block_table import SequencePages, most_pages
-from gemray_workers.kv.prefix_cache import NO_HIT, Block, HashBlock, PrefixCache, PrefixHit, chained_hash
+from gemray_workers.kv.prefix_block import Block
+from gemray_workers.kv.prefix_cache import NO_HIT, HashBlock, PrefixCache, PrefixHit, chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.scheduling.plan import PageGrant
 
@@ -25,6 +26,8 @@ class _Published:
     block: Block | None
     """The last block; None before the first."""
     num_blocks: int
+    parting: Block | None = None
+    """The last block of its text that was known when it started, as long as it has not computed that far."""
     first_own: Block | None = None
     """The first block that it did not find but added."""
 
@@ -71,12 +74,15 @@ class PageLedger:
             tables[name].adopt(first, pages)
         self._tables[slot] = tables
         num_blocks = 0 if self._cache is None else hit.num_tokens // self._cache.block_size
-        self._published[slot] = _Published(salt, hit.block, num_blocks)
+        self._published[slot] = _Published(salt, hit.block, num_blocks, hit.deepest)
+        self._note_parting(slot)
 
     def close(self, slot: int) -> None:
         """Give back every page of `slot`. Those at its end are the first to go when memory is wanted: what lies behind
         a missing page serves nobody."""
-        del self._published[slot]
+        published = self._published.pop(slot)
+        if self._cache is not None and published.block is not None:
+            self._cache.leave(published.block)
         for name, table in self._tables.pop(slot).items():
             self._give_back(name, list(reversed(table.pages)))
 
@@ -97,6 +103,7 @@ class PageLedger:
             if published.first_own is None and self._cache.has(block, held):
                 published.first_own = block
         published.block, published.num_blocks = block, num_blocks
+        self._note_parting(slot)
 
     def forget(self, slot: int) -> None:
         """Let nothing be found any more that `slot` has computed."""
@@ -225,6 +232,13 @@ class PageLedger:
             allocator.check()
         if self._cache is not None:
             self._cache.check()
+
+    def _note_parting(self, slot: int) -> None:
+        published = self._published[slot]
+        parting = published.parting
+        if self._cache is not None and parting is not None and parting.length <= published.num_blocks:
+            self._cache.use(parting)
+            published.parting = None
 
     def _give_back(self, name: str, pages: list[int]) -> None:
         if not pages:
