@@ -28,10 +28,12 @@ from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.scheduling.scheduler import SchedulerConfig
 from support.engine.engine_runner import Run, collect, engine_config
 from support.engine.padded_cycle import PaddedCycle
-from support.oracles.oracle import CPU, solo_model
+from support.oracles.oracle import CPU, load_model, solo_model
 
 NUM_SLOTS = 32
 PAGE_SIZE = 4
+GANG_PAGES = 256
+"""Pages of each KV group on the ranks of a gang."""
 
 
 class Rig:
@@ -182,3 +184,29 @@ def solo_rig(
 ) -> Rig:
     """A rig on one rank, kept for the session; rigs of one checkpoint share the model."""
     return Rig(solo_model(directory, dtype), directory, drafter_path=drafter_path, num_draft_tokens=num_draft_tokens)
+
+
+def gang_rig(
+    comm: Any, directory: Path, *, drafter_path: Path | None = None, num_draft_tokens: int | None = None
+) -> Rig:
+    """A rig on one rank of a gang, in float64, kept as long as the process; rigs of one checkpoint share the model."""
+    if comm.size == 1:
+        return solo_rig(directory, drafter_path=drafter_path, num_draft_tokens=num_draft_tokens)
+    return _gang_rig(comm, directory, drafter_path, num_draft_tokens)
+
+
+@functools.lru_cache(maxsize=64)
+def _gang_rig(comm: Any, directory: Path, drafter_path: Path | None, num_draft_tokens: int | None) -> Rig:
+    return Rig(
+        _gang_model(comm, directory),
+        directory,
+        drafter_path=drafter_path,
+        num_draft_tokens=num_draft_tokens,
+        comm=comm,
+        num_pages=GANG_PAGES,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _gang_model(comm: Any, directory: Path) -> TargetModel:
+    return load_model(directory, comm, torch.float64)

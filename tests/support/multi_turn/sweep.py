@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import msgspec
 import torch
 
 from gemray_workers.engine.inbox import LocalInbox
-from gemray_workers.messages import Cancel, SequenceDelta, Stop, Submit, ToGang
-from support.engine.speculation_rig import solo_rig
+from gemray_workers.messages import Cancel, EngineStats, SequenceDelta, Stop, Submit, ToGang
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from support.engine.speculation_rig import gang_rig, solo_rig
 from support.multi_turn.case import NUM_DRAFT_TOKENS, Case, DrafterName, draw_case
+from support.processes.gang import RunOnGang
 
 TOLERANCE = 1e-9
 """Error of a log-probability: other chunks sum in another order."""
+TIMEOUT_S = 1800.0
+"""How long a gang may take for its cases."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def expected_answers(case: Case) -> tuple[dict[str, Submit], dict[str, Answer]]:
     for turn in range(max(len(chat.turns) for chat in case.chats)):
         asked = [chat.submit(turn, texts[chat.name]) for chat in case.chats if turn < len(chat.turns)]
         inbox = LocalInbox([msgspec.structs.replace(submit, cache_salt="") for submit in asked])
-        rig.engine(inbox, num_slots=8, lag=0).run()
+        rig.engine(inbox, num_slots=8, lag=0, prefix_cache=False).run()
         for submit in asked:
             own = [delta for delta in inbox.deltas if delta.request_id == submit.request_id]
             entries = [entry.logprob for delta in own for entry in delta.prompt_logprobs or []]
@@ -108,29 +113,69 @@ def expected_answers(case: Case) -> tuple[dict[str, Submit], dict[str, Answer]]:
     return submits, answers
 
 
-def run_case(case: Case, tally: Tally) -> None:
-    """Serve a case and compare."""
-    submits, expected = expected_answers(case)
-    cancels = {
-        f"{chat.name}.{i}": turn.cancel_after
-        for chat in case.chats
-        for i, turn in enumerate(chat.turns)
-        if turn.cancel_after is not None
-    }
-    has_drafter = case.drafter != "none"
-    rig = solo_rig(
-        case.directory, drafter_path=case.drafter_path, num_draft_tokens=NUM_DRAFT_TOKENS if has_drafter else None
+@dataclass(frozen=True)
+class Job:
+    """A case with what the ranks cannot know by themselves."""
+
+    case: Case
+    directory: Path
+    drafter_path: Path | None
+    submits: dict[str, Submit]
+
+    @property
+    def cancels(self) -> dict[str, int]:
+        """By request, after how many tokens its client goes away."""
+        return {
+            f"{chat.name}.{i}": turn.cancel_after
+            for chat in self.case.chats
+            for i, turn in enumerate(chat.turns)
+            if turn.cancel_after is not None
+        }
+
+
+@dataclass(frozen=True)
+class Served:
+    """What an engine with a cache gave."""
+
+    answers: dict[str, Answer]
+    finals: list[SequenceDelta]
+    stats: EngineStats
+
+
+def serve_jobs(comm: Communicator, jobs: Sequence[Job]) -> list[Served | None]:
+    """On each rank of a gang; rank 0 has what was served."""
+    torch.set_num_threads(1)
+    return [_serve(comm, job) for job in jobs]
+
+
+def _serve(comm: Communicator, job: Job) -> Served | None:
+    case = job.case
+    rig = gang_rig(
+        comm,
+        job.directory,
+        drafter_path=job.drafter_path,
+        num_draft_tokens=None if case.drafter == "none" else NUM_DRAFT_TOKENS,
     )
-    inbox = ChatInbox(case, submits, cancels)
+    inbox = ChatInbox(case, job.submits, job.cancels) if comm.rank == 0 else None
     hash_block = (lambda _before, _ids: 0) if case.collide else None
     rig.engine(inbox, prefix_cache=True, hash_block=hash_block, **case.limits(rig)).run()
-    stats = inbox.steps[-1].stats
-    finals: list[SequenceDelta] = [inbox.last(name) for name in submits]
+    if inbox is None:
+        return None
+    return Served(
+        answers={name: inbox.answer(name) for name in job.submits},
+        finals=[inbox.last(name) for name in job.submits],
+        stats=inbox.steps[-1].stats,
+    )
+
+
+def _add(tally: Tally, job: Job, expected: dict[str, Answer], served: Served) -> None:
+    """Compare, and count what was met."""
+    case, stats, finals = job.case, served.stats, served.finals
     tally.cases += 1
     tally.lag_1 += case.lag
-    tally.requests += len(submits)
+    tally.requests += len(job.submits)
     tally.tokens += stats.generated_tokens
-    tally.prompt_tokens += sum(len(submit.prompt_ids) for submit in submits.values())
+    tally.prompt_tokens += sum(len(submit.prompt_ids) for submit in job.submits.values())
     tally.cached += sum(delta.cached_tokens for delta in finals)
     tally.hits += sum(delta.cached_tokens > 0 for delta in finals)
     tally.evicted += stats.prefix_cache_evictions
@@ -139,8 +184,8 @@ def run_case(case: Case, tally: Tally) -> None:
     tally.cancelled += sum(delta.finish == "cancelled" for delta in finals)
     tally.differences += [
         f"seed {case.seed}, {case.drafter}, {case.shape}, lag {case.lag}: {difference}"
-        for name in submits
-        for difference in _differences(name, expected[name], inbox.answer(name), name in cancels)
+        for name in job.submits
+        for difference in _differences(name, expected[name], served.answers[name], name in job.cancels)
     ]
 
 
@@ -156,13 +201,25 @@ def _differences(name: str, expected: Answer, got: Answer, may_be_cancelled: boo
         yield f"{name} got other log-probabilities of its prompt"
 
 
-def run_seeds(drafter: DrafterName, seeds: Sequence[int]) -> Tally:
-    """The cases of some seeds, in this process."""
+def run_seeds(
+    drafter: DrafterName, seeds: Sequence[int], *, tp: int = 1, run_on_gang: RunOnGang | None = None
+) -> Tally:
+    """The cases of some seeds: in this process, or on gangs of `tp` ranks."""
     torch.set_num_threads(1)
-    tally = Tally()
+    tally, jobs, expected = Tally(), list[Job](), list[dict[str, Answer]]()
     with torch.inference_mode():
         for seed in seeds:
-            run_case(draw_case(seed, drafter), tally)
+            case = draw_case(seed, drafter)
+            submits, answers = expected_answers(case)
+            jobs.append(Job(case, case.directory, case.drafter_path, submits))
+            expected.append(answers)
+        if run_on_gang is None:
+            lead = serve_jobs(SoloCommunicator(), jobs)
+        else:
+            lead, *_ = run_on_gang(tp, serve_jobs, jobs, timeout_s=TIMEOUT_S)
+    for job, answers, served in zip(jobs, expected, lead, strict=True):
+        assert served is not None, "rank 0 has what was served"
+        _add(tally, job, answers, served)
     return tally
 
 

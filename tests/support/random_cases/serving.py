@@ -21,12 +21,10 @@ from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.target_rank import EngineRank
 from support.engine.engine_runner import engine_config
 from support.engine.scripted_drafters import ScriptedDrafter, Texts
-from support.engine.speculation_rig import Rig, solo_rig
-from support.oracles.oracle import CPU, load_model
+from support.engine.speculation_rig import gang_rig
+from support.oracles.oracle import CPU
 from support.random_cases.case import Case
 from support.random_cases.scripts import mixed_script
-
-PAGES = 256
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,8 @@ def _replayed(submit: Submit, inbox: LocalInbox) -> Submit:
 
 def _colocated(comm: Communicator, job: Job) -> Any:
     """Serves one life on this rank; returns the drafts accepted."""
-    rig, limits, case = _rig(comm, job), job.case.limits, job.case
+    limits, case = job.case.limits, job.case
+    rig = gang_rig(comm, job.directory, drafter_path=job.drafter_path, num_draft_tokens=case.num_draft_tokens or None)
     rows = (1 + case.lag) * max(limits.prefill_chunk, 1 + case.num_draft_tokens)
     num_pages: Mapping[str, int] = {}
     if limits.spare_pages is not None:
@@ -182,25 +181,6 @@ def _colocated(comm: Communicator, job: Job) -> Any:
         return sum(r.num_accepted for r in drafter.rounds)
 
     return live
-
-
-def _rig(comm: Any, job: Job) -> Rig:
-    k = job.case.num_draft_tokens or None
-    if comm.size == 1:
-        return solo_rig(job.directory, drafter_path=job.drafter_path, num_draft_tokens=k)
-
-    return _gang_rig(comm, job.directory, job.drafter_path, k)
-
-
-@functools.lru_cache(maxsize=64)
-def _gang_rig(comm: Any, directory: Path, drafter_path: Path | None, k: int | None) -> Rig:
-    model = _gang_model(comm, directory)
-    return Rig(model, directory, drafter_path=drafter_path, num_draft_tokens=k, comm=comm, num_pages=PAGES)
-
-
-@functools.lru_cache(maxsize=8)
-def _gang_model(comm: Communicator, directory: Path) -> Any:
-    return load_model(directory, comm, torch.float64)
 
 
 def _dedicated(gang: TorchCommunicator, job: Job) -> Any:
