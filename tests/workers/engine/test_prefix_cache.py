@@ -6,6 +6,8 @@ when all was computed. The trained family accepts by itself, so a wrong context 
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,8 +62,19 @@ def whole(inbox: LocalInbox, submits: list[Submit]) -> list[SequenceDelta]:
     return [msgspec.structs.replace(inbox.last(s.request_id), token_ids=inbox.token_ids(s.request_id)) for s in submits]
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@functools.cache
+def plain_answers(directory: Path, prompts: tuple[tuple[int, ...], ...], num_tokens: int) -> list[list[int]]:
+    """What an engine answers that has neither a cache nor a drafter: one of the things that drafters do not change."""
+    submits = [request(str(i), list(ids), num_tokens) for i, ids in enumerate(prompts)]
+    return [delta.token_ids for delta in in_turn(solo_rig(directory), submits, prefix_cache=False)]
+
+
+def plain_answer(directory: Path, ids: list[int], num_tokens: int) -> list[int]:
+    (answer,) = plain_answers(directory, (tuple(ids),), num_tokens)
+    return answer
+
+
+@pytest.mark.parametrize(("drafter", "lag"), [("none", 1), ("mtp", 1), ("dflash", 1), ("dflash", 0)])
 def test_the_same_prompt_twice_is_computed_once(drafter: str, lag: int) -> None:
     rig = trained_rig(drafter)
     submits = [request(name, prompt(), NUM_TOKENS) for name in ("first", "again")]
@@ -70,20 +83,31 @@ def test_the_same_prompt_twice_is_computed_once(drafter: str, lag: int) -> None:
     assert again.token_ids == first.token_ids
     assert again.speculation == first.speculation, "drafts depend on where their context comes from"
     assert (again.speculation is not None and again.speculation.accepted > 0) == (drafter != "none")
-    (off,) = in_turn(rig, submits[:1], lag=lag, prefill_chunk=32, prefix_cache=False)
-    assert (off.token_ids, off.cached_tokens) == (first.token_ids, 0)
+    assert first.token_ids == plain_answer(embedded_path("gemray-tiny"), prompt(), NUM_TOKENS)
+
+
+def test_nothing_is_found_where_the_cache_is_off() -> None:
+    rig, ids = solo_rig(tiny_checkpoint("31B")), [(7 * i) % 250 + 3 for i in range(40)]
+    submits = [request(name, ids, 2) for name in ("first", "again")]
+    assert [delta.cached_tokens for delta in in_turn(rig, submits, prefix_cache=False)] == [0, 0]
+    assert [delta.cached_tokens for delta in in_turn(rig, submits)] == [0, 36]
 
 
 @pytest.mark.parametrize("drafter", ["mtp", "dflash"])
 def test_a_prompt_serves_requests_with_drafts_and_without(drafter: str) -> None:
+    """Both ways: without drafts what was computed with them, and with drafts what was computed without."""
     rig = trained_rig(drafter)
-    wanted = {"without": 0, "with": None, "without again": 0}
-    submits = [request(name, prompt(), NUM_TOKENS, num_draft_tokens=count) for name, count in wanted.items()]
-    without, found, again = in_turn(rig, submits)
-    (computed,) = in_turn(rig, submits[1:2])
-    assert (found.cached_tokens, again.cached_tokens) == (96, 96)
-    assert found.token_ids == computed.token_ids == without.token_ids == again.token_ids
-    assert found.speculation == computed.speculation
+    drafted = request("with", prompt(), NUM_TOKENS)
+    plain = request("without", prompt(), NUM_TOKENS, num_draft_tokens=0)
+    computed_with, found_without = in_turn(rig, [drafted, plain])
+    computed_without, found_with = in_turn(rig, [plain, drafted])
+    assert (found_without.cached_tokens, found_with.cached_tokens) == (96, 96)
+    answers = [delta.token_ids for delta in (computed_with, found_without, computed_without, found_with)]
+    assert answers == 4 * [plain_answer(embedded_path("gemray-tiny"), prompt(), NUM_TOKENS)]
+    assert found_with.speculation == computed_with.speculation
+    assert found_with.speculation is not None
+    assert found_with.speculation.accepted > 0
+    assert found_without.speculation is None or found_without.speculation.drafted == 0
 
 
 @pytest.mark.parametrize("drafter", ["mtp", "dflash"])
@@ -93,11 +117,11 @@ def test_the_next_turn_of_a_chat_finds_prompt_and_answer(drafter: str) -> None:
     submits: list[Submit] = []
     for turn in range(3):
         submit = request(f"turn {turn}", text, NUM_TOKENS)
-        (alone,) = in_turn(rig, [submit], prefix_cache=False)
+        answer = plain_answer(embedded_path("gemray-tiny"), text, NUM_TOKENS)
         known = 0 if not submits else (len(submits[-1].prompt_ids) + NUM_TOKENS - 1) // PAGE_SIZE * PAGE_SIZE
-        expected.append((alone.token_ids, known))
+        expected.append((answer, known))
         submits.append(submit)
-        text = [*text, *alone.token_ids, *prompt()[turn : turn + 9]]
+        text = [*text, *answer, *prompt()[turn : turn + 9]]
     got = in_turn(rig, submits)
     assert [(delta.token_ids, delta.cached_tokens) for delta in got] == expected
 
@@ -111,10 +135,10 @@ def test_lengths_around_pages_and_windows(drafter: str) -> None:
     ids = [(7 * i) % 250 + 3 for i in range(80)]
     near = [w + d for w in (PAGE_SIZE, WINDOW, DFLASH_WINDOW, 2 * WINDOW, 40) for d in (-1, 0, 1, 2)]
     lengths = sorted(set(near))
-    submits = [request(f"{length}", ids[:length], 6) for length in lengths]
-    alone = in_turn(rig, submits, prefix_cache=False)
+    submits = [request(f"{length}", ids[:length], 4) for length in lengths]
+    alone = plain_answers(directory, tuple(tuple(ids[:length]) for length in lengths), 4)
     twice = in_turn(rig, [*submits, *[msgspec.structs.replace(s, request_id=f"{s.request_id} again") for s in submits]])
-    assert [delta.token_ids for delta in twice] == 2 * [delta.token_ids for delta in alone]
+    assert [delta.token_ids for delta in twice] == 2 * alone
     again = [delta.cached_tokens for delta in twice[len(submits) :]]
     assert again == [(length - 1) // PAGE_SIZE * PAGE_SIZE for length in lengths]
 
@@ -172,9 +196,8 @@ def test_a_request_that_is_cancelled_in_its_prefill_leaves_nothing_half_written(
     submits = [request("cancelled", ids, 4), request("next", ids, 12)]
     inbox = CancelInPrefill(submits, after)
     rig.engine(inbox, prefill_chunk=9, lag=lag, prefix_cache=True).run()
-    (alone,) = in_turn(rig, submits[1:], prefix_cache=False)
     assert inbox.last("cancelled").finish == "cancelled"
-    assert inbox.token_ids("next") == alone.token_ids
+    assert inbox.token_ids("next") == plain_answer(directory, ids, 12)
     assert inbox.last("next").cached_tokens == (after - lag) * 9 // PAGE_SIZE * PAGE_SIZE, "what was committed"
 
 
@@ -219,7 +242,6 @@ def test_ranks_find_the_same_pages(run_on_gang: RunOnGang, tp: int, drafter: str
     )
     submits = [request(name, prompt(), NUM_TOKENS) for name in ("first", "again")]
     (first, again), *_ = run_on_gang(config.gang_size, serve_in_turn, config, submits)
-    (alone,) = in_turn(trained_rig("none"), submits[:1], prefix_cache=False)
     assert (first.cached_tokens, again.cached_tokens) == (0, 96)
-    assert again.token_ids == first.token_ids == alone.token_ids
+    assert again.token_ids == first.token_ids == plain_answer(embedded_path("gemray-tiny"), prompt(), NUM_TOKENS)
     assert again.speculation == first.speculation

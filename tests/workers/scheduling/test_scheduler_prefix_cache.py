@@ -1,0 +1,57 @@
+"""The scheduler with a prefix cache: what it counts, and whom a hit lets start."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.scheduling.fake_engine import oracle
+from support.scheduling.scheduler_bench import MAX_LEN, Bench
+
+PAGE = 4
+LEAST = {"sliding": 16, "full": MAX_LEN // PAGE}
+"""Pages for one request of full length."""
+
+
+def test_stats_tell_what_was_asked_for_and_found() -> None:
+    bench = Bench(prefix_cache=True)
+    for name, prompt_len in {"first": 20, "again": 20, "longer": 30}.items():
+        bench.submit(name, prompt_len)
+        bench.finish()
+    stats = bench.scheduler.stats(0.0)
+    assert stats.prefix_cache_queries == 20 + 20 + 30
+    assert stats.prefix_cache_hits == 0 + 16 + 20, "whole pages, and never the last token"
+    assert [bench.final(name).cached_tokens for name in ("first", "again", "longer")] == [0, 16, 20]
+    assert stats.prefix_cache_evictions == 0
+    assert stats.pages_in_use == {"sliding": 0, "full": 0}
+    # 20 + 7 tokens of two answers, which part behind the prompt, and 30 + 7 that begin alike: the last token is chosen
+    # and not computed.
+    assert stats.pages_cached["full"] == 5 + 1 + 1 + (30 + 7) // PAGE - 5
+
+
+def test_stats_count_the_pages_that_were_given_up() -> None:
+    bench = Bench(LEAST, prefix_cache=True)
+    bench.submit("first", 40, max_tokens=1)
+    bench.finish()
+    cached = bench.scheduler.stats(0.0).pages_cached
+    assert cached["full"] == 10
+    bench.submit("other", 40, max_tokens=1, prompt_ids=list(range(100, 140)))
+    bench.finish()
+    stats = bench.scheduler.stats(0.0)
+    wanted = 2 * 10 - LEAST["full"]
+    assert stats.prefix_cache_evictions >= wanted
+    assert stats.pages_cached["full"] == LEAST["full"]
+
+
+@pytest.mark.parametrize(("prefix_cache", "running"), [(True, ["a", "b"]), (False, ["a"])])
+def test_a_request_starts_on_the_pages_that_it_finds(prefix_cache: bool, running: list[str]) -> None:
+    """Six pages are free and its text takes ten, nine of which another holds."""
+    bench = Bench(LEAST, prefix_cache=prefix_cache, admission_headroom=0)
+    submits = [bench.submit("a", 40, max_tokens=8)]
+    for _ in range(4):
+        bench.step()
+    submits.append(bench.submit("b", 40, max_tokens=4))
+    bench.step()
+    assert bench.running == running
+    bench.finish()
+    for submit in submits:
+        assert bench.ids(submit.request_id) == oracle(submit, MAX_LEN)[0]
