@@ -40,9 +40,10 @@ class Stopwatch:
         """Finish reason, counts, speeds, seed."""
         now = time.monotonic()
         usage = completion.usage
+        cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
         parts = [
             pb.FinishReason.Name(completion.finish_reason).removeprefix("FINISH_REASON_").lower(),
-            f"{usage.prompt_tokens} prompt + {usage.completion_tokens} tokens",
+            f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} tokens",
             f"{now - self.started:.2f} s",
         ]
         if self.first_at is not None:
