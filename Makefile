@@ -38,7 +38,7 @@ openai: $(INSTALLED)
 	$(BIN)/gemray demo --openai
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 3 --dist loadfile --no-loadscope-reorder
 
 # On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS.
 TRAFFIC_SECONDS ?= 600

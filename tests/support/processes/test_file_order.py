@@ -30,5 +30,6 @@ def test_files_with_slow_tests_come_first_and_whole() -> None:
         Item(slower, "t0", is_slow=True),
         Item(slower, "t1", is_slow=True),
     ]
+    items += [Item(Path("test_helm_chart.py"), "h0"), Item(Path("test_helm_chart.py"), "h1")]
     longest_files_first(items)
-    assert [item.name for item in items] == ["t0", "t1", "s0", "s1", *(f"m{i}" for i in range(50))]
+    assert [item.name for item in items] == ["t0", "t1", "h0", "h1", "s0", "s1", *(f"m{i}" for i in range(50))]
