@@ -84,7 +84,7 @@ async def serving(
             metrics = MetricsServer(registry, host=server_config.host, port=settings.metrics_port)
             stack.callback(metrics.close)
         listening(server)
-        _warn_if_open(server_config)
+        warn_if_open(server_config)
         session = await RaySession.open(cluster_config)
         stack.push_async_callback(session.close)
         progress(StartProgress("ray", 1, 1))
@@ -125,7 +125,7 @@ def _model_name(router: Router, settings: ServeSettings) -> str:
         return Path(settings.model).name
 
 
-def _warn_if_open(config: ServerConfig) -> None:
+def warn_if_open(config: ServerConfig) -> None:
     """Warn when anyone who can reach the port may use the model."""
     if is_this_machine(config.host) and not is_every_interface(config.host):
         return
