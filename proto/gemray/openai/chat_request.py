@@ -42,7 +42,8 @@ def read_chat_request(fields: Fields) -> Asked:
     read_tools(fields, chat)
     _read_template(fields, chat)
     sampling = read_sampling(fields)
-    sampling.echo = fields.boolean("echo") or False
+    if fields.boolean("echo"):
+        sampling.echo = True
     read_n(fields, sampling)
     _read_budget(fields, sampling)
     _read_logprobs(fields, sampling)

@@ -36,7 +36,10 @@ def read_completion_request(fields: Fields) -> Asked:
     read_n(fields, request.sampling)
     if fields.integer("best_of") not in (None, request.sampling.n or 1):
         raise fields.refusal("best_of", "n, or unset: all answers are given, not the best ones")
-    request.sampling.echo = fields.boolean("echo") or False
+    if fields.boolean("echo"):
+        request.sampling.echo = True
+        if logprobs is not None:  # OpenAI tells them of all tokens that it shows
+            request.sampling.prompt_logprobs = logprobs
     if fields.text("suffix"):
         raise fields.refusal("suffix", "unset: Gemma does not fill in")
     fields.end(without_effect=WITHOUT_EFFECT)

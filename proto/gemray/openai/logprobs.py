@@ -25,17 +25,25 @@ def _entry(token: pb.TokenLogprob | pb.TopLogprob) -> dict[str, Any]:
     }
 
 
-def completion_logprobs_of(logprobs: Sequence[pb.TokenLogprob], *, offset: int) -> dict[str, Any]:
-    """As /v1/completions tells them; `offset` is the number of characters before the first of these tokens."""
+def completion_logprobs_of(
+    logprobs: Sequence[pb.TokenLogprob], *, offset: int = 0, begins_prompt: bool = False
+) -> dict[str, Any]:
+    """As /v1/completions tells them.
+
+    Args:
+        logprobs: of tokens in a row.
+        offset: the number of characters before them.
+        begins_prompt: they are a prompt's, whose first token has none: it comes first, without a text.
+    """
     offsets = []
     for token in logprobs:
         offsets.append(offset)
         offset += len(token.text)
+    unknown = [None] if begins_prompt else []
     return {
-        "tokens": [token.text for token in logprobs],
-        "token_logprobs": [max(token.logprob, LEAST) for token in logprobs],
-        "top_logprobs": [
-            {other.text: max(other.logprob, LEAST) for other in reversed(token.top)} for token in logprobs
-        ],
-        "text_offset": offsets,
+        "tokens": ["" for _ in unknown] + [token.text for token in logprobs],
+        "token_logprobs": unknown + [max(token.logprob, LEAST) for token in logprobs],
+        "top_logprobs": unknown
+        + [{other.text: max(other.logprob, LEAST) for other in reversed(token.top)} for token in logprobs],
+        "text_offset": [0 for _ in unknown] + offsets,
     }

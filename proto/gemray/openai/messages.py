@@ -23,10 +23,11 @@ def read_messages(messages: object) -> list[pb.ChatMessage]:
 
 def _read(fields: Fields) -> pb.ChatMessage:
     fields.required("role")
+    role, name = fields.text("role"), fields.text("name")
     message = pb.ChatMessage(
-        role=fields.text("role"),
+        role=role,
         content=_read_content(fields),
-        name=fields.text("name"),
+        name=name if role == "tool" else None,  # Gemma's template has no place for the names of others
         tool_call_id=fields.text("tool_call_id"),
         reasoning=_read_reasoning(fields),
     )

@@ -99,6 +99,29 @@ def test_log_probabilities() -> None:
     }
 
 
+def test_an_echo_has_the_prompts_log_probabilities() -> None:
+    answer = pb.GenerateResponse(
+        text="éx",
+        prompt_logprobs=[LOGPROB],
+        logprobs=[PART],
+        completion=DONE,
+        other_answers=[pb.Answer(completion=DONE)],
+    )
+    first, second = whole_completion(HEAD, answer)["choices"]
+    assert first["logprobs"]["tokens"] == ["", "é", "\ufffd"]
+    assert first["logprobs"]["token_logprobs"] == [None, -0.5, -1.0]
+    assert first["logprobs"]["text_offset"] == [0, 0, 1]
+    assert first["logprobs"]["top_logprobs"][0] is None
+    assert second["logprobs"]["tokens"] == ["", "é"]
+    chunks = CompletionChunks(HEAD, tells_usage=False)
+    told = [
+        event["choices"][0]["logprobs"]["token_logprobs"]
+        for delta in (pb.Delta(prompt_logprobs=[LOGPROB]), pb.Delta(prompt_logprobs=[PART]), pb.Delta(logprobs=[PART]))
+        for event in chunks.of(pb.GenerateStreamResponse(delta=delta))
+    ]
+    assert told == [[None, -0.5], [-1.0], [-1.0]]
+
+
 def test_several_answers() -> None:
     answer = pb.GenerateResponse(text="a", completion=DONE, other_answers=[pb.Answer(text="b", completion=DONE)])
     assert [(c["index"], c["message"]["content"]) for c in whole_chat(HEAD, answer)["choices"]] == [(0, "a"), (1, "b")]

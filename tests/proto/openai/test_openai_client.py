@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 import pytest_asyncio
 
@@ -141,6 +142,31 @@ async def test_streamed_calls(served: Serving, client: openai.AsyncOpenAI, embed
             arguments[piece.index] = arguments.get(piece.index, "") + (piece.function.arguments or "")
     assert (names, reason) == (["get_weather"] * 2, "tool_calls")
     assert [json.loads(text) for text in arguments.values()] == [{"city": "Paris"}, {"city": "Rome"}]
+
+
+async def test_helpers_of_the_client(served: Serving, client: openai.AsyncOpenAI, embedded: ChatTokenizer) -> None:
+    """What OpenAI's client builds over plain calls: a stream that is put together, and an answer as an object."""
+
+    class Weather(pydantic.BaseModel):
+        city: str
+
+    says(served, [*byte_ids(embedded, b'{"city": "Rome"}'), TURN_ENDS], group_sizes=(4,))
+    async with client.chat.completions.stream(model=MODEL, messages=ASKED, response_format=Weather) as stream:
+        async for _ in stream:
+            pass
+        streamed = await stream.get_final_completion()
+    parsed = await client.chat.completions.parse(model=MODEL, messages=ASKED, response_format=Weather)
+    for answer in (streamed, parsed):
+        assert answer.choices[0].message.parsed == Weather(city="Rome")
+    grammar = served.gang.submitted[-1].params.grammar
+    assert grammar is not None
+    assert json.loads(grammar.text) == {**Weather.model_json_schema(), "additionalProperties": False}
+
+    says(served, [*call_ids(embedded, "get_weather", {"city": "Rome"}), RESPONSE], group_sizes=(3,))
+    async with client.chat.completions.stream(model=MODEL, messages=ASKED, tools=TOOLS) as calling:
+        called = await calling.get_final_completion()
+    assert called.choices[0].message.tool_calls is not None
+    assert json.loads(called.choices[0].message.tool_calls[0].function.arguments) == {"city": "Rome"}
 
 
 async def test_completion(served: Serving, client: openai.AsyncOpenAI, embedded: ChatTokenizer) -> None:

@@ -49,7 +49,7 @@ def test_parameters_are_handed_on_as_they_stand() -> None:
 def test_what_is_unset_or_null_is_unset() -> None:
     nothing = chat(**{parameter.name: None for parameter in PARAMETERS}, stop=None, logit_bias=None, tools=None)
     for field in pb.SamplingParameters.DESCRIPTOR.fields:
-        if field.name not in ("seed", "echo") and not field.is_repeated:
+        if field.name != "seed" and not field.is_repeated:
             assert not nothing.request.sampling.HasField(field.name), field.name
     assert not nothing.request.HasField("structured")
     assert (nothing.model, nothing.streams, nothing.tells_usage) == (None, False, False)
@@ -84,7 +84,7 @@ def test_messages() -> None:
     messages = chat(
         messages=[
             {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
-            ASKED,
+            {**ASKED, "name": "Ada"},
             {
                 "role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [{**CALL, "index": 0}],
                 "refusal": None, "annotations": [], "audio": None, "function_call": None,
@@ -151,8 +151,9 @@ def test_prompts() -> None:
     assert list(completion(prompt=[2, 5]).request.token_ids.ids) == [2, 5]
     assert list(completion(prompt=[[2, 5]]).request.token_ids.ids) == [2, 5]
     assert completion(logprobs=2, echo=True, n=2, best_of=2).request.sampling == pb.SamplingParameters(
-        seed=1, logprobs=2, logprob_text=True, echo=True, n=2
+        seed=1, logprobs=2, logprob_text=True, echo=True, prompt_logprobs=2, n=2
     )
+    assert not completion(echo=True).request.sampling.HasField("prompt_logprobs")
 
 
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
