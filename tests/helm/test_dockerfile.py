@@ -156,10 +156,10 @@ def test_install_step_works(tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     bin_ = environment / "bin"
-    pip = [bin_ / "pip", "install", "--quiet", "--no-compile"]
-    needs = [f".[{','.join(EXTRAS)}]", "-r", ROOT / "helm/docker/requirements.in", "-c", ROOT / "constraints.txt"]
-    subprocess.run([*pip, *needs], cwd=context, check=True)
-    subprocess.run([*pip[:1], "uninstall", "--quiet", "--yes", "gemray"], check=True)
+    pip = bin_ / "pip"
+    needs = [f".[{','.join(EXTRAS)}]", "-r", DOCKERFILE.parent / "requirements.in", "-c", ROOT / "constraints.txt"]
+    subprocess.run([pip, "install", "--quiet", "--no-compile", *needs], cwd=context, check=True)
+    subprocess.run([pip, "uninstall", "--quiet", "--yes", "gemray"], check=True)
     # The image keeps no cache; a test had better use one, and has no use for bytecode.
     own = shlex.split(install.partition("&&")[0].replace("--no-cache-dir", "--quiet --no-compile"))
     own[own.index("--prefix") : own.index("--prefix") + 2] = []
