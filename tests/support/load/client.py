@@ -16,6 +16,8 @@ from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 
 STREAMS_OF_CHANNEL = 50
+SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+"""Options of a client that takes little before it reads: its streams block after a few messages."""
 CANCELLED_SHARE = 0.2
 PROMPTS = ("The manual of the printer says", "Write a Python function that", "import this", "A list comprehension is")
 END_OF_STREAM: Any = vars(grpc.aio)["EOF"]
@@ -59,7 +61,8 @@ async def run_load(address: str, plan: Plan) -> Outcome:
     outcome = Outcome()
     num_channels = max(1, plan.streams // STREAMS_OF_CHANNEL)
     options = (*client_options(address), ("grpc.use_local_subchannel_pool", 1))  # connections of their own
-    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(num_channels + 1)]
+    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(num_channels)]
+    channels.append(grpc.aio.insecure_channel(address, options=(*options, *SMALL_WINDOW)))
     stubs: list[Any] = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in channels]
     all_read = asyncio.Event()
     places = asyncio.Semaphore(plan.streams)
