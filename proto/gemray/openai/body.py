@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from gemray.openai.errors import ClientGone, HttpError
 from gemray.openai.fields import Fields
 
+T = TypeVar("T")
+
 READ_S = 60.0
 """How long a client may take to send a body."""
+MAX_INLINE_BYTES = 64 << 10
+"""Larger bodies take more than a millisecond to read."""
 
 
-async def read_body(request: Request, max_bytes: int) -> Fields:
-    """The body's fields; raises HttpError, and ClientGone."""
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body; raises HttpError, and ClientGone."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # of a web page, a browser sends others without asking the server first
         raise HttpError(415, f"content-type = {kind!r} is not allowed: application/json")
@@ -24,12 +29,23 @@ async def read_body(request: Request, max_bytes: int) -> Fields:
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(READ_S):
-            content = await _content(request, max_bytes)
+            return await _content(request, max_bytes)
     except ClientDisconnect:
         raise ClientGone from None
     except TimeoutError:
         raise HttpError(408, f"the body was not sent within {READ_S:g} s") from None
-    return Fields(parse(content))
+
+
+async def understood(content: bytes, read: Callable[[Fields], T]) -> T:
+    """What `read` makes of a body's fields; raises HttpError. A large one is read beside the event loop."""
+
+    def work() -> T:
+        try:
+            return read(Fields(parse(content)))
+        except RecursionError:  # of what is written anew, as schemas are
+            raise _too_deep() from None
+
+    return work() if len(content) <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
 async def _content(request: Request, max_bytes: int) -> bytes:
@@ -49,13 +65,17 @@ def parse(content: bytes) -> object:
     except UnicodeDecodeError as error:
         raise HttpError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:
-        raise HttpError(400, "the body's JSON is nested too deep") from None
+        raise _too_deep() from None
     except ValueError as error:  # JSONDecodeError too
         raise HttpError(400, f"the body is not JSON: {error}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _too_deep() -> HttpError:
+    return HttpError(400, "the body's JSON is nested too deep")
 
 
 def _too_large(max_bytes: int) -> HttpError:

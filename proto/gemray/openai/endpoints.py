@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from gemray.openai.body import read_body
+from gemray.openai.body import read_body, understood
 from gemray.openai.chat_answers import ChatChunks, whole_chat
 from gemray.openai.chat_request import Asked, read_chat_request
 from gemray.openai.chunks import Chunks
@@ -45,7 +45,7 @@ class Endpoint:
     async def answer(self, request: Request, gateway: Gateway, served: ServedModel) -> ASGIApp:
         """The answer to a request; raises HttpError, and ClientGone."""
         caller = gateway.caller(request.headers.get("authorization"))
-        asked = self.read(await read_body(request, gateway.settings.max_bytes))
+        asked = await understood(await read_body(request, gateway.settings.max_bytes), self.read)
         answer_id = self.prefix + uuid.uuid4().hex
         request_id = asked.request.request_id = request.headers.get(REQUEST_ID) or answer_id
         return await unless_gone(

@@ -100,6 +100,24 @@ async def test_bodies_that_are_no_request(client: httpx.AsyncClient, content: by
         assert (response.status_code, bool(error_of(response)["message"])) == (status, True)
 
 
+@pytest.mark.parametrize("depth", [50, 800, 900, 960, 980, 990, 5000])
+async def test_schemas_of_any_depth_are_told_of(client: httpx.AsyncClient, depth: int) -> None:
+    """The reader's own depth ends where Python's does, wherever that is for what it writes anew."""
+    schema = '{"not": ' * depth + "{}" + "}" * depth
+    body = json.dumps({**ASKED, "response_format": {"type": "json_schema", "json_schema": {"schema": "SCHEMA"}}})
+    response = await client.post(
+        CHAT, content=body.replace('"SCHEMA"', schema), headers={"content-type": "application/json"}
+    )
+    assert (response.status_code, bool(error_of(response)["message"])) == (400, True)
+
+
+async def test_a_large_body_is_read(served: Serving) -> None:
+    async with gateway(served.server.address) as roomy, httpx.AsyncClient(base_url=roomy.url) as large:
+        response = await large.post("/v1/completions", json={"prompt": [2] * 10**6}, timeout=HANG_S)
+    assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
 async def test_what_a_web_page_could_send_unasked_is_refused(client: httpx.AsyncClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = await client.post(CHAT, content=json.dumps(ASKED), headers={"content-type": kind})
