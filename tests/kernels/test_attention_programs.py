@@ -49,7 +49,7 @@ def programs(group: str, num_rows: int, num_seqs: int, most_rows: int) -> set[tu
 @pytest.mark.parametrize("group", GROUPS)
 def test_buckets_have_every_program(group: str) -> None:
     captured: set[tuple[Any, ...]] = set()
-    for b in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=4, prompt_rows=(0, 512)):
+    for b in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompt_rows=(0, 512)):
         captured |= programs(group, b.num_rows, b.num_sequences + 1, b.most_rows)
     rng = random.Random(group)
     for _ in range(300):
@@ -63,6 +63,6 @@ def test_buckets_have_every_program(group: str) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_decoding_never_launches_what_long_chunks_need(group: str) -> None:
-    for b in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=4, prompt_rows=(0,)):
+    for b in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompt_rows=(0,)):
         found = programs(group, b.num_rows, b.num_sequences + 1, b.most_rows)
         assert sorted(name for name, *_ in found) == ["attend_kernel", "combine_kernel"]

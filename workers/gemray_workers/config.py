@@ -67,11 +67,13 @@ class EngineConfig:
     """None lets the engine choose; an explicit choice is never replaced."""
     drafter_path: str | None = None
     """A local directory of an MTP assistant or a DFlash drafter."""
+    second_drafter_path: str | None = None
+    """One of the other kind, beside it."""
     method: MethodName = "auto"
-    """``auto`` is what the drafter's config says, or none without a drafter."""
+    """``auto`` is what the drafter's config says, or none without a drafter; with two of them all but none."""
     num_draft_tokens: int | None = ranged(NOT_NEGATIVE, None)
-    """Most drafts of a sequence in a step; None is the drafter's usual number: 4 for MTP, as published, and the whole
-    block for DFlash."""
+    """Most drafts of a sequence in a step, with two drafters of either one; None is the drafter's usual number: 4 for
+    MTP, as published, and the whole block for DFlash."""
     adapt_draft_tokens: bool = False
     """Draft as many tokens as measured acceptance and step times justify, at most `num_draft_tokens`, so
     with None at most the drafter's usual number."""
@@ -114,11 +116,22 @@ class EngineConfig:
                 raise InvalidField(name, getattr(self, name), "one of " + ", ".join(allowed))
         if self.drafter_placement == "dedicated" and (self.drafter_path is None or self.method == "none"):
             raise InvalidField("drafter_placement", "dedicated", "colocated, as there is no drafter")
+        if self.drafter_placement == "dedicated" and self.second_drafter_path is not None:
+            raise InvalidField(
+                "drafter_placement",
+                "dedicated",
+                "colocated, as there are two drafters: both run inside the model's ranks",
+            )
 
     @cached_property
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch names it."""
         return _DTYPES[self.dtype]
+
+    @property
+    def drafter_paths(self) -> tuple[str, ...]:
+        """The drafters' directories."""
+        return tuple(path for path in (self.drafter_path, self.second_drafter_path) if path is not None)
 
     @property
     def gang_size(self) -> int:

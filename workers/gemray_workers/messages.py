@@ -194,6 +194,18 @@ class KVGroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
 
 
+class DrafterInfo(msgspec.Struct, frozen=True):
+    """One drafter of the gang."""
+
+    method: str
+    kv: str
+    """``shared`` with the target, or its ``own``."""
+    placement: str
+    num_draft_tokens: int
+    """Most of a step."""
+    checkpoint: CheckpointIdentity
+
+
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank holds once it has loaded."""
 
@@ -226,10 +238,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     """Attention backends and the like, each with its reason."""
     drafter_method: str = "none"
+    """With two drafters ``mtp+dflash``, and what follows is of both: own KV beside the target's, the most drafts."""
     drafter_kv: str = "none"
     """``shared`` with the target, or its ``own``."""
     drafter_placement: str = "colocated"
     num_draft_tokens: int = 0
+    drafters: list[DrafterInfo] = []
+    """Each one."""
     checkpoint: CheckpointIdentity
     """Ranks that found different ones on their nodes are no gang."""
     drafter_checkpoint: CheckpointIdentity | None = None

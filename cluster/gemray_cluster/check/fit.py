@@ -25,20 +25,21 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
         if not settings.random_weights:
             if _has_weights(settings.model):
                 _check_target_weights(blueprint)
-            if settings.drafter is not None and _has_weights(settings.drafter):
-                read_index(settings.drafter)
+            for drafter in filter(_has_weights, settings.drafter):
+                read_index(drafter)
         _check_memory(blueprint)
     except GemrayError as error:
         return [fail(NAME, f"{error}.")]
     model = blueprint.model_info()
-    drafter = "" if model.drafter_method == "none" else f", drafter {model.drafter_method}"
+    methods = [drafter.method for drafter in model.drafters]
+    drafters = "" if not methods else f", drafter{'s' * (len(methods) > 1)} {' and '.join(methods)}"
     recipe = blueprint.model.quantization
     weights = "" if recipe is None or not recipe.titles else f", weights {', '.join(recipe.titles)}"
     return [
         ok(
             NAME,
-            f"{model.model_type} with {model.num_layers} layers on {model.tensor_parallel_size} ranks{weights}{drafter}"
-            f": requests of up to {model.max_model_len} tokens fit the KV memory.",
+            f"{model.model_type} with {model.num_layers} layers on {model.tensor_parallel_size} ranks"
+            f"{weights}{drafters}: requests of up to {model.max_model_len} tokens fit the KV memory.",
         )
     ]
 

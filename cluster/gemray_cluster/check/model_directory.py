@@ -20,7 +20,7 @@ class Checkpoints:
     """What every node with a rank must have, at the same paths."""
 
     model: str
-    drafter: str | None
+    drafters: tuple[str, ...]
     weights: bool = True
     """False if weights are made up rather than read."""
 

@@ -31,9 +31,8 @@ def check_this_node(node_ip: str, checkpoints: Checkpoints, *, local_ranks: int,
         ),
         interface.check_interface(node_ip, os.environ, existing=interface.local_interfaces()),
     ]
-    if checkpoints.drafter is not None:
-        drafter = check_model_directory(
-            on_this_node(checkpoints.drafter), node=node_ip, weights=checkpoints.weights, tokenizer=False
-        )
-        results.insert(1, drafter)
+    results[1:1] = [
+        check_model_directory(on_this_node(drafter), node=node_ip, weights=checkpoints.weights, tokenizer=False)
+        for drafter in checkpoints.drafters
+    ]
     return [replace(result, node=node_ip) for result in results]

@@ -25,7 +25,7 @@ def run(listening: Listening) -> None:
 async def _run(listening: Listening) -> None:
     settings = ServeSettings(
         model=str(embedded_path("gemray-tiny")),
-        drafter=str(embedded_path("gemray-tiny-assistant")),
+        drafter=(str(embedded_path("gemray-tiny-assistant")),),
         tp=RANKS,
         local_num_cpus=RANKS,
         local_num_gpus=0,

@@ -80,7 +80,7 @@ async def _run(request: pb.GenerateStreamRequest, prompt: str, console: Console)
 async def _serve_and_ask(contestant: Contestant, request: pb.GenerateStreamRequest, console: Console) -> Answer:
     settings = ServeSettings(
         model=str(embedded_path("gemray-tiny")),
-        drafter=None if contestant.drafter is None else str(embedded_path(contestant.drafter)),
+        drafter=() if contestant.drafter is None else (str(embedded_path(contestant.drafter)),),
         draft_tokens=contestant.draft_tokens,
         tp=RANKS,
         device="cpu",

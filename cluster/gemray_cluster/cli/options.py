@@ -17,8 +17,8 @@ from gemray_cluster.settings.types import SWITCH
 def with_settings(command: Callable[[dict[str, str | None]], None]) -> Callable[..., None]:
     """Give a command one flag a setting of `ServeSettings`, and hand it the texts as typed."""
 
-    def run(**flags: str | bool | None) -> None:
-        command({name: str(value).lower() if isinstance(value, bool) else value for name, value in flags.items()})
+    def run(**flags: str | bool | list[str] | None) -> None:
+        command({name: _text(value) for name, value in flags.items()})
 
     parameters = list(_flags())
     run.__name__ = command.__name__
@@ -26,6 +26,12 @@ def with_settings(command: Callable[[dict[str, str | None]], None]) -> Callable[
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _text(value: str | bool | list[str] | None) -> str | None:
+    if isinstance(value, list):
+        return ",".join(value) if value else None
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def load_settings(flags: dict[str, str | None]) -> ServeSettings:
@@ -44,11 +50,12 @@ def _flags() -> Iterable[inspect.Parameter]:
             flag = f"{flag}/--no{flag[1:]}" if setting.default else flag
             yield _parameter(setting.name, typer.Option(flag, **texts), bool)
         else:
-            yield _parameter(setting.name, typer.Option(flag, metavar=kind.metavar, **texts), str)
+            option = typer.Option(flag, metavar=kind.metavar, **texts)
+            yield _parameter(setting.name, option, list[str] if kind.repeats else str)
     config = typer.Option("--config", metavar="FILE", help="TOML file with any of these settings.")
     yield _parameter(CONFIG, config, str)
 
 
-def _parameter(name: str, option: Any, kind: type[str | bool]) -> inspect.Parameter:
+def _parameter(name: str, option: Any, kind: type[str | bool | list[str]]) -> inspect.Parameter:
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -87,7 +87,7 @@ def _add_identity(families: SeriesFamilies, model: ModelInfo, served_name: str |
         model=served_name or model.checkpoint.name,
         revision=model.checkpoint.revision,
         checkpoint_hash=model.checkpoint.hash,
-        drafter=model.drafter_checkpoint.name if model.drafter_checkpoint else "",
+        drafter=", ".join(drafter.checkpoint.name for drafter in model.drafters),
         **labels,
     )
 

@@ -80,6 +80,7 @@ LIMITS: Mapping[str, Limit] = {
     "SamplingParameters.logit_bias": Limit(bounded_by=VOCABULARY),
     "SamplingParameters.allowed_token_ids": Limit(bounded_by=VOCABULARY),
     "SamplingParameters.bad_words": Limit(entries=256, noun="texts", least_chars=1, chars=128),
+    "SpeculationParameters.method": Limit(bounded_by="One of"),
     "Structured.json_schema": Limit(num_bytes=MAX_GRAMMAR_BYTES),
     "Structured.regex": Limit(num_bytes=MAX_GRAMMAR_BYTES),
     "Structured.lark": Limit(num_bytes=MAX_GRAMMAR_BYTES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import get_args
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.fields import at_most, check_token_ids, integer, number
@@ -12,7 +13,7 @@ from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.messages import ModelInfo
 from gemray_workers.sampling import bounds
-from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.params import DraftMethod, SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
@@ -57,6 +58,7 @@ def read_sampling(
         logprobs=_optional_count(sampling, "logprobs"),
         prompt_logprobs=_optional_count(sampling, "prompt_logprobs"),
         num_draft_tokens=_read_num_draft_tokens(speculation),
+        draft_method=_read_draft_method(speculation, model),
     )
     _check_something_can_be_chosen(params)
     output = OutputRules(
@@ -160,6 +162,23 @@ def _read_num_draft_tokens(speculation: pb.SpeculationParameters) -> int | None:
         return None
     # More than the server drafts is no error: it changes the speed alone, and the scheduler takes the least of both.
     return integer("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, None)
+
+
+def _read_draft_method(speculation: pb.SpeculationParameters, model: ModelInfo) -> DraftMethod:
+    """Refuse methods that the server has no drafter for: a client that names one counts on it."""
+    if not speculation.HasField("method"):
+        return "auto"
+    loaded = [drafter.method for drafter in model.drafters]
+    names = {name: name for name in get_args(DraftMethod) if name in ("auto", "none", *loaded)}
+    found: DraftMethod | None = names.get(speculation.method)
+    if found is None:
+        told = f"which has {' and '.join(loaded)}" if loaded else "which has no drafter"
+        raise InvalidField(
+            "speculation.method",
+            Summary.of_text(speculation.method),
+            f"one of {', '.join(names)} on this server, {told}",
+        )
+    return found
 
 
 def _check_something_can_be_chosen(params: SamplingParams) -> None:

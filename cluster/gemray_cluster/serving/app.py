@@ -137,18 +137,18 @@ def warn_if_open(config: ServerConfig) -> None:
 
 
 def _refuse_unfit(settings: ServeSettings, device: DeviceName) -> None:
-    """What the ranks would refuse is refused here, in the settings' names, if the drafter can be read from here."""
-    if _is_drafter_here(settings):
+    """What the ranks would refuse is refused here, in the settings' names, if the drafters can be read from here."""
+    if _are_drafters_here(settings):
         settings.blueprint(device)
 
 
 def _read_configs(settings: ServeSettings, config: EngineConfig) -> None:
-    """Read what transformers is needed for, once for all ranks, if the drafter can be read from here."""
+    """Read what transformers is needed for, once for all ranks, if the drafters can be read from here."""
     from gemray_workers.rank.blueprint import Blueprint
 
-    if _is_drafter_here(settings):
+    if _are_drafters_here(settings):
         Blueprint.of(config)
 
 
-def _is_drafter_here(settings: ServeSettings) -> bool:
-    return settings.drafter is None or Path(settings.drafter).is_dir()
+def _are_drafters_here(settings: ServeSettings) -> bool:
+    return all(Path(drafter).is_dir() for drafter in settings.drafter)

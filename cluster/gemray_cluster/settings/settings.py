@@ -21,6 +21,7 @@ from gemray_cluster.settings.types import (
     INTEGER,
     INTEGER_OR_AUTO,
     MODEL,
+    MODELS,
     NUMBER,
     PATH,
     SECONDS,
@@ -48,6 +49,7 @@ ENGINE_NAMES: Mapping[str, str] = {
     "tensor_parallel_size": "tp",
     "kv_memory_bytes": "kv_memory",
     "drafter_path": "drafter",
+    "second_drafter_path": "drafter",
     "num_draft_tokens": "draft_tokens",
 }
 """Fields of EngineConfig whose settings have shorter names."""
@@ -130,10 +132,11 @@ class ServeSettings:
     attention_backend: str | None = _engine(
         TEXT, "Attention kernels of the target; an explicit choice is never replaced (default: chosen)."
     )
-    drafter: str | None = _engine(
-        MODEL,
-        "An MTP assistant or a DFlash drafter: a local directory, ORG/NAME in the cache, or an embedded one's name "
-        "(default: none).",
+    drafter: tuple[str, ...] = _engine(
+        MODELS,
+        "An MTP assistant or a DFlash drafter: a local directory, ORG/NAME in the cache, or an embedded one's name; "
+        "given twice, one of each (default: none).",
+        (),
     )
     method: str | None = _engine(
         one_of("auto", "none", "mtp", "dflash"), "How drafts are made (default auto: what the drafter's config says)."
@@ -301,7 +304,7 @@ class ServeSettings:
         from gemray_workers.config import EngineConfig
 
         with self._naming_origins(ENGINE_NAMES):
-            if self.drafter is None and self.draft_tokens not in (AUTO, 0):
+            if not self.drafter and self.draft_tokens not in (AUTO, 0):
                 raise InvalidField("draft_tokens", self.draft_tokens, "0 or auto, as there is no drafter")
             return self._build(
                 EngineConfig,
@@ -310,7 +313,8 @@ class ServeSettings:
                 device=device,
                 dtype=DEFAULT_DTYPE[device] if self.dtype == "auto" else self.dtype,
                 kv_memory_bytes=DEFAULT_KV_MEMORY[device] if self.kv_memory is None else self.kv_memory,
-                drafter_path=self.drafter,
+                drafter_path=next(iter(self.drafter), None),
+                second_drafter_path=next(iter(self.drafter[1:]), None),
                 num_draft_tokens=None if isinstance(self.draft_tokens, str) else self.draft_tokens,
                 adapt_draft_tokens=self.draft_tokens == AUTO,
             )
@@ -389,7 +393,10 @@ def _from_file(path: str, origin: str) -> Texts:
             near = get_close_matches(name, names, n=1, cutoff=SIMILAR)
             hint = f"perhaps {near[0]} is meant; " if near else ""
             raise InvalidSetting(name, value, f"{hint}one of {', '.join(names)}", path)
-        if not isinstance(value, str | int | float):
+        repeats = {setting.name for setting in settings_of(ServeSettings) if setting.metadata["kind"].repeats}
+        if name in repeats and isinstance(value, list) and all(isinstance(text, str) for text in value):
+            content[name] = ",".join(value)
+        elif not isinstance(value, str | int | float):
             raise InvalidSetting(name, value, "a string or a number", path)
     return {name: (str(value), path) for name, value in content.items()}
 

@@ -31,6 +31,8 @@ class Kind(Generic[T]):
     """In words, for errors."""
     metavar: str
     """For --help."""
+    repeats: bool = False
+    """Whether its flag may be given several times; the texts are then joined by commas."""
 
 
 def _text(value: str) -> str:
@@ -115,9 +117,19 @@ def _model(value: str) -> str:
     return model_directory(_text(value))
 
 
+def _models(value: str) -> tuple[str, ...]:
+    """One or two models, with a comma between them; a path that exists is one, whatever commas it has."""
+    texts = [value] if Path(value).exists() else value.split(",")
+    if len(texts) > MOST_DRAFTERS:
+        raise ValueError("too many")
+    return tuple(_model(text) for text in texts)
+
+
+MOST_DRAFTERS = 2
 TEXT = Kind(_text, "a text that is not empty", "TEXT")
 PATH = Kind(_text, "a path", "PATH")
 MODEL = Kind(_model, "a path, ORG/NAME, or one of " + ", ".join(EMBEDDED_NAMES), "PATH|NAME")
+MODELS = Kind(_models, MODEL.allowed + ", or two of them with a comma between", MODEL.metavar, repeats=True)
 SWITCH = Kind(_switch, "true or false", "")
 INTEGER = Kind(int, "an integer", "INTEGER")
 INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")

@@ -244,10 +244,12 @@ class SamplingParameters(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., skip_special_tokens: bool = ..., include_stop_str_in_output: bool = ..., n: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., echo: bool = ..., logprob_text: bool = ...) -> None: ...
 
 class SpeculationParameters(_message.Message):
-    __slots__ = ["num_draft_tokens"]
+    __slots__ = ["num_draft_tokens", "method"]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens: int
-    def __init__(self, num_draft_tokens: _Optional[int] = ...) -> None: ...
+    method: str
+    def __init__(self, num_draft_tokens: _Optional[int] = ..., method: _Optional[str] = ...) -> None: ...
 
 class Structured(_message.Message):
     __slots__ = ["json_schema", "json_object", "regex", "choice", "lark", "thought_first"]

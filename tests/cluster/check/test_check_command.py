@@ -88,7 +88,7 @@ async def test_a_start_needs_one_fit_node(
         return [room, *models, *memory]
 
     monkeypatch.setattr(at_start, "check_cluster", found)
-    start = look_before_start(num_ranks=2, bundle={"CPU": 1.0}, checkpoints=Checkpoints("/models/target", drafter=None))
+    start = look_before_start(num_ranks=2, bundle={"CPU": 1.0}, checkpoints=Checkpoints("/models/target", drafters=()))
     if stops:
         with pytest.raises(CapacityError, match=r"no node is fit.*10\.0\.0\.1.*10\.0\.0\.2"):
             await start

@@ -25,9 +25,15 @@ def check(**settings: Any) -> tuple[Status, str]:
 
 
 def test_what_fits_says_how_long_requests_may_be() -> None:
-    status, sentence = check(tp=2, drafter=str(tiny_dflash(TARGET)))
+    status, sentence = check(tp=2, drafter=(str(tiny_dflash(TARGET)),))
     assert status is Status.OK
     assert "on 2 ranks, drafter dflash: requests of up to 4096 tokens" in sentence
+
+
+def test_two_drafters_are_told() -> None:
+    status, sentence = check(drafter=(str(tiny_dflash(TARGET)), str(tiny_assistant(TARGET))))
+    assert status is Status.OK
+    assert "on 1 ranks, drafters mtp and dflash: requests" in sentence
 
 
 @pytest.mark.parametrize(
@@ -35,18 +41,33 @@ def test_what_fits_says_how_long_requests_may_be() -> None:
     [
         ({"tp": 3}, "it must divide"),
         ({"kv_memory": 1024}, "too small"),
-        ({"drafter": str(tiny_assistant(TARGET)), "drafter_placement": "dedicated"}, "shares the target's KV cache"),
-        ({"drafter": str(tiny_assistant(tiny_checkpoint("31B", vocab_size=300)))}, "the target's vocab_size"),
+        ({"drafter": (str(tiny_assistant(TARGET)),), "drafter_placement": "dedicated"}, "shares the target's KV cache"),
+        ({"drafter": (str(tiny_assistant(tiny_checkpoint("31B", vocab_size=300))),)}, "the target's vocab_size"),
         (
-            {"drafter": str(tiny_dflash(TARGET)), "draft_tokens": 20},
+            {"drafter": (str(tiny_dflash(TARGET)),), "draft_tokens": 20},
             "draft_tokens = 20 (from the default) is not allowed",
+        ),
+        (
+            {"drafter": (str(tiny_assistant(TARGET)),) * 2},
+            "(mtp)' (from the default) is not allowed: one MTP assistant and one DFlash drafter, or one of them alone",
+        ),
+        (
+            {
+                "drafter": (str(tiny_assistant(TARGET)), str(tiny_dflash(TARGET))),
+                "drafter_placement": "dedicated",
+            },
+            "colocated, as there are two drafters",
+        ),
+        (
+            {"drafter": (str(tiny_assistant(TARGET)), str(tiny_dflash(TARGET))), "method": "mtp"},
+            "auto or none with two drafters",
         ),
         ({"draft_tokens": 4}, "0 or auto, as there is no drafter"),
         ({"max_model_len": 1 << 20}, "max_model_len = 1048576 (from the default) is not allowed: 2 to 4096"),
         ({"attention_backend": "flash"}, "attention_backend = 'flash'"),
         ({"max_num_seqs": 64, "max_step_tokens": 63}, "max_step_tokens = 63 (from the default) is not allowed: >= 64"),
         (
-            {"drafter": str(tiny_dflash(TARGET, block_size=16)), "max_num_seqs": 64, "max_step_tokens": 512},
+            {"drafter": (str(tiny_dflash(TARGET, block_size=16)),), "max_num_seqs": 64, "max_step_tokens": 512},
             "is not allowed: >= 1024, so that each of max_num_seqs = 64 sequences can decode in every step with all of "
             "its 15 drafts",
         ),
@@ -60,8 +81,8 @@ def test_settings_that_do_not_fit(settings: Any, words: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"max_num_seqs": 64}, {"draft_tokens": 15}, {"max_num_seqs": 1024}])
 def test_rows_of_a_step_follow_from_what_runs(settings: Any) -> None:
-    assert check(drafter=str(tiny_dflash(TARGET, block_size=16)), **settings)[0] is Status.OK
-    assert check(drafter=str(tiny_assistant(TARGET)), **settings)[0] is Status.OK
+    assert check(drafter=(str(tiny_dflash(TARGET, block_size=16)),), **settings)[0] is Status.OK
+    assert check(drafter=(str(tiny_assistant(TARGET)),), **settings)[0] is Status.OK
 
 
 def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:

@@ -119,6 +119,14 @@ BAD = [
         {"text": "Hi", "speculation": pb.SpeculationParameters(num_draft_tokens=-1)},
         "an integer >= 0",
     ),
+    *(
+        (
+            "speculation.method",
+            {"text": "Hi", "speculation": pb.SpeculationParameters(method=method)},
+            f"speculation.method = {method!r} is not allowed: one of auto, none, mtp on this server, which has mtp",
+        )
+        for method in ("dflash", "", "MTP")
+    ),
 ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
@@ -141,6 +142,26 @@ async def test_more_drafts_than_the_server_makes_are_no_error(served: Serving) -
     speculation = pb.SpeculationParameters(num_draft_tokens=99)
     await served.stub.Generate(pb.GenerateRequest(text="Hi", speculation=speculation))
     assert served.gang.submitted[0].params.num_draft_tokens == 99, "the scheduler takes the least"
+
+
+@pytest.mark.parametrize("method", [None, "auto", "none", "mtp", "dflash"])
+async def test_a_request_may_say_who_drafts(served: Serving, method: str | None) -> None:
+    served.gang.gang_info = gang_info(num_draft_tokens=4, two_drafters=True)
+    speculation = pb.SpeculationParameters(method=method)
+    await served.stub.Generate(pb.GenerateRequest(text="Hi", speculation=speculation))
+    assert served.gang.submitted[0].params.draft_method == (method or "auto")
+
+
+@pytest.mark.parametrize(("method", "is_allowed"), [("auto", True), ("none", True), ("mtp", False)])
+async def test_a_server_without_a_drafter_refuses_its_name(served: Serving, method: str, is_allowed: bool) -> None:
+    call = pb.GenerateRequest(text="Hi", speculation=pb.SpeculationParameters(method=method))
+    if is_allowed:
+        await served.stub.Generate(call)
+        return
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Generate(call)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "one of auto, none on this server, which has no drafter" in caught.value.details()
 
 
 async def test_zero_is_a_value_and_not_a_default(served: Serving) -> None:

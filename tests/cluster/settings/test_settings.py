@@ -131,6 +131,25 @@ def test_drafter_settings_reach_the_engine() -> None:
     assert settings.num_ranks == 3
 
 
+def test_two_drafters_come_from_any_source(tmp_path: Path) -> None:
+    with_comma = tmp_path / "a, b"
+    with_comma.mkdir()
+    file = write(tmp_path / "gemray.toml", 'drafter = ["/a", "/b"]\n')
+    for flags, environment in (
+        ({"drafter": "/a,/b"}, {}),
+        ({}, {"GEMRAY_DRAFTER": "/a,/b"}),
+        ({"config": file}, {}),
+    ):
+        settings = ServeSettings.load({**MODEL, **flags}, environment)
+        assert settings.engine_config("cpu").drafter_paths == ("/a", "/b")
+    one = ServeSettings.load({**MODEL, "drafter": str(with_comma)}, {}).engine_config("cpu")
+    assert (one.drafter_path, one.second_drafter_path) == (str(with_comma), None)
+    with pytest.raises(InvalidSetting, match=r"drafter = '/a,/b,/c' \(from flag --drafter\).* two of them"):
+        ServeSettings.load({**MODEL, "drafter": "/a,/b,/c"}, {})
+    with pytest.raises(InvalidSetting, match=r"drafter_placement = 'dedicated'.*colocated, as there are two drafters"):
+        ServeSettings.load({**MODEL, "drafter": "/a,/b", "drafter_placement": "dedicated"}, {}).engine_config("cpu")
+
+
 def test_every_setting_belongs_to_a_component() -> None:
     """A setting that no component knows would have no effect."""
     known = {f.name for config in (ServerConfig, ClusterConfig, EngineConfig, ReplicaLimits) for f in fields(config)}
@@ -221,7 +240,7 @@ def test_a_model_of_the_hub_is_found_in_the_cache(tmp_path: Path, monkeypatch: p
     snapshot = add_to_cache(tmp_path, "google/gemma-4-31b-it", "a" * 40, target)
     of_drafter = add_to_cache(tmp_path, "z-lab/gemma-dflash", "b" * 40, drafter)
     loaded = ServeSettings.load({"model": "google/gemma-4-31b-it", "drafter": "z-lab/gemma-dflash@main"}, {})
-    assert (loaded.model, loaded.drafter) == (str(snapshot), str(of_drafter))
+    assert (loaded.model, loaded.drafter) == (str(snapshot), (str(of_drafter),))
 
 
 def test_a_model_that_is_not_in_the_cache_comes_with_the_command_that_brings_it(

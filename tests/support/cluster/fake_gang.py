@@ -11,6 +11,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
 from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.messages import (
     Choice,
+    DrafterInfo,
     EngineStats,
     FinishReason,
     GangInfo,
@@ -47,8 +48,17 @@ class Script:
     """The stream ends without a finish once this many tokens are out."""
 
 
-def gang_info(*, vocab_size: int = 2048, max_model_len: int = 256, num_draft_tokens: int = 0) -> GangInfo:
-    """A model on two ranks."""
+def gang_info(
+    *, vocab_size: int = 2048, max_model_len: int = 256, num_draft_tokens: int = 0, two_drafters: bool = False
+) -> GangInfo:
+    """A model on two ranks, with an MTP assistant if drafts are made, and a DFlash drafter too if asked for."""
+    drafters = []
+    if num_draft_tokens:
+        checkpoint = CheckpointIdentity(name="fake-assistant", hash="4567")
+        drafters.append(DrafterInfo("mtp", "shared", "colocated", num_draft_tokens, checkpoint))
+    if two_drafters:
+        checkpoint = CheckpointIdentity(name="fake-dflash", hash="89ab")
+        drafters.append(DrafterInfo("dflash", "own", "colocated", 2 * num_draft_tokens, checkpoint))
     ranks = []
     for rank in range(2):
         shard = ShardIndices.of_rank(rank, 2, org_vocab_size=vocab_size)
@@ -97,11 +107,12 @@ def gang_info(*, vocab_size: int = 2048, max_model_len: int = 256, num_draft_tok
         tensor_parallel_size=2,
         sliding_window=64,
         choices=[Choice("attention", "reference", "no GPU")],
-        drafter_method="mtp" if num_draft_tokens else "none",
-        drafter_kv="shared" if num_draft_tokens else "none",
-        num_draft_tokens=num_draft_tokens,
+        drafter_method="+".join(drafter.method for drafter in drafters) or "none",
+        drafter_kv=drafters[-1].kv if drafters else "none",
+        num_draft_tokens=max((drafter.num_draft_tokens for drafter in drafters), default=0),
+        drafters=drafters,
         checkpoint=CheckpointIdentity(name="org/fake", revision="f" * 40, hash="0123"),
-        drafter_checkpoint=CheckpointIdentity(name="fake-assistant", hash="4567") if num_draft_tokens else None,
+        drafter_checkpoint=drafters[0].checkpoint if drafters else None,
     )
     return GangInfo(model=model, ranks=ranks)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from gemray_workers.engine.buckets import CAPTURED_FEATURES, buckets, fit
@@ -14,7 +16,12 @@ class PaddedCycle:
     """Pads each plan as `GraphedCycle` would."""
 
     def __init__(
-        self, cycle: Cycle, *, max_num_seqs: int, num_draft_tokens: int, prompt_rows: tuple[int, ...] = (0, 16)
+        self,
+        cycle: Cycle,
+        *,
+        max_num_seqs: int,
+        num_draft_tokens: Sequence[int],
+        prompt_rows: tuple[int, ...] = (0, 16),
     ) -> None:
         self._cycle = cycle
         shapes = buckets(max_num_seqs=max_num_seqs, num_draft_tokens=num_draft_tokens, prompt_rows=prompt_rows)
@@ -30,8 +37,8 @@ class PaddedCycle:
             self.num_eager += 1
         return fitted
 
-    def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
-        self._cycle.draft(plan, table_S4)
+    def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
+        self._cycle.draft(plan, table_S5)
 
-    def decide(self, plan: CyclePlan, table_S4: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
-        return self._cycle.decide(plan, table_S4, row_masks)
+    def decide(self, plan: CyclePlan, table_S5: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
+        return self._cycle.decide(plan, table_S5, row_masks)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
@@ -45,6 +46,7 @@ class Rig:
         directory: Path,
         *,
         drafter_path: Path | None = None,
+        second_drafter_path: Path | None = None,
         num_draft_tokens: int | None = None,
         comm: Communicator | None = None,
         num_pages: int = 1200,
@@ -55,6 +57,7 @@ class Rig:
             model: the loaded target in `directory`.
             directory: its checkpoint.
             drafter_path: of a drafter's checkpoint.
+            second_drafter_path: of another one's, for two drafters.
             num_draft_tokens: of the drafter's checkpoint, or of drafters given to `run`.
             comm: the ranks of `model`.
             num_pages: pages a KV group.
@@ -67,6 +70,7 @@ class Rig:
             tensor_parallel_size=self.comm.size,
             dtype=str(model.dtype).removeprefix("torch."),
             drafter_path=None if drafter_path is None else str(drafter_path),
+            second_drafter_path=None if second_drafter_path is None else str(second_drafter_path),
             num_draft_tokens=num_draft_tokens,
             max_num_seqs=NUM_SLOTS,
             page_size=PAGE_SIZE,
@@ -95,8 +99,14 @@ class Rig:
                 num_slots=NUM_SLOTS,
                 dtype=self.config.torch_dtype,
                 device=CPU,
+                attention=[paged_attention] * len(self.plan.needs),
             )
         )
+
+    @property
+    def draft_tokens(self) -> dict[str, int] | None:
+        """Most drafts by method, as of `Schedule`."""
+        return {member.method: member.num_draft_tokens for member in self.plan.members} or None
 
     def engine(
         self,
@@ -114,6 +124,7 @@ class Rig:
         lag: int = 1,
         prefix_cache: bool = True,
         hash_block: HashBlock | None = None,
+        adapt_draft_tokens: bool = False,
     ) -> Engine:
         """An engine over the loaded parts.
 
@@ -131,6 +142,7 @@ class Rig:
             lag: steps in flight while the next is planned.
             prefix_cache: whether pages are found again.
             hash_block: of the cache's blocks.
+            adapt_draft_tokens: as of `EngineConfig`.
         """
         scheduler = SchedulerConfig(
             max_num_seqs=num_slots,
@@ -152,13 +164,19 @@ class Rig:
             self.plan.traits.captured_layers if captured_layers is None else captured_layers,
         )
         if padded:
-            self.padded = PaddedCycle(parts.cycle(), max_num_seqs=num_slots, num_draft_tokens=self.num_draft_tokens)
+            self.padded = PaddedCycle(
+                parts.cycle(),
+                max_num_seqs=num_slots,
+                num_draft_tokens=list((self.draft_tokens or {"any": self.num_draft_tokens}).values()),
+            )
         return build_engine(
             parts,
             Schedule(
                 scheduler,
                 self.specs,
                 {**self.num_pages, **(num_pages or {})},
+                draft_tokens=self.draft_tokens,
+                adapt_draft_tokens=adapt_draft_tokens,
                 vocabulary=self.vocabulary,
                 hash_block=hash_block or chained_hash,
             ),
@@ -179,28 +197,52 @@ def solo_rig(
     directory: Path,
     *,
     drafter_path: Path | None = None,
+    second_drafter_path: Path | None = None,
     num_draft_tokens: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Rig:
     """A rig on one rank, kept for the session; rigs of one checkpoint share the model."""
-    return Rig(solo_model(directory, dtype), directory, drafter_path=drafter_path, num_draft_tokens=num_draft_tokens)
+    return Rig(
+        solo_model(directory, dtype),
+        directory,
+        drafter_path=drafter_path,
+        second_drafter_path=second_drafter_path,
+        num_draft_tokens=num_draft_tokens,
+    )
 
 
 def gang_rig(
-    comm: Any, directory: Path, *, drafter_path: Path | None = None, num_draft_tokens: int | None = None
+    comm: Any,
+    directory: Path,
+    *,
+    drafter_path: Path | None = None,
+    second_drafter_path: Path | None = None,
+    num_draft_tokens: int | None = None,
 ) -> Rig:
     """A rig on one rank of a gang, in float64, kept as long as the process; rigs of one checkpoint share the model."""
     if comm.size == 1:
-        return solo_rig(directory, drafter_path=drafter_path, num_draft_tokens=num_draft_tokens)
-    return _gang_rig(comm, directory, drafter_path, num_draft_tokens)
+        return solo_rig(
+            directory,
+            drafter_path=drafter_path,
+            second_drafter_path=second_drafter_path,
+            num_draft_tokens=num_draft_tokens,
+        )
+    return _gang_rig(comm, directory, drafter_path, second_drafter_path, num_draft_tokens)
 
 
 @functools.lru_cache(maxsize=64)
-def _gang_rig(comm: Any, directory: Path, drafter_path: Path | None, num_draft_tokens: int | None) -> Rig:
+def _gang_rig(
+    comm: Any,
+    directory: Path,
+    drafter_path: Path | None,
+    second_drafter_path: Path | None,
+    num_draft_tokens: int | None,
+) -> Rig:
     return Rig(
         _gang_model(comm, directory),
         directory,
         drafter_path=drafter_path,
+        second_drafter_path=second_drafter_path,
         num_draft_tokens=num_draft_tokens,
         comm=comm,
         num_pages=GANG_PAGES,

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from support.random_cases.sweep import Cell, Tally, cells_for, run_task, table
+from support.random_cases.case import DRAFTERS
+from support.random_cases.sweep import CELLS, Cell, Tally, cells_for, run_task, table
 
 BATCH = 10
 """Cases of one call of a gang."""
@@ -20,10 +21,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=3000, help="cases, spread over TP and drafters (default 3000)")
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--drafter", choices=DRAFTERS, help="cases of this one alone (default all)")
     parser.add_argument("--processes", type=int, default=1, help="calls at one time, each with gangs of its own")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    tasks = list(_tasks(arguments.count, arguments.first_seed))
+    cells = [cell for cell in CELLS if arguments.drafter in (None, cell.drafter)]
+    tasks = list(_tasks(cells, arguments.count, arguments.first_seed))
     tallies = {cell: Tally() for cell, _ in tasks}
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as executor:
         running = {executor.submit(run_task, cell, seeds): cell for cell, seeds in tasks}
@@ -33,9 +36,9 @@ def main() -> int:
     return any(tally.differences for tally in tallies.values())
 
 
-def _tasks(count: int, first_seed: int) -> Iterator[tuple[Cell, Sequence[int]]]:
+def _tasks(cells: Sequence[Cell], count: int, first_seed: int) -> Iterator[tuple[Cell, Sequence[int]]]:
     """Small gangs first, so that a process has one pool of ranks at a time."""
-    for cell, share in sorted(cells_for(count).items(), key=lambda item: item[0].gang_size):
+    for cell, share in sorted(cells_for(count, cells).items(), key=lambda item: item[0].gang_size):
         for first in range(0, share, BATCH):
             yield cell, range(first_seed + first, first_seed + min(first + BATCH, share))
 

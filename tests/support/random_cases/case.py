@@ -12,16 +12,23 @@ from typing import Any, Literal
 import msgspec
 
 from gemray_workers.messages import Submit
+from gemray_workers.sampling.params import DraftMethod
 from support.checkpoints.tiny import SHAPES, VOCAB_SIZE, Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.random_requests import MAX_MODEL_LEN, random_requests
 
-DrafterName = Literal["none", "mtp", "mtp-centroids", "dflash", "dedicated"]
-DRAFTERS: tuple[DrafterName, ...] = ("none", "mtp", "mtp-centroids", "dflash", "dedicated")
+DrafterName = Literal["none", "mtp", "mtp-centroids", "dflash", "dedicated", "both"]
+DRAFTERS: tuple[DrafterName, ...] = ("none", "mtp", "mtp-centroids", "dflash", "dedicated", "both")
 DEDICATED_TP = (1, 2)
 ORIGINALS = 180
 MAX_TOKENS = 28
 _BLOCK_SIZES = (2, 4, 8, 16)
+_NUM_DRAFTS: Mapping[DrafterName, Sequence[int]] = {
+    "mtp": (1, 2, 3, 4, 5, 7),
+    "mtp-centroids": (1, 2, 3, 4, 5, 7),
+    "both": (7, 15),
+}
+METHODS: tuple[DraftMethod, ...] = ("auto", "auto", "mtp", "dflash", "none")
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Case:
     tp: int
     drafter: DrafterName
     num_draft_tokens: int
+    """Of the drafter that makes the most."""
     lag: int
     limits: Limits
     submits: tuple[Submit, ...]
@@ -80,18 +88,32 @@ class Case:
                 return None
             case "mtp" | "mtp-centroids":
                 return tiny_assistant(self.directory, centroids=self.drafter == "mtp-centroids")
-            case "dflash" | "dedicated":
+            case "dflash" | "dedicated" | "both":
                 block_size = next(size for size in _BLOCK_SIZES if size > self.num_draft_tokens)
                 return tiny_dflash(self.directory, block_size=block_size)
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether pages are found again: not in half of the cases of two drafters, which else find each other's."""
+        return self.drafter != "both" or self.seed % 2 == 0
+
+    @property
+    def second_drafter_path(self) -> Path | None:
+        """The MTP drafter's beside a DFlash one; both draft as many tokens as they do by themselves."""
+        if self.drafter != "both":
+            return None
+        return tiny_assistant(self.directory, centroids=self.seed % 3 == 0)
 
 
 def draw_case(seed: int, *, tp: int, drafter: DrafterName) -> Case:
     """The case of a seed; TP and drafter are given, so that a sweep has as many of each as it wants."""
     rng = random.Random(f"{seed}/{tp}/{drafter}")
-    k = 0 if drafter == "none" else rng.choice((1, 2, 3, 4, 5, 7) if drafter.startswith("mtp") else (1, 3, 6, 7, 15))
+    k = 0 if drafter == "none" else rng.choice(_NUM_DRAFTS.get(drafter, (1, 3, 6, 7, 15)))
     crowded = rng.random() < 0.2
     originals = {f"r{i}": rng.randrange(ORIGINALS) for i in range(rng.randint(3 if crowded else 1, 5))}
     submits = tuple(_cut(rng, original(number), name, k, crowded) for name, number in originals.items())
+    if drafter == "both":
+        submits = tuple(_with_method(submit, rng.choice(METHODS)) for submit in submits)
     names = list(originals)
     return Case(
         seed=seed,
@@ -156,6 +178,10 @@ def _cut(rng: random.Random, submit: Submit, name: str, num_drafts: int, crowded
     if rng.random() < 0.15:
         changes["prompt_logprobs"] = rng.choice((0, 2))
     return msgspec.structs.replace(submit, request_id=name, params=msgspec.structs.replace(submit.params, **changes))
+
+
+def _with_method(submit: Submit, method: DraftMethod) -> Submit:
+    return msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, draft_method=method))
 
 
 def _stop_ids(rng: random.Random) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gemray_workers.rank.target_rank import EngineRank
 from support.engine.engine_runner import engine_config
 from support.engine.scripted_drafters import ScriptedDrafter, Texts
 from support.engine.speculation_rig import gang_rig
+from support.engine.switching import switching_drafters
 from support.oracles.oracle import CPU
 from support.random_cases.case import Case
 from support.random_cases.scripts import mixed_script
@@ -34,6 +36,7 @@ class Job:
     case: Case
     directory: Path
     drafter_path: Path | None
+    second_drafter_path: Path | None
     texts: Texts
     """What plain decoding gives, for scripts, going on behind stop ids where it can."""
 
@@ -155,7 +158,13 @@ def _replayed(submit: Submit, inbox: LocalInbox) -> Submit:
 def _colocated(comm: Communicator, job: Job) -> Any:
     """Serves one life on this rank; returns the drafts accepted."""
     limits, case = job.case.limits, job.case
-    rig = gang_rig(comm, job.directory, drafter_path=job.drafter_path, num_draft_tokens=case.num_draft_tokens or None)
+    rig = gang_rig(
+        comm,
+        job.directory,
+        drafter_path=job.drafter_path,
+        second_drafter_path=job.second_drafter_path,
+        num_draft_tokens=None if job.second_drafter_path else case.num_draft_tokens or None,
+    )
     rows = (1 + case.lag) * max(limits.prefill_chunk, 1 + case.num_draft_tokens)
     num_pages: Mapping[str, int] = {}
     if limits.spare_pages is not None:
@@ -166,7 +175,7 @@ def _colocated(comm: Communicator, job: Job) -> Any:
 
     def live(inbox: LocalInbox | None) -> int:
         drafter = ScriptedDrafter(mixed_script(job.texts), rig.drafter)
-        rig.engine(
+        engine = rig.engine(
             inbox,
             drafter=drafter,
             prefill_chunk=limits.prefill_chunk,
@@ -177,7 +186,10 @@ def _colocated(comm: Communicator, job: Job) -> Any:
             admission_headroom=limits.admission_headroom,
             padded=limits.padded,
             lag=case.lag,
-        ).run()
+            prefix_cache=case.prefix_cache,
+        )
+        with switching_drafters(rig.draft_tokens or {}) if case.drafter == "both" else nullcontext():
+            engine.run()
         return sum(r.num_accepted for r in drafter.rounds)
 
     return live

@@ -31,7 +31,7 @@ def prepare(case: Case) -> tuple[Job, Mapping[str, Expected]]:
     """The case's job, and what its requests must get."""
     expected = {submit.request_id: _expected(case, submit) for submit in case.submits}
     texts = {s.request_id: [*s.prompt_ids, *expected[s.request_id].free_ids] for s in case.submits}
-    return Job(case, case.directory, case.drafter_path, texts), expected
+    return Job(case, case.directory, case.drafter_path, case.second_drafter_path, texts), expected
 
 
 def _expected(case: Case, submit: Submit) -> Expected:

@@ -10,6 +10,7 @@ import torch
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.scheduling.drafts import Drafts
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.scheduling.fake_engine import FakeEngine, token_at
@@ -33,7 +34,7 @@ class Bench:
             "max_model_len": MAX_LEN,
         }
         self.config = SchedulerConfig(**{**settings, "num_draft_tokens": drafts, "tells_freed_pages": True, **config})
-        self.scheduler = Scheduler(self.config, SPECS, num_pages or PLENTY, lambda _sequence: drafts)
+        self.scheduler = Scheduler(self.config, SPECS, num_pages or PLENTY, lambda _sequence: Drafts(drafts))
         self.engine = FakeEngine(SPECS, max_model_len=self.config.max_model_len, prefix_cache=self.config.prefix_cache)
         self.in_flight: deque[tuple[StepPlan, list[SequenceOutcome]]] = deque()
         self.deltas: list[SequenceDelta] = []

@@ -79,10 +79,10 @@ def test_rounds_are_counted_over_the_retries_of_a_dear_drafter(caplog: pytest.Lo
     """Drafts as dear as a step are stopped after the first six rounds, which tell nothing yet."""
     params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=9)
     sequence = Sequence(request_id="a", params=params, tokens=[1] * 10, prompt_len=9, arrival=0, num_computed=9, slot=0)
-    controller, drafted = DraftLengthController(4, adaptive=True), 0
+    controller, drafted = DraftLengthController({"mtp": 4}, adaptive=True), 0
     for step in range(6000):
         controller.begin_step([sequence])
-        k = controller(sequence)
+        k = controller(sequence).number
         rows = [ScheduledRows(slot=0, start=9, num_known=1, num_drafts=k, samples=True)]
         controller.end_step(
             StepPlan(step=step, scheduled=rows), [SequenceOutcome(0, [1], num_drafts=k)], StepTimes(0.01 * k, 0.01)

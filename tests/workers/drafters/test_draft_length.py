@@ -97,11 +97,11 @@ def test_steps_that_stay_slow_are_no_accident() -> None:
 
 def test_a_step_that_compiled_tells_no_time() -> None:
     """However many there are in a row: a start without graphs compiles in each of its first steps."""
-    controller = DraftLengthController(4, adaptive=True)
+    controller = DraftLengthController({"mtp": 4}, adaptive=True)
     chosen = []
     for step in range(400):
         controller.begin_step([running()])
-        k = controller(running())
+        k = controller(running()).number
         chosen.append(k)
         accepted = 4 if k == 4 else k
         compiles = step < 12 or step in (200, 201, 202, 203, 204, 205, 206)
@@ -173,20 +173,22 @@ def running(num_draft_tokens: int | None = None) -> Sequence:
 
 
 def test_a_request_that_states_a_number_is_not_second_guessed() -> None:
-    controller = DraftLengthController(4, adaptive=True)
+    controller = DraftLengthController({"mtp": 4}, adaptive=True)
     for _ in range(3 * TRIES + 5):
         controller.begin_step([running()])
-        k = controller(running())
+        k = controller(running()).number
         decode_step(controller, k, 0, seconds=0.01 + k)
-    assert controller(running()) == 0
-    assert controller(running(num_draft_tokens=3)) == 4  # the scheduler takes the least of this and the request's 3
+    assert controller(running()).number == 0
+    assert (
+        controller(running(num_draft_tokens=3)).number == 4
+    )  # the scheduler takes the least of this and the request's 3
 
 
 def test_a_fixed_length_stays() -> None:
-    controller = DraftLengthController(4, adaptive=False)
+    controller = DraftLengthController({"mtp": 4}, adaptive=False)
     for _ in range(50):
         controller.begin_step([running()])
-        assert controller(running()) == 4
+        assert controller(running()).number == 4
         decode_step(controller, 4, 0, seconds=10.0)
 
 

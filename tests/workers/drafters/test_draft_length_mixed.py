@@ -36,7 +36,9 @@ class Server:
     """Most drafts of a round that are accepted."""
     seconds: Callable[[int, int], StepTimes] = lambda k, rows: StepTimes(DRAFT_S * k, VERIFY_S + ROW_S * rows)
     """From the most drafts of a sequence and the rows of the step."""
-    controller: DraftLengthController = field(default_factory=lambda: DraftLengthController(MOST, adaptive=True))
+    controller: DraftLengthController = field(
+        default_factory=lambda: DraftLengthController({"mtp": MOST}, adaptive=True)
+    )
     step: int = 0
 
     def run(self, steps: int) -> list[int]:
@@ -48,11 +50,11 @@ class Server:
         adaptive = [_sequence(slot, context, None) for slot in range(self.num_sequences)]
         stated = [_sequence(len(adaptive) + i, context, k) for i, k in enumerate(self.stated)]
         self.controller.begin_step([*adaptive, *stated])
-        rows = [_decode(s.running_slot, context, min(self.limit, self.controller(s))) for s in adaptive]
+        rows = [_decode(s.running_slot, context, min(self.limit, self.controller(s).number)) for s in adaptive]
         got = rows[0].num_drafts
         for sequence in stated:
             assert sequence.params.num_draft_tokens is not None
-            k = min(self.controller(sequence), sequence.params.num_draft_tokens)
+            k = min(self.controller(sequence).number, sequence.params.num_draft_tokens)
             rows.append(_decode(sequence.running_slot, context, k))
         prompt_rows = self.prefill(self.step)
         if prompt_rows:
@@ -120,15 +122,15 @@ def test_a_good_drafter_drafts_all_it_may_in_any_company(name: str) -> None:
 
 def test_a_neighbour_does_not_make_a_wrong_drafter_look_right() -> None:
     """Acceptance is judged by the sequences that the choice is for."""
-    controller = DraftLengthController(MOST, adaptive=True)
+    controller = DraftLengthController({"mtp": MOST}, adaptive=True)
     for step in range(200):
         controller.begin_step([_sequence(0, 100, None), _sequence(1, 100, MOST)])
-        rows = [_decode(0, 100, controller(_sequence(0, 100, None))), _decode(1, 100, MOST)]
+        rows = [_decode(0, 100, controller(_sequence(0, 100, None)).number), _decode(1, 100, MOST)]
         outcomes = [SequenceOutcome(0, [1], 0, rows[0].num_drafts), SequenceOutcome(1, [1] * (MOST + 1), MOST, MOST)]
         controller.end_step(
             StepPlan(step=step, scheduled=rows), outcomes, StepTimes(4e-3, 10e-3 + 1e-3 * rows[0].num_drafts)
         )
-    assert controller(_sequence(0, 100, None)) == 0
+    assert controller(_sequence(0, 100, None)).number == 0
 
 
 @pytest.mark.parametrize("stated", [(), (0,), (1,)])

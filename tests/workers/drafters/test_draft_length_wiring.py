@@ -49,7 +49,7 @@ def run(controller: DraftLengthController, contexts: list[int], dear: float, ste
     for step in range(steps):
         running = sequences(contexts)
         controller.begin_step(running)
-        k = controller(running[0])
+        k = controller(running[0]).number
         rows = [
             ScheduledRows(slot=s.running_slot, start=s.num_computed, num_known=1, num_drafts=k, samples=True)
             for s in running
@@ -68,7 +68,7 @@ def test_the_load_is_that_of_the_running_batch(monkeypatch: pytest.MonkeyPatch) 
         return most
 
     monkeypatch.setattr(controller_module, "choose_draft_length", choose)
-    controller = DraftLengthController(MOST, adaptive=True)
+    controller = DraftLengthController({"mtp": MOST}, adaptive=True)
     for contexts in ([100], [100] * 9, [100_000], [1000, 3000]):
         controller.begin_step(sequences(contexts))
     assert seen == [Load.of(1, 100), Load.of(9, 100), Load.of(1, 100_000), Load.of(2, 2000)]
@@ -78,19 +78,19 @@ def test_the_load_is_that_of_the_running_batch(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("other", [[100_000], [100] * 9])
 def test_what_pays_under_one_load_does_not_decide_another(other: list[int]) -> None:
     """Drafts that cost nothing with one short sequence, and ten steps with a long one or with many."""
-    controller = DraftLengthController(MOST, adaptive=True)
+    controller = DraftLengthController({"mtp": MOST}, adaptive=True)
     assert run(controller, [100], 0.0, 20) == MOST
     assert run(controller, other, 10.0, 20) == 0
     assert run(controller, [100], 0.0, 1) == MOST
 
 
 def test_the_time_of_drafting_counts() -> None:
-    assert run(DraftLengthController(MOST, adaptive=True), [100], 0.0, 20) == MOST
-    assert run(DraftLengthController(MOST, adaptive=True), [100], 2.0, 20) == 0
+    assert run(DraftLengthController({"mtp": MOST}, adaptive=True), [100], 0.0, 20) == MOST
+    assert run(DraftLengthController({"mtp": MOST}, adaptive=True), [100], 2.0, 20) == 0
 
 
 def test_the_time_of_verifying_counts() -> None:
-    assert run(DraftLengthController(MOST, adaptive=True), [100], 0.0, 20, cheap=2.0) == 0
+    assert run(DraftLengthController({"mtp": MOST}, adaptive=True), [100], 0.0, 20, cheap=2.0) == 0
 
 
 def served(drafter: Path | None, monkeypatch: pytest.MonkeyPatch) -> EngineStats:

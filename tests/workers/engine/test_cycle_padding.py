@@ -83,7 +83,7 @@ def shapes() -> st.SearchStrategy[CycleShape]:
 
 @given(shapes())
 def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> None:
-    all_of_them = buckets(max_num_seqs=12, num_draft_tokens=7, prompt_rows=(0, 256))
+    all_of_them = buckets(max_num_seqs=12, num_draft_tokens=(7,), prompt_rows=(0, 256))
     found = smallest(shape, all_of_them)
     holding = [
         b
@@ -103,21 +103,21 @@ def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> N
 
 
 def test_buckets_reach_the_largest_batch_and_half_and_all_drafts() -> None:
-    found = buckets(max_num_seqs=12, num_draft_tokens=7, prompt_rows=(0, 256))
+    found = buckets(max_num_seqs=12, num_draft_tokens=(7,), prompt_rows=(0, 256))
     assert {b.num_sequences for b in found} == {1, 2, 4, 8, 12}
     assert {b.max_drafts for b in found} == {0, 3, 7}
     assert found[0].num_rows == 12 * 8 + 256
     assert [b.num_rows for b in found] == sorted((b.num_rows for b in found), reverse=True)
-    assert {b.max_drafts for b in buckets(max_num_seqs=1, num_draft_tokens=0, prompt_rows=(0,))} == {0}
+    assert {b.max_drafts for b in buckets(max_num_seqs=1, num_draft_tokens=(0,), prompt_rows=(0,))} == {0}
 
 
 def test_a_plan_runs_with_features_that_cover_its_own_or_eagerly() -> None:
-    captured = [(bucket(4, 0, 0), features) for features in CAPTURED_FEATURES]
-    plan = CyclePlan([], bucket(3, 0, 0), Features())
-    assert fit(plan, captured) == CyclePlan([], bucket(4, 0, 0), CAPTURED_FEATURES[0])
-    sampled = CyclePlan([], bucket(3, 0, 0), Features(candidates=64))
+    captured = [(bucket(4, (), 0), features) for features in CAPTURED_FEATURES]
+    plan = CyclePlan([], bucket(3, (), 0), Features())
+    assert fit(plan, captured) == CyclePlan([], bucket(4, (), 0), CAPTURED_FEATURES[0])
+    sampled = CyclePlan([], bucket(3, (), 0), Features(candidates=64))
     assert fit(sampled, captured).features == CAPTURED_FEATURES[1]
-    penalised = CyclePlan([], bucket(3, 0, 0), Features(penalties=True))
+    penalised = CyclePlan([], bucket(3, (), 0), Features(penalties=True))
     assert fit(penalised, captured) is penalised
-    too_long = CyclePlan([], bucket(3, 0, 100), Features())
+    too_long = CyclePlan([], bucket(3, (), 100), Features())
     assert fit(too_long, captured) is too_long

@@ -22,6 +22,7 @@ from gemray_workers.kv.prefix_cache import chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.scheduling.drafts import Drafts
 from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -90,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.config,
             self.specs,
             self.num_pages,
-            lambda seq: token_at(self.salt, seq.arrival, 6),
+            lambda seq: Drafts(token_at(self.salt, seq.arrival, 6)),
             hash_block=(lambda _before, _ids: 0) if self.collide else chained_hash,
         )
         self.engine = FakeEngine(

@@ -80,31 +80,41 @@ def reasons_against(backend: BackendTraits, needs: AttentionNeeds, device: str) 
 
 def choose_backends(
     target: AttentionNeeds,
-    drafter: AttentionNeeds | None,
+    drafters: Sequence[AttentionNeeds],
     *,
     explicit_target: str | None,
     explicit_drafter: str | None,
     device: str,
 ) -> tuple[Choice, ...]:
-    """The target's backend, then the drafter's if it has needs.
+    """The target's backend, then each drafter's. With several drafters the explicit choice is of those that have a
+    cache of their own.
 
     Raises:
-        InvalidField: the target's or the drafter's cannot be satisfied; with both reasons when neither can.
+        InvalidField: the target's or a drafter's cannot be satisfied; with both reasons when neither can.
     """
+    explicit = {
+        needs.reader: None if needs.shares_target_kv and len(drafters) > 1 else explicit_drafter for needs in drafters
+    }
     try:
         chosen = choose_target_backend(target, explicit_target, device)
     except InvalidField as refusal:
-        # A choice that would only be inherited has no reason of its own.
-        if drafter is not None and not (drafter.shares_target_kv and explicit_drafter is None):
+        for needs in drafters:
+            # A choice that would only be inherited has no reason of its own.
+            if needs.shares_target_kv and explicit[needs.reader] is None:
+                continue
             refused = Choice("target attention backend", explicit_target or explicit_drafter or "", "refused")
             try:
-                choose_drafter_backend(drafter, explicit_drafter, refused, device)
+                choose_drafter_backend(needs, explicit[needs.reader], refused, device)
             except InvalidField as other:
                 raise InvalidField(refusal.field, refusal.value, f"{refusal.allowed}; and {other}") from None
         raise
-    if drafter is None:
-        return (chosen,)
-    return chosen, choose_drafter_backend(drafter, explicit_drafter, chosen, device)
+    own = [choose_drafter_backend(needs, explicit[needs.reader], chosen, device) for needs in drafters]
+    if len(own) > 1:
+        own = [
+            Choice(f"{needs.reader} attention backend", choice.chosen, choice.reason)
+            for needs, choice in zip(drafters, own, strict=True)
+        ]
+    return chosen, *own
 
 
 def choose_target_backend(

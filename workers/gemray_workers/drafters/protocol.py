@@ -1,20 +1,21 @@
 """What the engine asks of a drafter, and what a drafter declares about itself.
 
-MTP and DFlash are two implementations; the engine never tests which one it has. A `DrafterPlan` is made from
-configs alone, so that mistakes show before any weight is read and pools can be sized; it then builds the `Drafter`.
+MTP and DFlash are two implementations, and both together a third; the engine never tests which one it has. A
+`DrafterPlan` is made from configs alone, so that mistakes show before any weight is read and pools can be sized; it
+then builds the `Drafter`.
 
 Shape legend: A sequences of a cycle and the null slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.attention.choice import AttentionNeeds
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
@@ -33,12 +34,14 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 class DrafterTraits:
     """Facts about a drafter that the scheduler, the pools and the target's forward need, as data."""
 
-    method: Literal["none", "mtp", "dflash"]
+    method: Literal["none", "mtp", "dflash", "mtp+dflash"]
     kv: Literal["none", "shared", "own"]
     """``shared`` reads the target's cache and owns none; ``own`` brings KV groups of its own."""
     num_draft_tokens: int
     captured_layers: tuple[int, ...] = ()
     """Target layers whose outputs it wants from every forward pass."""
+    path: str = ""
+    """Its checkpoint's directory; empty where there is none, or more than one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +62,8 @@ class DrafterParts:
     num_slots: int
     dtype: torch.dtype
     device: torch.device
-    attention: AttentionKernel = paged_attention
-    """The kernel of the backend chosen for the drafter's layers."""
+    attention: Sequence[AttentionKernel]
+    """The kernels of the backends chosen for the plan's `needs`."""
     progress: ProgressFn | None = None
 
 
@@ -103,12 +106,17 @@ class DrafterPlan(Protocol):
 
     @property
     def traits(self) -> DrafterTraits:
-        """What the drafter declares."""
+        """What the drafter declares, or several together."""
         ...
 
     @property
-    def needs(self) -> AttentionNeeds | None:
-        """What its attention asks of a backend; None when it has none."""
+    def members(self) -> tuple[DrafterTraits, ...]:
+        """What each drafter behind this plan declares: none, one or two. Rows name a drafter by its place here."""
+        ...
+
+    @property
+    def needs(self) -> tuple[AttentionNeeds, ...]:
+        """What each one's attention asks of a backend."""
         ...
 
     @property
@@ -134,7 +142,8 @@ class NoDrafter:
     """Plain decoding: the plan and the drafter that never proposes."""
 
     traits = DrafterTraits(method="none", kv="none", num_draft_tokens=0)
-    needs = None
+    members: tuple[DrafterTraits, ...] = ()
+    needs: tuple[AttentionNeeds, ...] = ()
     weight_bytes = 0
     kv_specs: tuple[KVGroupSpec, ...] = ()
     kv_layers: tuple[LayerConfig, ...] = ()

@@ -65,6 +65,9 @@ class Schedule:
     specs: Sequence[KVGroupSpec]
     num_pages: Mapping[str, int]
     """By group."""
+    draft_tokens: Mapping[str, int] | None = None
+    """Most drafts of a step by method, in the order of the drafters; None where one drafter makes
+    `config.num_draft_tokens`, whatever its method."""
     adapt_draft_tokens: bool = False
     """As in `EngineConfig`."""
     hash_block: HashBlock = chained_hash
@@ -76,7 +79,8 @@ class Schedule:
         """Rank 0's when there is an `inbox`, else that of a rank that follows; `listeners` hear the plans."""
         if inbox is None:
             return FollowPlanner(listeners)
-        draft_lengths = DraftLengthController(self.config.num_draft_tokens, adaptive=self.adapt_draft_tokens)
+        most = {"any": self.config.num_draft_tokens} if self.draft_tokens is None else self.draft_tokens
+        draft_lengths = DraftLengthController(most, adaptive=self.adapt_draft_tokens)
         scheduler = Scheduler(self.config, self.specs, self.num_pages, draft_lengths, self.hash_block)
         return LeadPlanner(scheduler, listeners, inbox, draft_lengths, GrammarQueue(self.vocabulary))
 

@@ -58,11 +58,11 @@ class CycleRunner(Protocol):
         """The plan in the shape in which it will run: at least as roomy as its own."""
         ...
 
-    def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
-        """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S4` its table on the device."""
+    def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
+        """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S5` its table on the device."""
         ...
 
-    def decide(self, plan: CyclePlan, table_S4: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S5: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
         """Verify the drafts and move every sequence on; `row_masks` are of the rectangle's rows."""
         ...
 
@@ -104,19 +104,19 @@ class Cycle:
         """The plan itself."""
         return plan
 
-    def draft(self, plan: CyclePlan, table_S4: Tensor) -> None:
+    def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
         """Put proposed tokens behind the newest one of each sequence that asks for drafts.
 
         Args:
             plan: the rows as the host granted them.
-            table_S4: `plan.table` on the device.
+            table_S5: `plan.table` on the device.
         """
         if plan.shape.num_drafting:
-            self._drafter.propose(CycleRows.of(plan, table_S4, self._slots), self._slots)
+            self._drafter.propose(CycleRows.of(plan, table_S5, self._slots), self._slots)
 
-    def decide(self, plan: CyclePlan, table_S4: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S5: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
         """Compute the plan's rows, choose tokens, and move every sequence on. Arguments as of `draft`."""
-        rows = CycleRows.of(plan, table_S4, self._slots)
+        rows = CycleRows.of(plan, table_S5, self._slots)
         packed, output = self.forward(rows)
         verified = self.verify(rows, packed, output, row_masks)
         self.commit(rows, packed, output, verified.accepted_A)

@@ -65,8 +65,8 @@ class DrafterEngine:
     def rows(self, plan: StepPlan) -> CycleRows:
         """The plan's rows, cut as the target cuts them."""
         cycle = CyclePlan.of(plan.scheduled, self._slots.sampling)
-        table_S4 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
-        return CycleRows.of(cycle, table_S4, self._slots)
+        table_S5 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
+        return CycleRows.of(cycle, table_S5, self._slots)
 
     def draft(self, rows: CycleRows) -> None:
         """Propose what the plan asks for and send it to every target rank."""

@@ -12,7 +12,8 @@ choose tokens, K most drafts of one, J = K + 1, T rows, Z = A + 1 bounds of thei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -24,6 +25,25 @@ from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.state import SamplingState
 from gemray_workers.scheduling.plan import ScheduledRows
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """What the host knows of the drafts that one drafter makes in a cycle."""
+
+    num_drafting: int = 0
+    """Sequences that come first, up to the last that it drafts for."""
+    max_drafts: int = 0
+    num_block_rows: int = 0
+    """Room for the newest token and the drafts of those that it drafts for."""
+
+    @classmethod
+    def of(cls, drafters: Sequence[int], num_drafts: Sequence[int], drafter: int) -> DraftShape:
+        """The shape of what `drafter` drafts, from each drafting sequence's drafter and number of drafts."""
+        own = [i for i, d in enumerate(drafters) if d == drafter]
+        if not own:
+            return cls()
+        return cls(own[-1] + 1, max(num_drafts[i] for i in own), sum(1 + num_drafts[i] for i in own))
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,26 @@ class CycleShape:
     """Rows of one sequence, at most."""
     num_block_rows: int
     """Room for the newest token and the drafts of the sequences that draft."""
+    drafters: tuple[DraftShape, ...] = ()
+    """Whose drafts they are, by drafter, up to the last that drafts; empty where the first drafter makes them all."""
+
+    @property
+    def by_drafter(self) -> tuple[DraftShape, ...]:
+        """`drafters`, written out."""
+        return self.drafters or (DraftShape(self.num_drafting, self.max_drafts, self.num_block_rows),)
+
+    def holds(self, other: CycleShape) -> bool:
+        """Whether a plan of the shape `other` can run in this one."""
+        return (
+            self.num_sequences >= other.num_sequences
+            and self.max_drafts >= other.max_drafts
+            and self.num_rows >= other.num_rows
+            and self.most_rows >= other.most_rows
+            and all(
+                own.max_drafts >= theirs.max_drafts and own.num_block_rows >= theirs.num_block_rows
+                for own, theirs in zip_longest(self.by_drafter, other.by_drafter, fillvalue=DraftShape())
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +89,8 @@ class CyclePlan:
     """A step plan's rows in a cycle's order, as the host granted them."""
 
     scheduled: Sequence[ScheduledRows]
-    """Sequences that draft, then others that choose a token, then prompt chunks that choose none."""
+    """Sequences that draft, those of the first drafter before those of another, then others that choose a token, then
+    prompt chunks that choose none."""
     shape: CycleShape
     features: Features
     """What the choice of tokens consists of: all that the sequences need, or more."""
@@ -57,8 +98,9 @@ class CyclePlan:
     @classmethod
     def of(cls, scheduled: Sequence[ScheduledRows], sampling: SamplingState) -> CyclePlan:
         """Sort the rows; sequences of one kind keep their order."""
-        ordered = sorted(scheduled, key=lambda r: (r.num_drafts == 0, not r.samples))
+        ordered = sorted(scheduled, key=lambda r: (r.num_drafts == 0, r.drafter if r.num_drafts else 0, not r.samples))
         drafts = [r.num_drafts for r in ordered if r.num_drafts]
+        drafters = [r.drafter for r in ordered if r.num_drafts]
         return cls(
             ordered,
             CycleShape(
@@ -69,14 +111,18 @@ class CyclePlan:
                 num_rows=sum(r.num_known + r.num_drafts for r in ordered),
                 most_rows=max((r.num_known + r.num_drafts for r in ordered), default=0),
                 num_block_rows=len(drafts) + sum(drafts),
+                drafters=tuple(DraftShape.of(drafters, drafts, d) for d in range(1 + max(drafters)))
+                if any(drafters)
+                else (),
             ),
             sampling.features_of(r.slot for r in scheduled if r.samples),
         )
 
     def table(self, null_slot: int) -> Tensor:
-        """int64 [A, 4] on the host: slot, known rows, drafts, whether it chooses a token; the null slot's behind."""
-        facts = [(r.slot, r.num_known, r.num_drafts, int(r.samples)) for r in self.scheduled]
-        padding = [(null_slot, 0, 0, 0)] * (self.shape.num_sequences + 1 - len(facts))
+        """int64 [A, 5] on the host: slot, known rows, drafts, whether it chooses a token, who drafts; the null slot's
+        behind."""
+        facts = [(r.slot, r.num_known, r.num_drafts, int(r.samples), r.drafter) for r in self.scheduled]
+        padding = [(null_slot, 0, 0, 0, 0)] * (self.shape.num_sequences + 1 - len(facts))
         return torch.tensor(facts + padding, dtype=torch.int64)
 
 
@@ -87,17 +133,36 @@ class CycleRows:
     plan: CyclePlan
     cut_5A: Tensor
     """int64 [5, A], by `CutField`."""
+    drafter_A: Tensor
+    """Whose each sequence's drafts are."""
 
     @classmethod
-    def of(cls, plan: CyclePlan, table_S4: Tensor, slots: SlotTable) -> CycleRows:
+    def of(cls, plan: CyclePlan, table_S5: Tensor, slots: SlotTable) -> CycleRows:
         """Cut what was granted to what each sequence has room for.
 
         Args:
             plan: what the host knows.
-            table_S4: `plan.table` on the device.
+            table_S5: `plan.table` on the device.
             slots: where the sequences stand.
         """
-        return cls(plan, slots.row_kernels.cut_rows(table_S4, slots.tables))
+        return cls(plan, slots.row_kernels.cut_rows(table_S5, slots.tables), table_S5[:, 4])
+
+    def of_drafter(self, drafter: int) -> CycleRows:
+        """The same sequences, of which only those draft whose drafts `drafter` makes."""
+        by_drafter = self.shape.by_drafter
+        own = by_drafter[drafter] if drafter < len(by_drafter) else DraftShape()
+        shape = replace(
+            self.shape,
+            num_drafting=own.num_drafting,
+            max_drafts=own.max_drafts,
+            num_block_rows=own.num_block_rows,
+            drafters=(),
+        )
+        cut_5A = self.cut_5A
+        if sum(part.max_drafts > 0 for part in by_drafter) > 1:
+            cut_5A = cut_5A.clone()
+            cut_5A[CutField.DRAFTS] *= self.drafter_A == drafter
+        return CycleRows(replace(self.plan, shape=shape), cut_5A, self.drafter_A)
 
     @property
     def shape(self) -> CycleShape:

@@ -19,7 +19,7 @@ from gemray_workers.drafters.protocol import DrafterPlan
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.budget import PoolPlan, fit_pools
 from gemray_workers.kv.spec import KVGroupSpec
-from gemray_workers.messages import Choice, KVGroupInfo, ModelInfo
+from gemray_workers.messages import Choice, DrafterInfo, KVGroupInfo, ModelInfo
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.kv_groups import kv_group_specs
 from gemray_workers.scheduling.config import SchedulerConfig
@@ -39,7 +39,7 @@ class Blueprint:
     scheduler: SchedulerConfig
     """Limits of every step."""
     choices: tuple[Choice, ...]
-    """Attention backends: the target's, then the drafter's if it has one."""
+    """Attention backends: the target's, then each drafter's."""
 
     @classmethod
     def of(cls, config: EngineConfig) -> Blueprint:
@@ -135,6 +135,16 @@ class Blueprint:
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,
             num_draft_tokens=self.drafter.traits.num_draft_tokens,
+            drafters=[
+                DrafterInfo(
+                    member.method,
+                    member.kv,
+                    self.config.drafter_placement,
+                    member.num_draft_tokens,
+                    self._identity(member.path),
+                )
+                for member in self.drafter.members
+            ],
             checkpoint=self._identity(self.config.model_path),
             drafter_checkpoint=(
                 None

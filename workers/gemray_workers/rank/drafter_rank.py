@@ -53,7 +53,7 @@ class DrafterRank:
                 num_slots=config.max_num_seqs,
                 dtype=config.torch_dtype,
                 device=device,
-                attention=attention_kernel(self._blueprint.choices[-1]),
+                attention=[attention_kernel(self._blueprint.choices[-1])],
                 progress=progress,
             )
         )

@@ -40,7 +40,7 @@ class MemoryNeeds:
     weights: int
     """The target's shard."""
     drafter: int
-    """A colocated drafter's weights; 0 where its files can't be read from here."""
+    """Weights of the colocated drafters; 0 of one whose files can't be read from here."""
     kv: int
     """Pages of all groups."""
     work: int
@@ -57,7 +57,9 @@ class MemoryNeeds:
         config = blueprint.config
         return cls(
             weights=_target_bytes(blueprint),
-            drafter=_drafter_bytes(config) if config.drafter_placement == "colocated" else 0,
+            drafter=sum(_drafter_bytes(config, path) for path in config.drafter_paths)
+            if config.drafter_placement == "colocated"
+            else 0,
             kv=blueprint.pools.num_bytes,
             work=_work_bytes(blueprint),
         )
@@ -127,12 +129,12 @@ def _target_bytes(blueprint: Blueprint) -> int:
     return sum(copy.destination.nbytes for target in model.weight_targets() for copy in target.copies)
 
 
-def _drafter_bytes(config: EngineConfig) -> int:
+def _drafter_bytes(config: EngineConfig, path: str) -> int:
     """A rank's even share of what is on disk, in the dtype served; small replicated parts are left out."""
-    if config.drafter_path is None or config.method == "none" or config.random_weights:
+    if config.method == "none" or config.random_weights:
         return 0
     try:
-        stored = read_index(config.drafter_path).tensors.values()
+        stored = read_index(path).tensors.values()
     except CheckpointError:
         return 0
     total = sum(prod(tensor.shape) * _itemsize_kept(tensor, config.torch_dtype) for tensor in stored)

@@ -130,6 +130,7 @@ class EngineRank:
                 self._blueprint.scheduler,
                 self._blueprint.specs,
                 self._blueprint.pools.num_pages,
+                draft_tokens={member.method: member.num_draft_tokens for member in self._blueprint.drafter.members},
                 adapt_draft_tokens=self._config.adapt_draft_tokens,
                 vocabulary=self._vocabulary,
             ),
@@ -158,7 +159,7 @@ class EngineRank:
             return cycle
         shapes = buckets(
             max_num_seqs=self._config.max_num_seqs,
-            num_draft_tokens=self._traits.num_draft_tokens,
+            num_draft_tokens=[member.num_draft_tokens for member in self._blueprint.drafter.members],
             prompt_rows=(0, min(self._config.prefill_chunk, MOST_PROMPT_ROWS)),
         )
         keys = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
@@ -188,6 +189,7 @@ class EngineRank:
                 max_model_len=self._blueprint.pools.max_model_len,
                 prefill_chunk=self._config.prefill_chunk,
                 has_grammars=self._vocabulary is not None,
+                methods=[member.method for member in self._blueprint.drafter.members],
             )
         )
         self.engine(inbox, accept=accept).run()
@@ -252,7 +254,7 @@ class EngineRank:
                 num_slots=self._config.max_num_seqs,
                 dtype=self._config.torch_dtype,
                 device=self._device,
-                attention=attention_kernel(self._blueprint.choices[-1]),
+                attention=[attention_kernel(choice) for choice in self._blueprint.choices[1:]],
                 progress=progress,
             )
         )

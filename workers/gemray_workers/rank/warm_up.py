@@ -5,7 +5,7 @@ Requests run one at a time: a batch of them all would compile the kernels of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from typing_extensions import override
 
@@ -39,14 +39,26 @@ _FORMED: dict[str, dict[str, object]] = {
 
 
 def warm_up_requests(
-    *, vocab_size: int, max_model_len: int, prefill_chunk: int, has_grammars: bool = False
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    prefill_chunk: int,
+    has_grammars: bool = False,
+    methods: Sequence[str] = (),
 ) -> list[Submit]:
     """A request for each kind of choice, then a prompt of more than one chunk.
 
-    `has_grammars` says whether the checkpoint has a vocabulary that grammars are followed by.
+    Args:
+        vocab_size: of the target.
+        max_model_len: most tokens of a request.
+        prefill_chunk: most prompt rows of a step.
+        has_grammars: whether the checkpoint has a vocabulary that grammars are followed by.
+        methods: of the drafters; each one drafts for every kind.
     """
     token_id = min(2, vocab_size - 1)
     kinds = {**_KINDS, **(_FORMED if has_grammars else {})}
+    if len(methods) > 1:
+        kinds = {f"{kind}, {m}": {**changes, "draft_method": m} for kind, changes in kinds.items() for m in methods}
     submits = [_request(kind, [token_id] * 2, max_model_len, changes) for kind, changes in kinds.items()]
     length = min(prefill_chunk + 2, max_model_len - 1)
     return [*submits, _request("long prompt", [token_id] * length, max_model_len, {})]

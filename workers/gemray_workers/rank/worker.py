@@ -185,10 +185,11 @@ class RankWorker:
 
 
 def _on_this_node(config: EngineConfig) -> EngineConfig:
-    """The same, with the directories that hold target and drafter on this process's node."""
-    drafter = config.drafter_path
+    """The same, with the directories that hold target and drafters on this process's node."""
+    drafter, second = config.drafter_path, config.second_drafter_path
     return replace(
         config,
         model_path=on_this_node(config.model_path),
         drafter_path=None if drafter is None else on_this_node(drafter),
+        second_drafter_path=None if second is None else on_this_node(second),
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from gemray_workers.grammar.grammar import Grammar
+
+DraftMethod = Literal["auto", "none", "mtp", "dflash"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of at least two ids that the answer does not hold."""
     num_draft_tokens: int | None = None
     """Most drafts a step; 0 turns speculation off for this request, None leaves the number to the server."""
+    draft_method: DraftMethod = "auto"
+    """Which of the server's drafters drafts; ``auto`` leaves it to the server."""
 
     @property
     def has_row_masks(self) -> bool:

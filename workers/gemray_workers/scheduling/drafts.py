@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.request import Sequence
+
+
+class Drafts(NamedTuple):
+    """What one sequence is to draft in a step."""
+
+    number: int
+    drafter: int = 0
+    """Who drafts, by its place in `DrafterPlan.members`."""
 
 
 def num_drafts_within_limits(wanted: int, sequence: Sequence, config: SchedulerConfig) -> int:

@@ -47,6 +47,8 @@ class ScheduledRows(msgspec.Struct, frozen=True, array_like=True):
     """First prompt position whose log-probability this step must report, or None."""
     epoch: int = 0
     """Which of the sequences that had the slot one after the other this is: what comes for an earlier one is void."""
+    drafter: int = 0
+    """Which of the gang's drafters makes the drafts, by its place in `DrafterPlan.members`."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -44,7 +44,7 @@ from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Su
 from gemray_workers.scheduling.admission import choose_admissions, sequence_of, trim_replayed
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.counters import Totals
-from gemray_workers.scheduling.drafts import num_drafts_within_limits
+from gemray_workers.scheduling.drafts import Drafts, num_drafts_within_limits
 from gemray_workers.scheduling.outcome import apply_outcome
 from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOutcome, StepPlan
@@ -53,14 +53,14 @@ from gemray_workers.scheduling.roster import Roster
 from gemray_workers.scheduling.shares import Share, deal
 from gemray_workers.scheduling.stopping import complete
 
-__all__ = ["NumDraftsFor", "Scheduler", "SchedulerConfig", "no_drafts"]
+__all__ = ["DraftsFor", "Scheduler", "SchedulerConfig", "no_drafts"]
 
-NumDraftsFor = Callable[[Sequence], int]
+DraftsFor = Callable[[Sequence], Drafts]
 
 
-def no_drafts(_sequence: Sequence) -> int:
+def no_drafts(_sequence: Sequence) -> Drafts:
     """Plain decoding."""
-    return 0
+    return Drafts(0)
 
 
 class Scheduler:
@@ -71,20 +71,20 @@ class Scheduler:
         config: SchedulerConfig,
         specs: SequenceOf[KVGroupSpec],
         num_pages: Mapping[str, int],
-        num_drafts_for: NumDraftsFor = no_drafts,
+        drafts_for: DraftsFor = no_drafts,
         hash_block: HashBlock = chained_hash,
     ) -> None:
         """
         Args:
-            num_drafts_for: how many drafts the drafter wants to give a sequence in the next step, asked once a step
-                for each sequence whose only pending token is its last; cut by `num_drafts_within_limits`.
+            drafts_for: how many drafts a sequence is to get in the next step, and whose, asked once a step for each
+                sequence whose only pending token is its last; cut by `num_drafts_within_limits`.
             hash_block: of the prefix cache's blocks (tests).
 
         Raises:
             CapacityError: a sequence of `max_model_len` does not fit the pools.
         """
         self._config = config
-        self._num_drafts_for = num_drafts_for
+        self._drafts_for = drafts_for
         self._ledger = PageLedger(specs, num_pages, prefix_cache=config.prefix_cache, hash_block=hash_block)
         for name, wanted in self._ledger.demand(config.max_model_len, config.max_rows).items():
             if wanted > num_pages[name]:
@@ -145,11 +145,7 @@ class Scheduler:
         self._end_cancelled()
         admitted = self._admit()
         running = [seq for seq in self._roster.running if seq not in admitted and not self._ends_in_flight(seq)]
-        decoding = [
-            Share(seq, 1, num_drafts_within_limits(self._num_drafts_for(seq), seq, self._config))
-            for seq in running
-            if seq.num_pending == 1
-        ]
+        decoding = [self._decoding(seq) for seq in running if seq.num_pending == 1]
         rest = [seq for seq in running if seq.num_pending > 1]
         shares = self._find_pages(deal(decoding, rest + admitted, self._config), admitted)
         return self._plan(shares, admitted)
@@ -180,6 +176,10 @@ class Scheduler:
         return deltas
 
     # What the step consists of
+
+    def _decoding(self, sequence: Sequence) -> Share:
+        wanted = self._drafts_for(sequence)
+        return Share(sequence, 1, num_drafts_within_limits(wanted.number, sequence, self._config), wanted.drafter)
 
     def _end_cancelled(self) -> None:
         for request_id in self._cancelled:

@@ -18,6 +18,7 @@ class Share:
     sequence: Sequence
     num_known: int
     num_drafts: int = 0
+    drafter: int = 0
 
     def rows(self) -> ScheduledRows:
         """As the plan says it."""
@@ -30,6 +31,7 @@ class Share:
             samples=self.num_known == sequence.num_pending,
             prompt_logprobs_from=sequence.prompt_logprobs_from(self.num_known),
             epoch=sequence.epoch,
+            drafter=self.drafter,
         )
 
 

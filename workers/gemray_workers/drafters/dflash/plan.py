@@ -39,22 +39,26 @@ class DFlashPlan:
         )
         self.traits = DrafterTraits(
             method="dflash",
+            path=str(path),
             kv="own",
             num_draft_tokens=config.num_draft_tokens_within(
                 self._drafter.max_draft_tokens, self._drafter.max_draft_tokens
             ),
             captured_layers=self._drafter.target_layer_ids,
         )
+        self.members = (self.traits,)
         self.kv_layers = self._drafter.layers
         num_ranks = config.tensor_parallel_size if config.drafter_placement == "colocated" else 1
         self.kv_specs = self._drafter.kv_group_specs(
             tp_size=num_ranks, page_size=config.page_size, dtype=config.torch_dtype
         )
-        self.needs = AttentionNeeds(
-            reader="dflash",
-            head_dims=(self._drafter.head_dim,),
-            dtype=config.dtype,
-            causal=all(self._drafter.causal),
+        self.needs = (
+            AttentionNeeds(
+                reader="dflash",
+                head_dims=(self._drafter.head_dim,),
+                dtype=config.dtype,
+                causal=all(self._drafter.causal),
+            ),
         )
 
     def build(self, parts: DrafterParts) -> Drafter:
@@ -62,7 +66,7 @@ class DFlashPlan:
         if parts.own_caches is None:
             raise RuntimeError("a DFlash drafter needs KV pools of its own")
         model = DFlashModel(
-            self._drafter, parts.comm, dtype=parts.dtype, device=parts.device, attention=parts.attention
+            self._drafter, parts.comm, dtype=parts.dtype, device=parts.device, attention=parts.attention[0]
         )
         recipe = self._drafter.quantization
         stored = frozenset() if self._random_weights else read_index(self._path).tensors.keys()

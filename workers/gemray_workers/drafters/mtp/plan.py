@@ -47,15 +47,19 @@ class MTPPlan:
         check_tensor_parallel(self._assistant.decoder, config.tensor_parallel_size)
         self.traits = DrafterTraits(
             method="mtp",
+            path=str(path),
             kv="shared",
             num_draft_tokens=config.num_draft_tokens_within(DEFAULT_DRAFT_TOKENS, MAX_DRAFT_TOKENS),
         )
-        self.needs = AttentionNeeds(
-            reader="mtp",
-            head_dims=tuple(sorted({layer.head_dim for layer in self._assistant.decoder.layers})),
-            dtype=config.dtype,
-            causal=True,
-            shares_target_kv=True,
+        self.members = (self.traits,)
+        self.needs = (
+            AttentionNeeds(
+                reader="mtp",
+                head_dims=tuple(sorted({layer.head_dim for layer in self._assistant.decoder.layers})),
+                dtype=config.dtype,
+                causal=True,
+                shares_target_kv=True,
+            ),
         )
 
     def build(self, parts: DrafterParts) -> Drafter:
@@ -68,7 +72,7 @@ class MTPPlan:
             parts.comm,
             dtype=parts.dtype,
             device=parts.device,
-            attention=parts.attention,
+            attention=parts.attention[0],
         )
         self._fill_weights(
             self._path,
