@@ -161,7 +161,7 @@ async def test_a_server_without_a_drafter_refuses_its_name(served: Serving, meth
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.stub.Generate(call)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "one of auto, none on this server, which has no drafter" in caught.value.details()
+    assert "one of auto, none on this server, which has no drafter" in (caught.value.details() or "")
 
 
 async def test_zero_is_a_value_and_not_a_default(served: Serving) -> None:

@@ -57,7 +57,7 @@ class Case:
     tp: int
     drafter: DrafterName
     num_draft_tokens: int
-    """Of the drafter that makes the most."""
+    """Drafts of the drafter that makes the most."""
     lag: int
     limits: Limits
     submits: tuple[Submit, ...]

@@ -158,6 +158,19 @@ def test_a_cached_text_serves_either_drafter(lag: int) -> None:
     assert alone["none"].speculation.drafted == 0
 
 
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_ids_with_the_servers_own_choice(adaptive: bool) -> None:
+    """The controller decides by what it measures of this machine: other steps in each run, the same ids."""
+    rig = trained_pair_rig()
+    limits: dict[str, Any] = {"max_step_tokens": 512, "num_slots": 4}
+    plain = rig.run(held_out_requests(4, 48, draft_method="none"), **limits)
+    watched = WatchedPair(rig, own_drafts)
+    run = rig.run(held_out_requests(4, 48), drafter=watched, adapt_draft_tokens=adaptive, **limits)
+    assert run.ids == plain.ids
+    assert {frozenset({0}), frozenset({1})} <= watched.together, "each of them was tried"
+    assert run.speculation.accepted > 0
+
+
 def serve_pair(comm: Communicator, directory: Path, paths: tuple[Path, Path], seed: int) -> Any:
     """On each rank: the engine's ids on rank 0, and what every rank proposed."""
     rig = Rig(

@@ -1,4 +1,4 @@
-"""Rank 0's bookkeeping around `choose_draft_length`: what a step is to draft, and what it taught."""
+"""Rank 0's bookkeeping around `choose_draft_length` and `choose_drafts`: what a step drafts, and what it taught."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from gemray_workers.drafters.acceptance_alarm import AcceptanceAlarm
 from gemray_workers.drafters.draft_length import PATIENCE, TRIES, Estimates, Load, choose_draft_length
+from gemray_workers.drafters.drafter_choice import choose_drafter, choose_drafts
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.scheduling.drafts import Drafts
 from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
@@ -38,11 +39,12 @@ class DraftLengthController:
     """Tells the scheduler how many drafts a sequence gets in the next step, and whose. Steps end in the order in which
     they begin, and one may begin before the one before has ended.
 
-    Requests that name a method are decided for apart from those that leave it to the server.
+    Requests that name a method are decided for apart from those that leave it to the server: for these the drafter is
+    chosen too, and may be another one in each step.
     """
 
     def __init__(self, num_draft_tokens: Mapping[str, int], *, adaptive: bool) -> None:
-        """That many drafts always, or as many as pay when `adaptive`.
+        """That many drafts always, or as many as pay when `adaptive`; with several drafters the one that pays most.
 
         Args:
             num_draft_tokens: of each drafter, by its method; empty when nothing is drafted.
@@ -61,7 +63,7 @@ class DraftLengthController:
         self._begun: deque[dict[str, _Decision]] = deque()  # of steps that have not ended, oldest first
         self._steps_without = [0] * len(self._most)  # since a drafter's drafts were last decided on
         self._num_other_rows = dict.fromkeys(self._newest, 0)
-        """Of the step that ended last: the scheduler has not yet decided the next one's."""
+        """Rows of others in the step that ended last: the scheduler has not yet decided the next one's."""
 
     def begin_step(self, running: SequenceOf[Sequence]) -> None:
         """Decide for the sequences that decode now and state no number of their own."""
@@ -81,13 +83,17 @@ class DraftLengthController:
 
     def _decide(self, group: str, decoding: SequenceOf[Sequence]) -> _Decision:
         newest = self._newest[group]
-        if not self._adaptive or not decoding:
+        has_choice = group == _AUTO and len(self._most) > 1
+        if not decoding or not (self._adaptive or has_choice):
             return replace(newest, slots=frozenset())
         mean_context = sum(sequence.least_computed for sequence in decoding) / len(decoding)
         load = Load.of(len(decoding), mean_context, self._num_other_rows[group])
-        drafter = newest.drafts.drafter
-        length = choose_draft_length(self._estimates[drafter], load, self._most[drafter])
-        return _Decision(load, Drafts(length, drafter), frozenset(sequence.running_slot for sequence in decoding))
+        if has_choice:
+            drafts = (choose_drafts if self._adaptive else choose_drafter)(self._estimates, load, self._most)
+        else:
+            drafter = newest.drafts.drafter
+            drafts = Drafts(choose_draft_length(self._estimates[drafter], load, self._most[drafter]), drafter)
+        return _Decision(load, drafts, frozenset(sequence.running_slot for sequence in decoding))
 
     def __call__(self, sequence: Sequence) -> Drafts:
         """Drafts for one sequence: a request that states a number gets it, whatever pays."""
@@ -131,10 +137,11 @@ class DraftLengthController:
         had = decision.load.beside(self._num_other_rows[group])
         length = round(sum(rows.num_drafts for rows in chosen) / len(chosen))
         drafter = decision.drafts.drafter
-        estimates = self._estimates[drafter].with_decision(decision.load, decision.drafts.number)
-        if not times.compiled:
-            estimates = estimates.with_step(had, length, times.draft + times.verify)
-        self._estimates[drafter] = estimates
+        self._estimates[drafter] = self._estimates[drafter].with_decision(decision.load, decision.drafts.number)
+        if times.compiled:
+            return
+        for of in range(len(self._estimates)) if length == 0 else (drafter,):  # plain steps belong to all
+            self._estimates[of] = self._estimates[of].with_step(had, length, times.draft + times.verify)
 
     def _notice_giving_up(self, drafting: set[int]) -> None:
         """Tell the alarms of drafters that more steps went without than measuring plain decoding takes.

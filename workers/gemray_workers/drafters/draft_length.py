@@ -158,28 +158,47 @@ def choose_draft_length(estimates: Estimates, load: Load, num_draft_tokens: int)
         load: of the next step, as far as it is known before.
         num_draft_tokens: the drafter's limit.
     """
-    if estimates.expected_tokens(num_draft_tokens) - 1 >= LEAST_GAIN:
-        for length in _anchors(num_draft_tokens):
-            if _is_worth_trying(estimates, load, length):
-                return length
+    untold = length_to_measure(estimates, load, num_draft_tokens)
+    if untold is not None:
+        return untold
+    best, _ = best_length(estimates, load, num_draft_tokens)
+    decision = estimates.decisions.get(load, 0)
+    if decision % RETRY_EVERY == RETRY_EVERY - 1:
+        return other_length(best, num_draft_tokens, decision // RETRY_EVERY)
+    return best
+
+
+def length_to_measure(estimates: Estimates, load: Load, num_draft_tokens: int) -> int | None:
+    """A length whose time is not known under `load`; None when enough are, or drafts gain too little to ask."""
+    if estimates.expected_tokens(num_draft_tokens) - 1 < LEAST_GAIN:
+        return None
+    lengths = (length for length in _anchors(num_draft_tokens) if is_worth_trying(estimates, load, length))
+    return next(lengths, None)
+
+
+def best_length(estimates: Estimates, load: Load, num_draft_tokens: int) -> tuple[int, float]:
+    """The length with the most tokens a second, and how many times those of plain decoding they are."""
     measured = _measured(estimates, load, num_draft_tokens)
     lengths = range(measured[-1][0] + 1)
     best = max(lengths, key=lambda length: estimates.expected_tokens(length) / _seconds(measured, length))
-    decision = estimates.decisions.get(load, 0)
-    if decision % RETRY_EVERY == RETRY_EVERY - 1:
-        others = [length for length in _anchors(num_draft_tokens) if length != best]
-        return others[decision // RETRY_EVERY % len(others)] if others else best
-    return best
+    return best, estimates.expected_tokens(best) * _seconds(measured, 0) / _seconds(measured, best)
+
+
+def other_length(best: int, num_draft_tokens: int, turn: int) -> int:
+    """One of the measured lengths beside the best, another in each turn; the best where there is none."""
+    others = [length for length in _anchors(num_draft_tokens) if length != best]
+    return others[turn % len(others)] if others else best
+
+
+def is_worth_trying(estimates: Estimates, load: Load, length: int) -> bool:
+    """Whether the time of a length is not known under `load`, and has not been asked for in vain."""
+    time = estimates.times.get((load, length))
+    return (time is None or not time.is_known) and estimates.in_vain.get((load, length), 0) < PATIENCE
 
 
 def _anchors(num_draft_tokens: int) -> tuple[int, ...]:
     """The lengths that are always measured: the longest first, since it also shows acceptance at every position."""
     return tuple(sorted({0, (num_draft_tokens + 1) // 2, num_draft_tokens}, reverse=True))
-
-
-def _is_worth_trying(estimates: Estimates, load: Load, length: int) -> bool:
-    time = estimates.times.get((load, length))
-    return (time is None or not time.is_known) and estimates.in_vain.get((load, length), 0) < PATIENCE
 
 
 def _measured(estimates: Estimates, load: Load, num_draft_tokens: int) -> list[tuple[int, float]]:
