@@ -29,6 +29,7 @@ from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import serving
 from support.cluster.text import tiny_tokenizer
+from support.waiting import HANG_S
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 NOW_S = 100.0
@@ -159,7 +160,7 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
         spans = spans_to(f"http://127.0.0.1:{port}", lambda: "gemma")
         spans.ended(ended_trace(), grpc.StatusCode.OK, ())
         spans.close()  # sends what is left
-        (of_server,) = collector.received.get(timeout=60).resource_spans
+        (of_server,) = collector.received.get(timeout=HANG_S).resource_spans
     finally:
         server.stop(0)
     resource = {attribute.key: attribute.value.string_value for attribute in of_server.resource.attributes}
@@ -185,7 +186,7 @@ def test_nothing_is_loaded_where_it_is_off() -> None:
         "import sys; import gemray_cluster.observability.request_spans\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
-    subprocess.run([sys.executable, "-c", probe], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=HANG_S)
 
 
 def _seconds(span: ReadableSpan) -> tuple[float, float]:

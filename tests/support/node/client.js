@@ -27,7 +27,7 @@ function unary(request, options = {}) {
 const scenarios = {
   unary: () => unary({ text: 'Hi', request_id: 'r', sampling: { temperature: 0, seed: '18446744073709551615' } }),
   error: () => unary({ text: 'Hi', sampling: { top_p: 1.5 } }),
-  deadline: () => unary(endless, { deadline: Date.now() + 500 }),
+  deadline: () => unary(endless, { deadline: Date.now() + 2000 }),
   stream: () => {
     const messages = [];
     client.GenerateStream({ chat: { messages: [{ role: 'user', content: 'Hi' }] } })

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -15,7 +16,7 @@ from gemray_workers.messages import Submit
 from gemray_workers.sampling.features import Features
 from support.checkpoints.tiny import SHAPES, VOCAB_SIZE, Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
-from support.engine.engine_runner import request
+from support.engine.engine_runner import Run, request
 from support.engine.speculation_rig import Rig, solo_rig
 
 NUM_DRAFT_TOKENS = 6
@@ -51,12 +52,16 @@ def rig_of(shape: Shape, method: str) -> Rig:
     )
 
 
+@functools.cache
+def plain_run(shape: Shape) -> Run:
+    """Neither padded nor drafting."""
+    return rig_of(shape, "none").run(requests(9), num_slots=6, prefill_chunk=13)
+
+
 @pytest.mark.parametrize("method", ["none", "mtp", "dflash"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_padding_changes_no_id(shape: Shape, method: str) -> None:
-    rig = rig_of(shape, method)
-    submits = requests(9)
-    plain = rig_of(shape, "none").run(submits, num_slots=6, prefill_chunk=13)
+    rig, submits, plain = rig_of(shape, method), requests(9), plain_run(shape)
     padded = rig.run(submits, num_slots=6, prefill_chunk=13, padded=True, lag=SHAPES.index(shape) % 2)
     assert padded.ids == plain.ids
     assert padded.speculation == rig.run(submits, num_slots=6, prefill_chunk=13).speculation

@@ -12,6 +12,7 @@ from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from support.checkpoints.tiny import SHAPES, Shape, tiny_checkpoint
 from support.engine.engine_runner import Run, engine_config, request, run_engine
 from support.engine.lags import lags_in_turn
+from support.engine.scarce_memory import least_memory
 from support.oracles.plain_loop import plain_decode
 from support.processes.gang import RunOnGang
 
@@ -62,35 +63,16 @@ def test_ids_survive_preemption(shape: Shape, lag: int) -> None:
     plenty = solo_run(shape, submits, lag=1 - lag)
     assert plenty.preemptions == 0
     # Full pages for about two and a half sequences of eight.
-    config = engine_config(tiny_checkpoint(shape), max_model_len=96)
+    config = engine_config(tiny_checkpoint(shape), max_model_len=96, prefill_chunk=16, lag=lag)
     scarce = None
     for share in (3, 4, 5, 6, 8):
-        budget = config.kv_memory_bytes
-        budget = _bytes_of_one_sequence(shape) * share // 2
+        budget = least_memory(config) * share // 2
         scarce = solo_run(shape, submits, kv_memory_bytes=budget, max_model_len=96, prefill_chunk=16, lag=lag)
         assert scarce.ids == plenty.ids
         if scarce.preemptions:
             break
     assert scarce is not None
     assert scarce.preemptions > 0
-
-
-def _bytes_of_one_sequence(shape: Shape) -> int:
-    """About what one sequence of 96 tokens takes: the least budget that the engine accepts."""
-    from gemray_workers.errors import CapacityError
-
-    low, high = 0, 64 << 20
-    while high - low > 1024:
-        middle = (low + high) // 2
-        try:
-            config = engine_config(tiny_checkpoint(shape), kv_memory_bytes=middle, max_model_len=96, prefill_chunk=16)
-            run = run_engine(SoloCommunicator(), config, [request("a", [3] * 90, 5)])
-            assert run is not None
-            fits = len(run.ids["a"]) == 5
-        except (CapacityError, ValueError):
-            fits = False
-        low, high = (low, middle) if fits else (middle, high)
-    return high
 
 
 def serve_everything(comm: Communicator, directories: list[str], submits: list[Submit], tp: int) -> list[Any]:

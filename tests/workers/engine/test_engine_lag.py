@@ -13,9 +13,7 @@ from support.engine.engine_runner import Run
 from support.engine.random_requests import MAX_MODEL_LEN, random_requests, short_chunks
 from support.engine.scripted_drafters import ScriptedDrafter, plain_texts
 
-from .test_speculation_ids import DRAFTERS, NUM_DRAFT_TOKENS, drive, outcome, rig_of
-
-REQUESTS = 15
+from .test_speculation_ids import DRAFTERS, drive, outcome, plain_run, requests_for, rig_of
 
 
 def with_logprobs(submits: list[Submit]) -> list[Submit]:
@@ -60,13 +58,8 @@ def logprobs(deltas: list[SequenceDelta], name: str) -> list[Any]:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_step_in_flight_changes_nothing(shape: Shape, drafter: str) -> None:
-    rig, most = rig_of(shape, drafter), NUM_DRAFT_TOKENS[drafter]
-    seed = 5000 + 100 * SHAPES.index(shape) + 10 * DRAFTERS.index(drafter)
-    submits = with_logprobs(random_requests(seed, REQUESTS, num_draft_tokens=most))
-    plain = rig_of(shape, "scripted").run(
-        [msgspec.structs.replace(s, params=msgspec.structs.replace(s.params, num_draft_tokens=0)) for s in submits],
-        max_model_len=MAX_MODEL_LEN,
-    )
+    rig, seed = rig_of(shape, drafter), 5000 + 100 * SHAPES.index(shape)
+    submits, plain = with_logprobs(requests_for(drafter, seed)), plain_run(shape, seed)
     limits = short_chunks(seed, rig)
     at_once, late = (
         rig.run(submits, drafter=drive(rig, drafter, plain_texts(submits, plain.ids)), lag=lag, **limits)
