@@ -157,7 +157,13 @@ def test_install_step_works(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     bin_ = environment / "bin"
     pip = bin_ / "pip"
-    needs = [f".[{','.join(EXTRAS)}]", "-r", DOCKERFILE.parent / "requirements.in", "-c", ROOT / "constraints.txt"]
+    needs: list[str | Path] = [
+        f".[{','.join(EXTRAS)}]",
+        "-r",
+        DOCKERFILE.parent / "requirements.in",
+        "-c",
+        ROOT / "constraints.txt",
+    ]
     subprocess.run([pip, "install", "--quiet", "--no-compile", *needs], cwd=context, check=True)
     subprocess.run([pip, "uninstall", "--quiet", "--yes", "gemray"], check=True)
     # The image keeps no cache; a test had better use one, and has no use for bytecode.
