@@ -114,6 +114,12 @@ def test_labels_reach_every_pod() -> None:
     assert {template["metadata"]["labels"]["team"] for template in templates} == {"serving"}
 
 
+def test_a_driver_logs_and_traces_as_it_is_told() -> None:
+    flags = serve_flags_in(" ".join(_driver(render(DEPLOYMENTS["monitoring"]))["containers"][0]["args"]))
+    config = ServeSettings.load(flags, {}).server_config()
+    assert (config.log_format, config.otlp_traces_endpoint) == ("json", "http://collector.monitoring:4317")
+
+
 @pytest.mark.parametrize(
     ("name", "limits", "workers"),
     [

@@ -49,7 +49,8 @@ DEPLOYMENTS: dict[str, Values] = {
             "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
             "dashboard": {"enabled": True},
             "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
-        }
+        },
+        "server": {"logFormat": "json", "otlpTracesEndpoint": "http://collector.monitoring:4317"},
     },
     "closed-network": {
         "networkPolicy": {
@@ -159,6 +160,7 @@ REFUSALS: dict[str, tuple[Values, str]] = {
         {"server": {"maxReplicas": 2}, "gang": {"tensorParallelSize": 2, "maxGpusPerPod": 1, "multiHost": True}},
         "need gangs of one pod",
     ),
+    "traces-to-no-url": ({"server": {"otlpTracesEndpoint": "collector:4317"}}, "otlpTracesEndpoint"),
     "unknown-key": ({"tensorParallelSize": 2}, "tensorParallelSize"),
     "unknown-nested-key": ({"gang": {"gpus": 2}}, "gpus"),
     "unknown-probe-key": ({"probes": {"liveness": {"path": "/healthz"}}}, "path"),
