@@ -20,7 +20,7 @@ TICK_S = 0.005
 
 
 @asynccontextmanager
-async def neighbour(address: str, *, pause_s: float = 0.05) -> AsyncIterator[list[float]]:
+async def neighbour(address: str, *, pause_s: float = 0.05) -> AsyncIterator[list[int]]:
     """Ask for 4 tokens again and again, on a connection of its own; gives the lengths of the answers as they come.
 
     Leaving the block fails when the event loop, which is the server's, too, was held for LONGEST_HOLD_S of CPU time:
