@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from support.waiting import HANG_S
-
 PACKAGES = Path(__file__).parents[1] / "node" / "package.json"
+INSTALL_S = 120
+"""A registry that does not answer is skipped, not waited for."""
 
 
 def node_environment(config: pytest.Config, spare: Path) -> dict[str, str]:
@@ -35,19 +37,19 @@ def node_environment(config: pytest.Config, spare: Path) -> dict[str, str]:
 
 def _install(npm: str, kept: Path) -> None:
     """Beside its place first: another process may do the same, and a half of it is nothing."""
-    making = kept.with_name(f"{kept.name}.{id(kept)}")
-    making.mkdir()
+    making = Path(tempfile.mkdtemp(dir=kept.parent))
+    flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+    flags += ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]  # without network it ends at once
     try:
         shutil.copy(PACKAGES, making)
-        flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
         done = subprocess.run(
-            [npm, "install", *flags], cwd=making, capture_output=True, text=True, timeout=HANG_S, check=False
+            [npm, "install", *flags], cwd=making, capture_output=True, text=True, timeout=INSTALL_S, check=False
         )
         if done.returncode != 0:
             pytest.skip(f"npm cannot install @grpc/grpc-js: {done.stderr.strip().splitlines()[:1]}")
-        if not kept.exists():
+        with suppress(OSError):  # the other process was first
             making.rename(kept)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"npm has not installed @grpc/grpc-js within {HANG_S} s")
+        pytest.skip(f"npm has not installed @grpc/grpc-js within {INSTALL_S} s")
     finally:
         shutil.rmtree(making, ignore_errors=True)
