@@ -110,8 +110,9 @@ async def kill_and_go_on(
         clients = [asyncio.create_task(listen(submit)) for submit in submits]
         for count, victim in enumerate(victims):
             before = lengths()
-            await waiting.eventually(lambda before=before: _all_moved(before, lengths()), deadline_s)  # type: ignore[misc]
+            # Asked before it is needed, so that nothing lies between the streams' move and the kill.
             facts = await gangs[-1]._ranks[victim].call(RankWorker.facts)  # answers while `run` blocks
+            await waiting.eventually(lambda before=before: _all_moved(before, lengths()), deadline_s)  # type: ignore[misc]
             began = time.monotonic()
             os.kill(facts.pid, signal.SIGKILL)
             found.tokens_at_kill.append(sum(lengths()))
