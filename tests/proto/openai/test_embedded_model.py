@@ -117,6 +117,29 @@ async def test_log_probabilities_name_their_tokens(client: openai.AsyncOpenAI, m
         assert token.token == token.top_logprobs[0].token, "greedy takes the best one"
 
 
+async def test_an_echo_tells_of_the_prompts_tokens(client: openai.AsyncOpenAI, model: str) -> None:
+    body: Any = {
+        "model": model,
+        "prompt": "def add(a, b):",
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    answer = await client.completions.create(**body)
+    (choice,) = answer.choices
+    assert choice.text.startswith("def add(a, b):")
+    told: Any = choice.logprobs
+    assert answer.usage is not None
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == answer.usage.total_tokens
+    assert "".join(told.tokens) == choice.text
+    assert told.token_logprobs[0] is None
+    streamed = [chunk.choices[0] async for chunk in await client.completions.create(**body, stream=True)]
+    assert "".join(choice.text for choice in streamed) == choice.text
+    tokens = [token for choice in streamed if choice.logprobs for token in choice.logprobs.tokens or []]
+    assert tokens == told.tokens
+
+
 async def test_several_answers(client: openai.AsyncOpenAI, model: str) -> None:
     body: Any = {"model": model, "prompt": "def add(", "max_tokens": 10}
     alone = [(await client.completions.create(**body, seed=seed)).choices[0].text for seed in (4, 5)]
