@@ -50,17 +50,32 @@ class SpeculationCounters(msgspec.Struct, frozen=True, kw_only=True):
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: list[int] = []
+    of_drafters: list[SpeculationCounters] = []
+    """The parts of each drafter, up to the last that drafted; empty where it was the first one alone."""
+    newest: int = 0
+    """The drafter of the last round."""
+
+    @property
+    def by_drafter(self) -> list[SpeculationCounters]:
+        """`of_drafters`, written out."""
+        return self.of_drafters or [self]
 
     def without_acceptances(self, positions: range) -> SpeculationCounters:
-        """Less one accepted draft at each of `positions`: what a client is not given counts as not accepted."""
+        """Less one accepted draft of the last round at each of `positions`: what a client is not given counts as not
+        accepted."""
         return msgspec.structs.replace(
             self,
             accepted=self.accepted - len(positions),
             accepted_per_position=[n - (p in positions) for p, n in enumerate(self.accepted_per_position)],
+            of_drafters=[
+                part.without_acceptances(positions) if drafter == self.newest else part
+                for drafter, part in enumerate(self.of_drafters)
+            ],
         )
 
     def plus(self, other: SpeculationCounters) -> SpeculationCounters:
-        """Both together."""
+        """Both together, `other` the later ones."""
+        parts = zip_longest(self.by_drafter, other.by_drafter, fillvalue=SpeculationCounters())
         return SpeculationCounters(
             rounds=self.rounds + other.rounds,
             drafted=self.drafted + other.drafted,
@@ -68,6 +83,8 @@ class SpeculationCounters(msgspec.Struct, frozen=True, kw_only=True):
             accepted_per_position=[
                 sum(pair) for pair in zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
             ],
+            of_drafters=[one.plus(two) for one, two in parts] if self.of_drafters or other.of_drafters else [],
+            newest=other.newest if other.rounds else self.newest,
         )
 
 

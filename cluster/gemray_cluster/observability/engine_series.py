@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gemray_cluster.gang.client import GangState, ReplicaStatus
-from gemray_workers.messages import BATCH_SIZE_BOUNDS, STEP_SECONDS_BOUNDS, Distribution, EngineStats, ModelInfo
+from gemray_workers.messages import (
+    BATCH_SIZE_BOUNDS,
+    STEP_SECONDS_BOUNDS,
+    Distribution,
+    EngineStats,
+    ModelInfo,
+    SpeculationCounters,
+)
 
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
@@ -75,6 +82,8 @@ def add_replica(families: SeriesFamilies, replica: ReplicaStatus, served_name: s
         _add_identity(families, replica.info.model, served_name, labels)
     if replica.stats is not None:
         _add_engine(families, replica.stats, labels)
+        if replica.info is not None:
+            _add_drafters(families, replica.stats.speculation, replica.info.model, labels)
 
 
 def _add_identity(families: SeriesFamilies, model: ModelInfo, served_name: str | None, labels: dict[str, str]) -> None:
@@ -154,3 +163,19 @@ def _add_engine(families: SeriesFamilies, stats: EngineStats, labels: dict[str, 
     ):
         for group, count in pages.items():
             families.gauge(name, meaning, count, group=group, **labels)
+
+
+def _add_drafters(
+    families: SeriesFamilies, speculation: SpeculationCounters, model: ModelInfo, labels: dict[str, str]
+) -> None:
+    """The counts of speculation by drafter."""
+    for drafter, counters in zip_longest(model.drafters, speculation.by_drafter):
+        if drafter is None:
+            return
+        told = counters or SpeculationCounters()
+        for name, meaning, value in (
+            ("rounds", "Rounds of draft and verify, by drafter.", told.rounds),
+            ("drafted_tokens", "Tokens drafted, by drafter.", told.drafted),
+            ("accepted_tokens", "Drafted tokens accepted, by drafter.", told.accepted),
+        ):
+            families.counter(f"gemray_drafter_{name}", meaning, value, method=drafter.method, **labels)

@@ -14,7 +14,9 @@ from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.text.output import OutputPiece
 from gemray_cluster.text.token_text import TokenText
 from gemray_workers.checkpoint.generation import GenerationDefaults
+from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.messages import (
+    DrafterInfo,
     EngineStats,
     GangInfo,
     KVGroupInfo,
@@ -128,9 +130,20 @@ def token_logprobs(logprobs: Iterable[TokenLogprob], token_text: TokenText | Non
 
 
 def speculation(counters: SpeculationCounters, model: ModelInfo) -> pb.Speculation:
-    """What drafting did."""
+    """What drafting did: in all, and with several drafters by each that drafted."""
+    methods = [drafter.method for drafter in model.drafters]
+    by_method = []
+    if len(methods) > 1:
+        parts = zip(methods, counters.by_drafter, strict=False)
+        by_method = [_speculation(method, part) for method, part in parts if part.rounds]
+    told = _speculation("+".join(part.method for part in by_method) or model.drafter_method, counters)
+    told.by_method.extend(by_method)
+    return told
+
+
+def _speculation(method: str, counters: SpeculationCounters) -> pb.Speculation:
     return pb.Speculation(
-        method=model.drafter_method,
+        method=method,
         rounds=counters.rounds,
         drafted=counters.drafted,
         accepted=counters.accepted,
@@ -171,6 +184,7 @@ def model_info(
         tensor_parallel_size=model.tensor_parallel_size,
         choices=[pb.Choice(what=c.what, chosen=c.chosen, reason=c.reason) for c in model.choices],
         drafter=_drafter(model),
+        drafters=[_one_drafter(drafter) for drafter in model.drafters],
         ranks=[_rank(rank) for rank in info.ranks],
         generation_defaults=pb.GenerationDefaults(
             temperature=defaults.temperature,
@@ -198,17 +212,28 @@ def model_info(
 
 
 def _drafter(model: ModelInfo) -> pb.Drafter | None:
-    checkpoint = model.drafter_checkpoint
+    """The only one, or what several are together."""
     if model.drafter_method == "none":
         return None
+    together = DrafterInfo(
+        model.drafter_method,
+        model.drafter_kv,
+        model.drafter_placement,
+        model.num_draft_tokens,
+        model.drafter_checkpoint or CheckpointIdentity(name="", hash=""),
+    )
+    return _one_drafter(together)
+
+
+def _one_drafter(drafter: DrafterInfo) -> pb.Drafter:
     return pb.Drafter(
-        name=checkpoint.name if checkpoint else "",
-        revision=checkpoint.revision if checkpoint else "",
-        checkpoint_hash=checkpoint.hash if checkpoint else "",
-        method=model.drafter_method,
-        kv_sharing=KV_SHARINGS[model.drafter_kv],
-        placement=DRAFTER_PLACEMENTS[model.drafter_placement],
-        max_draft_tokens=model.num_draft_tokens,
+        name=drafter.checkpoint.name,
+        revision=drafter.checkpoint.revision,
+        checkpoint_hash=drafter.checkpoint.hash,
+        method=drafter.method,
+        kv_sharing=KV_SHARINGS[drafter.kv],
+        placement=DRAFTER_PLACEMENTS[drafter.placement],
+        max_draft_tokens=drafter.num_draft_tokens,
     )
 
 

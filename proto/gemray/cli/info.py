@@ -76,7 +76,7 @@ def _model(model: pb.GetModelInfoResponse) -> Table:
         "window": str(model.sliding_window),
         "longest request": f"{model.max_model_len} tokens (the model's own limit: {model.max_position_embeddings})",
         "dtype, ranks": f"{model.dtype}, {model.tensor_parallel_size}",
-        "drafter": _drafter(model.drafter) if model.HasField("drafter") else "none",
+        **_drafters(model),
         "defaults": f"temperature {defaults.temperature:g}, top_k {defaults.top_k}, top_p {defaults.top_p:g}, "
         f"min_p {defaults.min_p:g}, repetition penalty {defaults.repetition_penalty:g}, "
         f"stop ids {list(defaults.stop_token_ids)}",
@@ -84,6 +84,13 @@ def _model(model: pb.GetModelInfoResponse) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _drafters(model: pb.GetModelInfoResponse) -> dict[str, str]:
+    """A row for each; a server of an earlier version tells one drafter alone."""
+    if len(model.drafters) > 1:
+        return {f"drafter {i}": _drafter(drafter) for i, drafter in enumerate(model.drafters, 1)}
+    return {"drafter": _drafter(model.drafter) if model.HasField("drafter") else "none"}
 
 
 def _drafter(drafter: pb.Drafter) -> str:
@@ -158,6 +165,7 @@ def _load(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> T
     }
     if model.HasField("drafter"):
         rows["speculation"] = _speculation(engine.speculation)
+        rows |= {f"by {part.method}": _speculation(part) for part in engine.speculation.by_method}
     for name, value in rows.items():
         table.add_row(name, value)
     return table

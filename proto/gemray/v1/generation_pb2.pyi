@@ -392,18 +392,20 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ["method", "rounds", "drafted", "accepted", "accepted_per_position"]
+    __slots__ = ["method", "rounds", "drafted", "accepted", "accepted_per_position", "by_method"]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    BY_METHOD_FIELD_NUMBER: _ClassVar[int]
     method: str
     rounds: int
     drafted: int
     accepted: int
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, method: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ...) -> None: ...
+    by_method: _containers.RepeatedCompositeFieldContainer[Speculation]
+    def __init__(self, method: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., by_method: _Optional[_Iterable[_Union[Speculation, _Mapping]]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ["token_id", "logprob", "top", "text", "token_bytes"]
@@ -466,7 +468,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults", "replicas", "model_name", "revision", "gemray_version", "checkpoint_hash"]
+    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults", "replicas", "model_name", "revision", "gemray_version", "checkpoint_hash", "drafters"]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +489,7 @@ class GetModelInfoResponse(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     GEMRAY_VERSION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_HASH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     hidden_size: int
     num_layers: int
@@ -507,7 +510,8 @@ class GetModelInfoResponse(_message.Message):
     revision: str
     gemray_version: str
     checkpoint_hash: str
-    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ..., model_name: _Optional[str] = ..., revision: _Optional[str] = ..., gemray_version: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ...) -> None: ...
+    drafters: _containers.RepeatedCompositeFieldContainer[Drafter]
+    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ..., model_name: _Optional[str] = ..., revision: _Optional[str] = ..., gemray_version: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[Drafter, _Mapping]]] = ...) -> None: ...
 
 class ReplicaInfo(_message.Message):
     __slots__ = ["index", "max_model_len", "ranks"]

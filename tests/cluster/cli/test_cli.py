@@ -212,6 +212,24 @@ async def test_info_tells_what_a_drafter_gives(served: Serving, monkeypatch: pyt
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_info_tells_of_each_drafter(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.gang.gang_info = gang_info(num_draft_tokens=4, two_drafters=True)
+    parts = [
+        SpeculationCounters(rounds=5, drafted=20, accepted=5),
+        SpeculationCounters(rounds=1, drafted=8, accepted=7),
+    ]
+    total = SpeculationCounters(rounds=6, drafted=28, accepted=12, of_drafters=parts)
+    monkeypatch.setattr(served.gang, "speculation", total)
+    _, out, _ = await run("info", "--address", served.server.address)
+    shown = _unwrapped(out)
+    assert "drafter 1 fake-assistant: mtp, shared KV, colocated, up to 4 drafts a step" in shown
+    assert "drafter 2 fake-dflash: dflash, own KV, colocated, up to 8 drafts a step" in shown
+    assert "speculation 6 rounds, 28 drafted, 12 accepted" in shown
+    assert "by mtp 5 rounds, 20 drafted, 5 accepted, acceptance length 2.00" in shown
+    assert "by dflash 1 rounds, 8 drafted, 7 accepted, acceptance length 8.00" in shown
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_info_tells_how_each_replica_stands(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     served.gang.gang_info = gang_info()
     _, out, _ = await run("info", "--address", served.server.address)

@@ -17,14 +17,18 @@ from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, WatchedGang
 from gemray_workers.errors import GemrayError
-from support.cluster.fake_gang import FakeGang
+from support.cluster.fake_gang import FakeGang, gang_info
 from support.cluster.series import SteppedGang, all_names, scrape
 from support.deployment.helm_chart import CHART
 
 
 def test_engine_series() -> None:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(SteppedGang(seconds_since_heartbeat=0.25)))
+    registry.register(
+        EngineCollector(
+            SteppedGang(seconds_since_heartbeat=0.25, gang_info=gang_info(num_draft_tokens=4, two_drafters=True))
+        )
+    )
     samples = scrape(registry)
     expected: dict[tuple[Any, ...], float] = {
         ("gemray_engine_running_requests",): 3,
@@ -50,6 +54,10 @@ def test_engine_series() -> None:
         ("gemray_speculation_accepted_tokens_total",): 50,
         ("gemray_speculation_accepted_position_tokens_total", ("position", "0")): 19,
         ("gemray_speculation_accepted_position_tokens_total", ("position", "3")): 6,
+        ("gemray_drafter_rounds_total", ("method", "mtp")): 20,
+        ("gemray_drafter_drafted_tokens_total", ("method", "mtp")): 80,
+        ("gemray_drafter_accepted_tokens_total", ("method", "mtp")): 50,
+        ("gemray_drafter_rounds_total", ("method", "dflash")): 0,
         ("gemray_engine_step_duration_seconds_bucket", ("le", "0.008")): 0,
         ("gemray_engine_step_duration_seconds_bucket", ("le", "0.012")): 11,
         ("gemray_engine_step_duration_seconds_bucket", ("le", "5.0")): 11,

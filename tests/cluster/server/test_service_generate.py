@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.convert import speculation
 from gemray_cluster.text.tokenizer import BOS_ID, SPECIAL_TOKENS, ChatTokenizer
+from gemray_workers.messages import SpeculationCounters
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import DEFAULTS, Serving, joined, serving
 from support.cluster.text import MULTILINGUAL, byte_ids
@@ -298,6 +300,7 @@ async def test_model_info_with_a_drafter(served: Serving) -> None:
         name="fake-assistant",
         checkpoint_hash="4567",
     )
+    assert list(info.drafters) == [info.drafter]
     assert [rank.role for rank in info.ranks] == [pb.RANK_ROLE_TARGET] * 2
 
 
@@ -312,3 +315,32 @@ async def test_server_stats(served: Serving) -> None:
         "sliding": (2, 40),
         "full": (3, 80),
     }
+
+
+async def test_model_info_with_two_drafters(served: Serving) -> None:
+    served.gang.gang_info = gang_info(num_draft_tokens=4, two_drafters=True)
+    info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert [(d.name, d.method, d.max_draft_tokens) for d in info.drafters] == [
+        ("fake-assistant", "mtp", 4),
+        ("fake-dflash", "dflash", 8),
+    ]
+    assert (info.drafter.method, info.drafter.max_draft_tokens) == ("mtp+dflash", 8)
+
+
+async def test_counters_of_two_drafters_are_told_apart() -> None:
+    model = gang_info(num_draft_tokens=4, two_drafters=True).model
+    mtp = SpeculationCounters(rounds=2, drafted=8, accepted=3, accepted_per_position=[2, 1])
+    dflash = SpeculationCounters(rounds=1, drafted=8, accepted=1, accepted_per_position=[1])
+    told = speculation(
+        SpeculationCounters(rounds=3, drafted=16, accepted=4, accepted_per_position=[3, 1], of_drafters=[mtp, dflash]),
+        model,
+    )
+    assert (told.method, told.rounds, told.accepted) == ("mtp+dflash", 3, 4)
+    assert [(part.method, part.rounds, part.drafted, part.accepted) for part in told.by_method] == [
+        ("mtp", 2, 8, 3),
+        ("dflash", 1, 8, 1),
+    ]
+    only = speculation(SpeculationCounters(rounds=1, of_drafters=[SpeculationCounters(), dflash]), model)
+    assert (only.method, [part.method for part in only.by_method]) == ("dflash", ["dflash"])
+    assert speculation(mtp, model).method == "mtp"
+    assert not speculation(mtp, gang_info(num_draft_tokens=4).model).by_method

@@ -110,6 +110,8 @@ def test_ids_do_not_depend_on_who_drafts(shape: Shape, prefix_cache: bool) -> No
         assert run.ids == expected
         assert pair.together >= {frozenset({0}), frozenset({1}), frozenset({0, 1})}
         assert run.speculation.accepted > 0
+        assert all(part.accepted > 0 for part in run.speculation.of_drafters)
+        assert len(run.speculation.of_drafters) == 2
         assert (run.preemptions > 0) == (situation is scarce_pages)
 
 

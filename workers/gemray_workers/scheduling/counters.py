@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
+
+import msgspec
 
 from gemray_workers.messages import SpeculationCounters
 
 
 class SpeculationTally:
-    """Counts drafting rounds of one request, or of all."""
+    """Counts drafting rounds of one request, or of all, by drafter."""
+
+    def __init__(self) -> None:
+        self._parts: list[_Rounds] = [_Rounds()]
+        self._newest = 0
+
+    def record(self, *, drafted: int, accepted: int, drafter: int = 0) -> None:
+        """Count one round; a step without drafts is none. A position counts from when it was first drafted."""
+        if drafted == 0:
+            return
+        self._parts.extend(_Rounds() for _ in range(len(self._parts), drafter + 1))
+        self._parts[drafter].record(drafted, accepted)
+        self._newest = drafter
+
+    def counters(self) -> SpeculationCounters:
+        """The counts so far."""
+        parts = [part.counters() for part in self._parts]
+        if len(parts) == 1:
+            return parts[0]
+        total = reduce(SpeculationCounters.plus, parts)
+        return msgspec.structs.replace(total, of_drafters=parts, newest=self._newest)
+
+
+class _Rounds:
+    """Counts the rounds of one drafter."""
 
     def __init__(self) -> None:
         self._rounds = 0
         self._drafted = 0
         self._accepted_per_position: list[int] = []
 
-    def record(self, *, drafted: int, accepted: int) -> None:
-        """Count one round; a step without drafts is none. A position counts from when it was first drafted."""
-        if drafted == 0:
-            return
+    def record(self, drafted: int, accepted: int) -> None:
         self._rounds += 1
         self._drafted += drafted
         counts = self._accepted_per_position
@@ -27,7 +51,6 @@ class SpeculationTally:
             counts[position] += 1
 
     def counters(self) -> SpeculationCounters:
-        """The counts so far."""
         return SpeculationCounters(
             rounds=self._rounds,
             drafted=self._drafted,

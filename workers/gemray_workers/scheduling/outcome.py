@@ -34,7 +34,9 @@ def apply_outcome(
 
     sequence.tokens.extend(kept_ids)
     sequence.num_computed += rows.num_known + outcome.num_accepted
-    sequence.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, trimmed.num_kept))
+    sequence.speculation.record(
+        drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, trimmed.num_kept), drafter=rows.drafter
+    )
     if finish is None:
         sequence.check()
     if not kept_ids and finish is None and not outcome.prompt_logprobs:

@@ -288,7 +288,9 @@ class Scheduler:
         delta = apply_outcome(sequence, rows, outcome, self._config.max_model_len)
         num_new = 0 if delta is None else len(delta.token_ids)
         self._totals.num_generated += num_new
-        self._totals.speculation.record(drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, num_new))
+        self._totals.speculation.record(
+            drafted=outcome.num_drafts, accepted=min(outcome.num_accepted, num_new), drafter=rows.drafter
+        )
         if outcome.fault is None:
             num_confirmed = min(sequence.num_computed, len(sequence.tokens))  # behind a stop id more is computed
             self._ledger.publish(sequence.running_slot, sequence.tokens, num_confirmed)
