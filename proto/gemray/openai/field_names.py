@@ -17,6 +17,7 @@ _RENAMED = (
     (r"chat\.", ""),
     (r"sampling\.logprobs", "top_logprobs"),
     (r"sampling\.", ""),
+    (r"speculation\.method", "draft_method"),
     (r"speculation\.", ""),
     (r"structured\.json_schema", "response_format.json_schema.schema"),
     (r"structured\.json_object", "response_format"),

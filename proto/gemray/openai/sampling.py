@@ -102,5 +102,7 @@ def _read_bias(fields: Fields) -> dict[int, float]:
 
 
 def read_speculation(fields: Fields) -> pb.SpeculationParameters:
-    """How many drafts a step the request takes; raises HttpError."""
-    return pb.SpeculationParameters(num_draft_tokens=fields.integer("num_draft_tokens"))
+    """Who drafts for the request, and how many tokens a step; raises HttpError."""
+    return pb.SpeculationParameters(
+        num_draft_tokens=fields.integer("num_draft_tokens"), method=fields.text("draft_method")
+    )

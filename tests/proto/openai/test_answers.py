@@ -251,6 +251,8 @@ def test_fields_have_the_names_that_the_client_knows() -> None:
         ("chat.tool_choice.mode", "tool_choice"),
         ("chat.parallel_tool_calls", "parallel_tool_calls"),
         ("structured.json_schema#/properties/a", "response_format.json_schema.schema#/properties/a"),
+        ("speculation.num_draft_tokens", "num_draft_tokens"),
+        ("speculation.method", "draft_method"),
         ("structured.choice.texts", "structured_outputs.choice"),
         ("structured.lark", "structured_outputs.grammar"),
         ("structured", "response_format"),

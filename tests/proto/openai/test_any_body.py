@@ -32,6 +32,7 @@ NAMES = (
     "stop", "logit_bias", "logprobs", "top_logprobs", "n", "best_of", "seed", "temperature", "top_k", "max_tokens",
     "prompt", "stream", "stream_options", "include_usage", "chat_template_kwargs", "enable_thinking",
     "reasoning_effort", "stop_token_ids", "allowed_token_ids", "bad_words", "echo", "num_draft_tokens", "model",
+    "draft_method",
 )  # fmt: skip
 names = st.one_of(st.sampled_from(NAMES), texts)
 values = st.recursive(

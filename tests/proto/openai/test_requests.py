@@ -78,6 +78,8 @@ def test_sampling() -> None:
     assert not chat(logprobs=False).request.sampling.HasField("logprobs")
     assert chat(max_tokens=4, max_completion_tokens=4).request.sampling.max_tokens == 4
     assert chat(num_draft_tokens=0).request.speculation.HasField("num_draft_tokens")
+    assert chat(draft_method="dflash").request.speculation.method == "dflash"
+    assert not chat(draft_method=None).request.speculation.HasField("method")
 
 
 def test_messages() -> None:
