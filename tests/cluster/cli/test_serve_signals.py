@@ -73,6 +73,13 @@ def processes_of(pid: int) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
 
+def terminate_all(pid: int) -> None:
+    """Send SIGTERM to a process and its descendants, of which some may end before it is their turn."""
+    for each in processes_of(pid):
+        with suppress(psutil.NoSuchProcess):
+            each.terminate()
+
+
 def is_gone(process: psutil.Process) -> bool:
     try:
         return process.status() == psutil.STATUS_ZOMBIE or not process.is_running()
@@ -168,16 +175,14 @@ async def test_a_ray_that_dies_is_started_again(tmp_path: Path, victim: str) -> 
 async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) -> None:
     """As systemd sends it, to every process of the service at once."""
     async with served(write_servable_checkpoint(tmp_path / "model")) as (process, _):
-        for each in processes_of(process.pid):
-            each.terminate()
+        terminate_all(process.pid)
         assert await asyncio.wait_for(process.wait(), HANG_S) == 0
 
 
 async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
     async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "4") as process:
         await asyncio.wait_for(line_with(process, "for resources: wanted 4 x"), START_S)
-        for each in processes_of(process.pid):
-            each.terminate()
+        terminate_all(process.pid)
         await asyncio.wait_for(line_with(process, "ended before the gang was ready"), HANG_S)
         assert await asyncio.wait_for(process.wait(), HANG_S) == 130
 
