@@ -66,9 +66,10 @@ def edited(
     """One row's logits after its edits, in the documented order."""
     row = list(logits)
     counts, seen = Counter(output), {*prompt, *output}
+    completing = {word[-1] for word in params.bad_words if tuple(output[1 - len(word) :]) == word[:-1]}
     for v in range(len(row)):
         forbidden = bool(params.allowed_token_ids) and v not in params.allowed_token_ids
-        forbidden |= v in params.suppress_tokens
+        forbidden |= v in params.suppress_tokens or v in completing
         forbidden |= len(output) < params.min_tokens and v in params.stop_token_ids
         if forbidden:
             row[v] = -math.inf

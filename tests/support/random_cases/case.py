@@ -159,6 +159,8 @@ def original(number: int) -> Submit:
         changes |= {"stop_token_ids": _stop_ids(rng), "min_tokens": rng.randrange(1, 8)}
     elif not submit.params.min_tokens:
         changes["stop_token_ids"] = ()
+    if number % 5 == 3:
+        changes["bad_words"] = _bad_words(random.Random(f"bad words of {number}"))
     params = msgspec.structs.replace(submit.params, **changes)
     return msgspec.structs.replace(submit, prompt_ids=prompt, params=params)
 
@@ -182,6 +184,12 @@ def _cut(rng: random.Random, submit: Submit, name: str, num_drafts: int, crowded
 
 def _with_method(submit: Submit, method: DraftMethod) -> Submit:
     return msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, draft_method=method))
+
+
+def _bad_words(rng: random.Random) -> tuple[tuple[int, ...], ...]:
+    """Each id has some that may not follow it, and some that may not follow it and another one."""
+    pairs = [(first, last) for first in range(VOCAB_SIZE) for last in rng.sample(range(VOCAB_SIZE), 12)]
+    return *pairs, *((rng.randrange(VOCAB_SIZE), *pair) for pair in rng.sample(pairs, 500))
 
 
 def _stop_ids(rng: random.Random) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ def test_a_few_seeds_have_everything() -> None:
     assert {case.lag for case in cases} == {0, 1}
     assert {case.limits.padded for case in cases} == {False, True}
     assert any(submit.params.stop_token_ids for case in cases for submit in case.submits)
+    assert any(submit.params.bad_words for case in cases for submit in case.submits)
 
 
 def test_a_seed_is_a_case_and_a_sweep_has_every_cell() -> None:
