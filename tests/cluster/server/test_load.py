@@ -13,7 +13,7 @@ PLAN = Plan(requests=150, streams=40, unread=4)
 
 async def test_every_stream_is_accounted_for(tokenizer: ChatTokenizer) -> None:
     gang = FakeGang(Script(delay_s=0.002), gang_info(max_model_len=512))
-    async with serving(tokenizer, gang, max_live_requests=5) as served:
+    async with serving(tokenizer, gang, max_live_requests=30) as served:
         outcome = await run_load(served.server.address, PLAN)
         limiter = served.server.limiter
         await eventually(lambda: limiter.active == 0 and gang.num_active == 0)
@@ -21,7 +21,8 @@ async def test_every_stream_is_accounted_for(tokenizer: ChatTokenizer) -> None:
     assert outcome.count == PLAN.requests
     assert outcome.most_at_once <= PLAN.streams
     status = outcome.by_status
-    assert limiter.rejected == status["RESOURCE_EXHAUSTED"]
+    refused = status["RESOURCE_EXHAUSTED"]
+    assert refused <= limiter.rejected <= refused + status["CANCELLED"], "who cancels does not hear of it"
     assert limiter.failed == 0
     taken = limiter.completed + limiter.cancelled + limiter.rejected
     assert PLAN.requests - status["CANCELLED"] <= taken <= PLAN.requests, "a cancel may come before its request"

@@ -83,8 +83,9 @@ def _problems(plan: Plan, outcome: Outcome, stats: pb.GetServerStatsResponse, me
     taken = requests.completed + requests.cancelled + requests.failed + requests.rejected
     if not plan.requests - status["CANCELLED"] <= taken <= plan.requests:
         yield f"the server counts {taken} of {plan.requests} requests, of which {status['CANCELLED']} were cancelled"
-    if requests.rejected != status["RESOURCE_EXHAUSTED"]:
-        yield f"the server refused {requests.rejected} requests, its clients know of {status['RESOURCE_EXHAUSTED']}"
+    refused = status["RESOURCE_EXHAUSTED"]
+    if not refused <= requests.rejected <= refused + status["CANCELLED"]:  # who cancels does not hear of it
+        yield f"the server refused {requests.rejected} requests, its clients know of {refused}"
     if requests.failed or requests.active:
         yield f"{requests.failed} requests failed, {requests.active} are still held"
     if held := [pool.group for pool in stats.engine.pools if pool.pages_in_use]:
@@ -104,10 +105,10 @@ def _report(
     problems: list[str],
 ) -> Iterator[str]:
     requests = stats.requests
-    yield f"{_machine()}; gemray {version('gemray')}, torch {version('torch')}, ray {version('ray')}, grpcio "
+    yield f"{_machine()}; gemray {version('gemray')}, torch {version('torch')}, ray {version('ray')}, grpcio"
     yield f"{version('grpcio')}; gemray-tiny with MTP, one rank, float32; the clients on the same machine."
     yield ""
-    yield f"{plan.requests} streams in {seconds:.0f} s, up to {outcome.most_at_once} of them read at one time and "
+    yield f"{plan.requests} streams in {seconds:.0f} s, up to {outcome.most_at_once} of them read at one time and"
     yield f"{plan.unread} left unread beside them; {outcome.tokens} tokens came."
     yield ""
     yield "| | completed | cancelled | refused | unread for too long | failed |\n| --- | --- | --- | --- | --- | --- |"

@@ -19,6 +19,8 @@ STREAMS_OF_CHANNEL = 50
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
 """Options of a client that takes little before it reads: its streams block after a few messages."""
 CANCELLED_SHARE = 0.2
+REFUSED_PAUSE_S = 1.0
+"""What RetryInfo asks for: a refused client's place is not taken by the next one at once, who would be refused, too."""
 PROMPTS = ("The manual of the printer says", "Write a Python function that", "import this", "A list comprehension is")
 END_OF_STREAM: Any = vars(grpc.aio)["EOF"]
 """Not in the stubs."""
@@ -73,7 +75,9 @@ async def run_load(address: str, plan: Plan) -> Outcome:
         async with places:
             live += 1
             outcome.most_at_once = max(outcome.most_at_once, live)
-            await _read(stubs[index % num_channels], Random(f"{plan.seed}:{index}"), outcome)
+            status = await _read(stubs[index % num_channels], Random(f"{plan.seed}:{index}"), outcome)
+            if status == "RESOURCE_EXHAUSTED":
+                await asyncio.sleep(REFUSED_PAUSE_S)
             live -= 1
 
     unread = [asyncio.create_task(_leave_unread(stubs[-1], seed, all_read, outcome)) for seed in range(plan.unread)]
@@ -85,7 +89,7 @@ async def run_load(address: str, plan: Plan) -> Outcome:
     return outcome
 
 
-async def _read(stub: Any, random: Random, outcome: Outcome) -> None:
+async def _read(stub: Any, random: Random, outcome: Outcome) -> str:
     request = pb.GenerateStreamRequest(
         text=random.choice(PROMPTS),
         sampling=pb.SamplingParameters(seed=random.getrandbits(64), max_tokens=random.randint(2, 24), ignore_eos=True),
@@ -95,7 +99,7 @@ async def _read(stub: Any, random: Random, outcome: Outcome) -> None:
     if is_cancelled and random.random() < 0.3:  # before it is taken, while it waits, or while it runs
         asyncio.get_running_loop().call_later(random.random(), call.cancel)
     most_messages = random.randint(1, 8) if is_cancelled else None
-    await _until_the_end(call, outcome, most_messages)
+    return await _until_the_end(call, outcome, most_messages)
 
 
 async def _leave_unread(stub: Any, seed: int, all_read: asyncio.Event, outcome: Outcome) -> None:
@@ -108,7 +112,8 @@ async def _leave_unread(stub: Any, seed: int, all_read: asyncio.Event, outcome: 
     await _until_the_end(call, outcome, None)
 
 
-async def _until_the_end(call: Any, outcome: Outcome, most_messages: int | None) -> None:
+async def _until_the_end(call: Any, outcome: Outcome, most_messages: int | None) -> str:
+    """Read on, and count the status; `most_messages` is where to cancel."""
     num_messages = 0
     try:
         while (message := await call.read()) is not END_OF_STREAM:
@@ -124,3 +129,4 @@ async def _until_the_end(call: Any, outcome: Outcome, most_messages: int | None)
     outcome.by_status[status] += 1
     if status not in EXPECTED:
         outcome.unexpected.append(f"{status}: {await call.details()}")
+    return status
