@@ -14,7 +14,7 @@ from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.rank.worker import RankWorker
 from gemray_workers.sampling.verify import Accept
 
-DELAY_S = 5.0
+DELAY_S = 10.0
 FOR_EVER_S = 3600.0
 
 
