@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+TESTS = Path(__file__).resolve().parents[2]
 START_S = 600.0
 """Only a hang takes that long."""
 
@@ -29,10 +31,11 @@ class FamilyServer:
     @classmethod
     async def start(cls, log: Path, *arguments: str) -> FamilyServer:
         """Start it, and return when all replicas serve. What it logs is appended to `log`."""
+        path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "support.chaos.family_server", *arguments,
-                stdout=asyncio.subprocess.PIPE, stderr=stderr,
+                stdout=asyncio.subprocess.PIPE, stderr=stderr, env={**os.environ, "PYTHONPATH": path},
             )  # fmt: skip
         server = cls(process)
         try:
