@@ -9,7 +9,7 @@ from torch import Tensor
 from gemray_workers.engine.buckets import CAPTURED_FEATURES, buckets, fit
 from gemray_workers.engine.cycle import Cycle, CycleOutput
 from gemray_workers.execution.cycle_rows import CyclePlan
-from gemray_workers.sampling.row_masks import RowMasks
+from gemray_workers.sampling.row_masks import MakeMasks
 
 
 class PaddedCycle:
@@ -40,5 +40,5 @@ class PaddedCycle:
     def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
         self._cycle.draft(plan, table_S5)
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
-        return self._cycle.decide(plan, table_S5, row_masks)
+    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+        return self._cycle.decide(plan, table_S5, masks)

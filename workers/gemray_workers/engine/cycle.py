@@ -28,7 +28,7 @@ from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.choose import choose
-from gemray_workers.sampling.row_masks import RowMasks
+from gemray_workers.sampling.row_masks import MakeMasks, RowMasks
 from gemray_workers.sampling.state import drafts_before
 from gemray_workers.sampling.verify import Accept, verify
 
@@ -62,8 +62,8 @@ class CycleRunner(Protocol):
         """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S5` its table on the device."""
         ...
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
-        """Verify the drafts and move every sequence on; `row_masks` are of the rectangle's rows."""
+    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+        """Verify the drafts and move every sequence on; `masks` makes those of the rectangle's rows."""
         ...
 
 
@@ -114,11 +114,17 @@ class Cycle:
         if plan.shape.num_drafting:
             self._drafter.propose(CycleRows.of(plan, table_S5, self._slots), self._slots)
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
-        """Compute the plan's rows, choose tokens, and move every sequence on. Arguments as of `draft`."""
+    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+        """Compute the plan's rows, choose tokens, and move every sequence on.
+
+        Args:
+            plan: as of `draft`.
+            table_S5: as of `draft`.
+            masks: makes the masks of the rectangle's rows; called once the forward pass is enqueued.
+        """
         rows = CycleRows.of(plan, table_S5, self._slots)
         packed, output = self.forward(rows)
-        verified = self.verify(rows, packed, output, row_masks)
+        verified = self.verify(rows, packed, output, None if masks is None else masks())
         self.commit(rows, packed, output, verified.accepted_A)
         return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.layout.first_A)
 

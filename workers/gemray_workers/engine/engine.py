@@ -102,7 +102,7 @@ class Engine:
         marks = self._clock.start()
         self._cycle.draft(cycle, table_S5)
         marks.drafted()
-        output = self._cycle.decide(cycle, table_S5, self._grammar_masks.masks(cycle))
+        output = self._cycle.decide(cycle, table_S5, self._grammar_masks.begin(cycle))
         marks.verified()
         wants_logprobs = self._reader.wants_logprobs(plan)
         found = HostResult(output.found_CK if self._planner.learns or wants_logprobs else None)

@@ -19,7 +19,7 @@ from gemray_workers.engine.buckets import fit
 from gemray_workers.engine.cycle import Cycle, CycleOutput
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import Features
-from gemray_workers.sampling.row_masks import RowMasks
+from gemray_workers.sampling.row_masks import MakeMasks
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class GraphedCycle:
         if captured.draft is not None:
             captured.draft.replay()
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, row_masks: RowMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
         """As `Cycle.decide`, after `draft`; the output is the bucket's and is written again by its next cycle. Cycles
-        with `row_masks` have no bucket: see `Features.grammar`."""
+        with `masks` have no bucket: see `Features.grammar`."""
         captured = self._captured.get((plan.shape, plan.features))
         if captured is None:
-            return self._cycle.decide(plan, table_S5, row_masks)
+            return self._cycle.decide(plan, table_S5, masks)
         captured.decide.replay()
         return captured.output
 

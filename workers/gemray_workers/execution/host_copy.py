@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,16 @@ class HostResult:
             self._done.record()
 
     def rows(self) -> list[list[int]]:
-        """Its rows; waits until they have arrived."""
+        """Those of a matrix; waits until they have arrived."""
+        rows: list[list[int]] = self._arrived()
+        return rows
+
+    def values(self) -> list[int]:
+        """Those of a vector; waits until they have arrived."""
+        values: list[int] = self._arrived()
+        return values
+
+    def _arrived(self) -> Any:
         if self._done is not None:
             self._done.synchronize()
         return [] if self._host is None else self._host.tolist()

@@ -5,7 +5,7 @@ Shape legend: G rows with a mask, R rows, I 32-bit words of the vocabulary's ids
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +53,7 @@ class RowMasks:
         masked_GV = edited_RV[self.row_G]
         masked_GV = torch.where(self.forbidden_GV, masked_GV - torch.inf, masked_GV)
         return edited_RV.index_copy(0, self.row_G, masked_GV)
+
+
+MakeMasks = Callable[[], RowMasks]
+"""Makes masks once they are needed: what they follow from may still be on its way."""
