@@ -138,6 +138,20 @@ def test_why_nothing_can_follow(compiler: GrammarCompiler, tokenizer: ChatTokeni
     assert "other fields" in str(run.why_stuck(allowed=(a,), banned=(a,)))
 
 
+def test_a_form_that_forces_too_much_behind_a_choice_ends_there(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer
+) -> None:
+    """Its masks would hold up every other request; only the compiler looks at what all texts begin with."""
+    (x,) = tokenizer.encode("x")[1:]
+    run = start(compiler, "regex", "(x|y)a{20000}")
+    assert x in allowed_ids(run.allowed([])[0])
+    assert not run.allowed([x])[1].any()
+    assert run.take([x]) is None
+    assert not run.allowed([])[0].any()
+    assert str(run.why_stuck(allowed=(), banned=())) == "20000 bytes must follow here, at most 16384 may"
+    assert start(compiler, "regex", "(x|y)a{16000}").allowed([x])[1].any()
+
+
 def test_json_may_be_written_over_lines_but_not_padded_without_end(
     compiler: GrammarCompiler, tokenizer: ChatTokenizer
 ) -> None:

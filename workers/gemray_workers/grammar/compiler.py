@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Grammar, GrammarKind
 from gemray_workers.grammar.vocabulary import END_MARK
 
@@ -24,9 +25,6 @@ MAX_GRAMMAR_BYTES = 256 << 10
 MAX_DEPTH = 64
 """Objects and arrays of a schema, one inside the other."""
 MAX_CHOICES = 4096
-MAX_FORCED_BYTES = 16 << 10
-"""Most bytes that a text must begin with. Each mask inside of them cuts what is left into ids: 12 ms for so many,
-250 for 100,000, which every other request of a step would wait for."""
 WHITESPACE = r"(\n[ \t]{0,32}|[ ]{1,2})"
 """Between the marks of a JSON text: a line break and an indent, or a space. Without a bound a model that has lost its
 way writes spaces to the end of its budget."""
@@ -73,7 +71,7 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         source = _source(grammar)
         matcher = self._matcher(source)
-        forced = len(matcher.compute_ff_bytes())
+        forced = num_forced_bytes(matcher)
         if forced > MAX_FORCED_BYTES:
             value = Summary(f"a form whose texts all begin with the same {forced} bytes")
             raise InvalidField(grammar.field, value, f"at most {MAX_FORCED_BYTES}; put them into the prompt")

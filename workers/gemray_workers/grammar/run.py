@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from gemray_workers.grammar.compiler import first_line
+from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Thought
 from gemray_workers.grammar.vocabulary import END_MARK
 
@@ -85,6 +86,8 @@ class GrammarRun:
             allowed: ids that the request's other fields leave; none of them means all.
             banned: ids that they forbid.
         """
+        if self._part is not _Part.THOUGHT and (forced := num_forced_bytes(self._matcher)) > MAX_FORCED_BYTES:
+            return f"{forced} bytes must follow here, at most {MAX_FORCED_BYTES} may"
         if self._matcher.is_error():
             return f"its masks take more work than a grammar may: {first_line(self._matcher.get_error())}"
         usable_W = words_of(allowed, self.num_words) if allowed else np.full(self.num_words, ALL, dtype=np.uint32)
@@ -105,12 +108,14 @@ class GrammarRun:
         return _Part.ANSWER, is_id and matcher.try_consume_tokens([token_id]) == 1
 
     def _mask(self, matcher: LLMatcher, part: _Part) -> Words:
-        """[W]; nothing when the matcher has given up."""
+        """[W]; nothing when the matcher has given up, or would take too much work."""
         if part is _Part.THOUGHT:
             words_W = np.full(self.num_words, ALL, dtype=np.uint32)
             for token_id in self._stops:
                 _set(words_W, token_id, False)
             return words_W
+        if num_forced_bytes(matcher) > MAX_FORCED_BYTES:
+            return np.zeros(self.num_words, dtype=np.uint32)
         words_W = np.frombuffer(matcher.compute_bitmask(), dtype="<u4")[: self.num_words].astype(np.uint32)
         if matcher.is_error():
             return np.zeros(self.num_words, dtype=np.uint32)
