@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_workers.messages import Distribution, EngineStats, SpeculationCounters
-from support.cluster.fake_gang import FakeGang
+from support.cluster.fake_gang import FakeGang, gang_info
 from support.waiting import HANG_S
 
 STATS = EngineStats(
@@ -59,9 +59,9 @@ def scrape(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, 
 
 
 def all_names() -> set[str]:
-    """Names of all samples of a server that has ended a request."""
+    """Names of all samples of a server with drafters that has ended a request."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(SteppedGang()))
+    registry.register(EngineCollector(SteppedGang(gang_info=gang_info(num_draft_tokens=4, two_drafters=True))))
     metrics = RequestMetrics(registry)
     metrics.requests.labels("length").inc()
     metrics.prefill.labels("miss").observe(1.0)
