@@ -87,7 +87,6 @@ UV_VERSION := 0.13.9
 lock:
 	$(PYTHON) -m venv $(VENV)-uv
 	$(VENV)-uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	grep -v '^triton==' constraints.txt > $(VENV)-uv/constraints.txt
 	$(VENV)-uv/bin/uv pip compile pyproject.toml helm/docker/requirements.in --extra gpu --extra cluster --extra tracing \
-		--extra openai --constraint $(VENV)-uv/constraints.txt --python-version 3.12 --python-platform x86_64-manylinux_2_36 \
+		--extra openai --constraint constraints.txt --python-version 3.12 --python-platform x86_64-manylinux_2_36 \
 		--only-binary :all: --no-python-downloads --generate-hashes --no-annotate --custom-compile-command "make lock" --output-file $(LOCK)
