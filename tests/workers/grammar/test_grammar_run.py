@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 
 import numpy as np
 import pytest
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.embedded import embedded_path
-from gemray_workers.grammar.compiler import GrammarCompiler
+from gemray_workers.grammar.compiler import MAX_CHOICES, GrammarCompiler
 from gemray_workers.grammar.grammar import Grammar, GrammarKind, Thought
 from gemray_workers.grammar.run import GrammarRun, Words
 from gemray_workers.grammar.special_tokens import SPECIAL_TOKENS
@@ -127,6 +128,36 @@ def test_lark_reaches_control_tokens(compiler: GrammarCompiler, tokenizer: ChatT
            *tokenizer.encode("}")[1:], end]  # fmt: skip
     assert allowed_ids(start(compiler, "lark", grammar).allowed([])[0]) == {call}
     assert start(compiler, "lark", grammar).take(ids) == len(ids)
+
+
+@pytest.mark.parametrize(
+    "text", ["<turn|>b", "see <bos> here", "<|tool_call>call:a{}", "<eos>z", 'a "b"\\n\n\t/[c]|(d)*.+?^$-&~#']
+)
+def test_a_spelled_control_token_is_text(compiler: GrammarCompiler, tokenizer: ChatTokenizer, text: str) -> None:
+    """Where a text is forced it is cut into ids as well: into those that spell it, and never into a control token."""
+    forms: list[tuple[GrammarKind, str, Callable[[str], str]]] = [
+        ("choice", json.dumps([text]), str),
+        ("json_schema", json.dumps({"const": text}), json.loads),
+    ]
+    for kind, grammar, read in forms:
+        run = start(compiler, kind, grammar)
+        ids: list[int] = []
+        while True:
+            allowed = allowed_ids(run.allowed([])[0])
+            assert allowed.isdisjoint(SPECIAL_TOKENS.values()), ids
+            ids.append(max(allowed, key=lambda token_id: len(tokenizer.bytes_of(token_id))))
+            if run.take(ids[-1:]) is not None:
+                break
+        assert read(tokenizer.decode(ids)) == text
+
+
+def test_as_many_choices_as_may_be(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    random = Random(0)
+    choices = ["".join(random.choices("abcdefgh é.|", k=40)) for _ in range(MAX_CHOICES)]
+    run = start(compiler, "choice", json.dumps(choices))
+    ids = tokenizer.encode(choices[-1])[1:]
+    assert all(token_id in allowed_ids(words) for token_id, words in zip(ids, run.allowed(ids[:-1]), strict=True))
+    assert run.take(ids) == len(ids)
 
 
 def test_why_nothing_can_follow(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:

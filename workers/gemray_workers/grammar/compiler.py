@@ -144,11 +144,16 @@ def _source(grammar: Grammar) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
+            # One expression: of rules llguidance follows 2,000 at a time.
             choices: list[str] = json.loads(grammar.text)
-            alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-            return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+            return LLMatcher.grammar_from_regex("|".join(map(_literal, choices)))
         case "lark":
             return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _literal(text: str) -> str:
+    """The expression of this text alone. Other marks than these mean themselves; not all may be escaped."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$/\x00-\x1f\x7f]", lambda mark: rf"\x{{{ord(mark[0]):x}}}", text)
 
 
 def _read_schema(grammar: Grammar) -> dict[str, Any]:

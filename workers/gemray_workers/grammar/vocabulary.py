@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llguidance import LLTokenizer, TokenizerWrapper
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from gemray_workers.errors import CheckpointError
 from gemray_workers.grammar.special_tokens import SPECIAL_TOKENS, hidden_ids
@@ -51,8 +51,12 @@ class _Wrapped:
     special_token_ids: tuple[int, ...] = ()
 
     def __init__(self, backend: Tokenizer, vocab_size: int, source: str) -> None:
-        self._backend = backend
         hidden = hidden_ids(backend)
+        # Text that spells a control token is text, in an answer as in a prompt. A copy: the one in use cuts prompts.
+        self._plain: Tokenizer = Tokenizer.from_str(backend.to_str())
+        names = [str(backend.id_to_token(token_id)) for token_id in sorted(hidden)]
+        self._plain.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+        self._plain.encode_special_tokens = True
         token_bytes = bytes_of_tokens(backend, hidden, source)[:vocab_size]
         self.tokens = [
             _SPECIAL_PREFIX + str(backend.id_to_token(token_id)).encode() if token_id in hidden else token
@@ -64,5 +68,5 @@ class _Wrapped:
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError("texts, not bytes")  # llguidance tries which of them it may give
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
