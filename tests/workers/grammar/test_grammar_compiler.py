@@ -40,6 +40,8 @@ def test_every_schema_of_the_sweep_compiles(compiler: GrammarCompiler) -> None:
         ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "#/properties/a", "uniqueItems"),
         ({"properties": {"a/b": {"items": {"not": {}}}}}, "#/properties/a~1b/items", "not"),
         ({"anyOf": [{"type": "null"}, {"properties": {"x": {"if": {}}}}]}, "#/anyOf/1/properties/x", "if"),
+        ({"items": {"minProperties": 2, "required": ["a"], "additionalProperties": {"enum": [1]}}}, "#/items",
+         "minProperties (2) must not be above the number of required names (1)"),
         ({"$defs": {"d": {"pattern": "(?=a)b", "type": "string"}}, "$ref": "#/$defs/d"}, "#/$defs/d", "look-ahead"),
         ({"type": "object", "properties": {"n": {"minLength": 5, "maxLength": 2, "type": "string"}}, "required": ["n"]},
          "#/properties/n",

@@ -170,7 +170,20 @@ def _read_schema(grammar: Grammar) -> dict[str, Any]:
         raise InvalidField(grammar.field, Summary.of_text(grammar.text), f"JSON ({error})") from None
     if not isinstance(schema, dict):
         raise InvalidField(grammar.field, Summary.of_text(grammar.text), "a JSON schema that is an object")
+    _refuse_counted_names(grammar, schema)
     return schema
+
+
+def _refuse_counted_names(grammar: Grammar, schema: dict[str, Any], pointer: str = "") -> None:
+    """Refuse what llguidance would meet by writing a name twice: only names that a schema lists are written once."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    listed = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > listed:
+        place = f"#{pointer}" if pointer else ""
+        reason = f"minProperties ({least}) must not be above the number of required names ({listed})"
+        raise InvalidField(grammar.field + place, Summary("a form that can't be used"), reason)
+    for step, part in _parts(schema):
+        _refuse_counted_names(grammar, part, pointer + step)
 
 
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
