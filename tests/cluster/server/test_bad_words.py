@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import grpc
 import pytest
-import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.limits import LIMITS
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.sampling.params import SamplingParams
-from support.cluster.fake_gang import FakeGang
-from support.cluster.serving import Serving, bad_request_of, serving
+from support.cluster.serving import Serving, bad_request_of
 
 LIMIT = LIMITS["SamplingParameters.bad_words"]
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = LIMIT.entries or 0, LIMIT.chars or 0
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
 
 
 async def params_of(served: Serving, *words: str) -> SamplingParams:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.checkpoints.tiny_tokenizer import write_tiny_tokenizer
-from support.cluster.fake_gang import FakeGang
-from support.cluster.serving import Serving, bad_request_of, serving
+from support.cluster.serving import Serving, bad_request_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ASKED = pb.ChatMessage(role="user", content="Hi")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
 
 
 async def tokenized(served: Serving, *messages: pb.ChatMessage, **fields: Any) -> pb.TokenizeResponse:

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.calls import call_ids
-from support.cluster.fake_gang import FakeGang, Script
-from support.cluster.serving import Serving, bad_request_of, serving
+from support.cluster.fake_gang import Script
+from support.cluster.serving import Serving, bad_request_of
 from support.cluster.text import MULTILINGUAL, byte_ids
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _fresh_gang(served: Serving) -> None:
-    served.gang.script = Script()
-    served.gang.submitted.clear()
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
 
 async def check_every_cut(served: Serving, request: pb.GenerateStreamRequest) -> None:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.cluster.fake_gang import FakeGang
-from support.cluster.serving import Serving, bad_request_of, serving
+from support.cluster.serving import Serving, bad_request_of
 from support.cluster.text import MULTILINGUAL, byte_ids
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
 
 
 async def text_of(served: Serving, ids: list[int], *, skip: Any = None) -> str:

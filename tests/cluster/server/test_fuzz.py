@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from random import Random
 
 import pytest
-import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.cluster.fake_gang import FakeGang
-from support.cluster.serving import Serving, serving
+from support.cluster.serving import Serving
 from support.fuzz.corpus import corpus
 from support.fuzz.frames import GOAWAY, PING, PINGS, SESSIONS, damaged_session, kinds_of_frames, send
 from support.fuzz.handlers import Handlers, RecordingContext, Tally, sweep
@@ -26,12 +23,6 @@ def handlers() -> Iterator[Handlers]:
     made = Handlers()
     yield made
     made.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
 
 
 async def test_the_corpus_is_right(handlers: Handlers) -> None:

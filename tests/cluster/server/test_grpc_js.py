@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.calls import call_ids
-from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.fake_gang import Script
 from support.cluster.node import PACKAGES, node_environment
-from support.cluster.serving import Serving, serving
+from support.cluster.serving import Serving
 from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,12 +25,6 @@ PROTO = Path(__file__).parents[3] / "proto"
 @pytest.fixture(scope="module")
 def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return node_environment(request.config, tmp_path_factory.mktemp("node"))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
@@ -15,11 +13,11 @@ from gemray_cluster.text.token_text import TokenText
 from gemray_cluster.text.tokenizer import BOS_ID, ChatTokenizer
 from gemray_workers.errors import InvalidField
 from gemray_workers.sampling.params import SamplingParams
-from support.cluster.fake_gang import FakeGang, Script, gang_info
-from support.cluster.serving import Serving, bad_request_of, joined, serving
+from support.cluster.fake_gang import Script, gang_info
+from support.cluster.serving import Serving, bad_request_of, joined
 from support.cluster.text import MULTILINGUAL, byte_ids
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
 LONG = "one two three four " * 400
 """More tokens than the model fits."""
@@ -28,18 +26,6 @@ CONTINUED = pb.Chat(
     messages=[pb.ChatMessage(role="user", content="Say it"), pb.ChatMessage(role="assistant", content="It is ")],
     continue_final_message=True,
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _fresh_gang(served: Serving) -> None:
-    served.gang.script = Script()
-    served.gang.submitted.clear()
 
 
 async def prompt_of(served: Serving, kept: int, **body: Any) -> list[int]:

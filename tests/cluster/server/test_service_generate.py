@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,21 +19,7 @@ from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import DEFAULTS, Serving, joined, serving
 from support.cluster.text import MULTILINGUAL, byte_ids
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _fresh_gang(served: Serving) -> None:
-    served.gang.script = Script()
-    served.gang.gang_info = gang_info()
-    served.gang.submitted.clear()
-    served.gang.cancelled.clear()
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

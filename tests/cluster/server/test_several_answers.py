@@ -17,7 +17,7 @@ from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, bad_request_of, joined, serving
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
 NUM_PLACES = 6
 
@@ -26,14 +26,6 @@ NUM_PLACES = 6
 async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
     async with serving(tokenizer, FakeGang(), max_live_requests=NUM_PLACES) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _fresh_gang(served: Serving) -> None:
-    served.gang.script = Script()
-    served.gang.gang_info = gang_info()
-    served.gang.submitted.clear()
-    served.gang.cancelled.clear()
 
 
 def set_prefix_cache(served: Serving, *, on: bool) -> None:

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.text.tokenizer import SPECIAL_TOKENS, ChatTokenizer
+from gemray_cluster.text.tokenizer import SPECIAL_TOKENS
 from gemray_workers.grammar.compiler import MAX_CHOICES, MAX_GRAMMAR_BYTES
 from gemray_workers.grammar.grammar import Grammar, Thought
-from support.cluster.fake_gang import FakeGang, Script
-from support.cluster.serving import Serving, bad_request_of, serving
+from support.cluster.fake_gang import Script
+from support.cluster.serving import Serving, bad_request_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
 OPENS, CLOSES = SPECIAL_TOKENS["<|channel>"], SPECIAL_TOKENS["<channel|>"]
 SAMPLING = pb.SamplingParameters(max_tokens=2)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _fresh_gang(served: Serving) -> None:
-    served.gang.script = Script()
-    served.gang.submitted.clear()
 
 
 async def grammar_of(served: Serving, structured: pb.Structured, **body: Any) -> Grammar:

@@ -29,23 +29,11 @@ from support.cluster.http_gateway import NO_PATIENCE, HttpGateway, gateway
 from support.cluster.serving import Serving, serving
 from support.waiting import HANG_S, eventually
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
 MAX_BYTES = 1 << 16
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tokenizer: ChatTokenizer) -> AsyncIterator[Serving]:
-    async with serving(tokenizer, FakeGang()) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _fresh_gang(served: Serving) -> None:
-    served.gang.script = Script()
-    served.gang.cancelled.clear()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

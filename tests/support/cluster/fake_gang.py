@@ -133,6 +133,13 @@ class FakeGang:
     num_active: int = 0
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
 
+    def begin_anew(self) -> None:
+        """Follow the usual script again, and forget every request."""
+        self.script = Script()
+        self.gang_info = gang_info()
+        self.submitted.clear()
+        self.cancelled.clear()
+
     @property
     def info(self) -> GangInfo:
         if self.state is GangState.STARTING:
