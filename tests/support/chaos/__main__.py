@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from support.chaos.family import answers_alone, requests
-from support.chaos.faults import Outcome, faults_of, kill_server, strike, table
+from support.chaos.faults import faults_of, kill_server, strike
+from support.chaos.report import FaultReport, publish
 from support.chaos.server_process import START_S, FamilyServer
 from support.chaos.streams import Streams
 
@@ -22,31 +23,20 @@ async def main(options: argparse.Namespace) -> int:
     expected = answers_alone(asked)
     arguments = [f"--replicas={options.replicas}", f"--ranks={options.ranks}", f"--heartbeat-s={options.heartbeat_s}"]
     server = await FamilyServer.start(options.log, *arguments)
-    outcomes: list[Outcome] = []
+    report = FaultReport()
     streams = Streams(server.address, asked, expected)
-
-    def tell(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        print(f"{outcome} whole={streams.num_whole} wrong={len(streams.wrong)}", file=sys.stderr, flush=True)
-
     try:
         for index, fault in enumerate(faults_of(options.ranks)):
-            tell(await strike(server, streams, fault, index % options.replicas))
+            report.tell(await strike(server, streams, fault, index % options.replicas), streams)
         port = server.address.rpartition(":")[2]
         again = [*arguments, f"--port={port}"]
         outcome, server = await kill_server(server, streams, lambda: FamilyServer.start(options.log, *again))
-        tell(outcome)
+        report.tell(outcome, streams)
         await streams.end(START_S)
     finally:
         await streams.cancel()
         await server.kill()
-    text = (
-        f"{table(outcomes)}\n\n{streams.num_whole} answers were whole and equal to one rank without a drafter; "
-        f"{len(streams.wrong)} were lost or changed.\n"
-    )
-    print(text, "\n".join(streams.wrong), sep="")
-    if options.output is not None:
-        options.output.write_text(text)
+    publish(report.text(streams), streams.wrong, options.output)
     return 1 if streams.wrong else 0
 
 

@@ -16,6 +16,7 @@ import psutil
 from support.chaos.census import TOTALS, Census, take_census
 from support.chaos.endings import Endings
 from support.chaos.family import requests
+from support.chaos.report import publish
 from support.chaos.server_process import FamilyServer
 
 SETTLE_S = 120.0
@@ -66,9 +67,7 @@ async def main(options: argparse.Namespace) -> int:
         f"| | {TOTALS} |\n|{' --- |' * 8}\n| before | {before.total()} |\n| after | {after.total()} |\n\n"
         f"What has grown: {'; '.join(grown) or 'nothing'}.\n"
     )
-    print(text, "\n".join(endings.unexpected), sep="")
-    if options.output is not None:
-        options.output.write_text(text)
+    publish(text, endings.unexpected, options.output)
     return 1 if grown or endings.unexpected else 0
 
 

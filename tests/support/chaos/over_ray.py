@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 
 from support.chaos.family import answers_alone, requests
-from support.chaos.faults import Outcome, all_move, runs, table, under_way
+from support.chaos.faults import Outcome, all_move, runs, under_way
+from support.chaos.report import FaultReport, publish
 from support.chaos.serve_over_ray import REPLICAS, ServeOverRay
 from support.chaos.server_process import START_S
 from support.chaos.streams import Streams
@@ -53,19 +54,15 @@ async def main(options: argparse.Namespace) -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = await ServeOverRay.start(options.log, port=port, heartbeat_s=options.heartbeat_s)
-    outcomes: list[Outcome] = []
+    report = FaultReport()
     streams = Streams(server.address, asked, expected)
-
-    def tell(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        print(f"{outcome} whole={streams.num_whole} wrong={len(streams.wrong)}", file=sys.stderr, flush=True)
-
     try:
         for number in (signal.SIGKILL, signal.SIGSTOP):
-            tell(await strike_over_ray(server, streams, "a rank", server.ranks()[:1], number, 1))
+            report.tell(await strike_over_ray(server, streams, "a rank", server.ranks()[:1], number, 1), streams)
         for name in ("raylet", "gcs_server"):
             victims = [server.of_ray(name)]
-            tell(await strike_over_ray(server, streams, f"the {name}", victims, signal.SIGKILL, REPLICAS))
+            outcome = await strike_over_ray(server, streams, f"the {name}", victims, signal.SIGKILL, REPLICAS)
+            report.tell(outcome, streams)
         await under_way(streams)
         everything, ranks = server.descendants(), server.ranks()
         num_live, began = streams.num_begun, time.monotonic()
@@ -76,21 +73,15 @@ async def main(options: argparse.Namespace) -> int:
         serves = time.monotonic()
         await all_move(streams)
         pause = streams.take_longest_pause()
-        tell(Outcome("SIGKILL of the server", num_live, gone - began, serves - began, pause))
+        report.tell(Outcome("SIGKILL of the server", num_live, gone - began, serves - began, pause), streams)
         await streams.end(START_S)
         await eventually(lambda: not any(map(runs, everything)), START_S)
         left = time.monotonic() - began
     finally:
         await streams.cancel()
         await server.kill()
-    text = (
-        f"{table(outcomes)}\n\n{streams.num_whole} answers were whole and equal to one rank without a drafter; "
-        f"{len(streams.wrong)} were lost or changed. The last process of the killed server's Ray was gone at most "
-        f"{left:.0f} s after it.\n"
-    )
-    print(text, "\n".join(streams.wrong), sep="")
-    if options.output is not None:
-        options.output.write_text(text)
+    more = f"The last process of the killed server's Ray was gone at most {left:.0f} s after it."
+    publish(report.text(streams, more), streams.wrong, options.output)
     return 1 if streams.wrong else 0
 
 
