@@ -43,7 +43,7 @@ def test_profiled_batches(tp: int, placement: str, tmp_path: Path) -> None:
         assert row.busy_ms > 0
         summary = (tmp_path / f"profile-embedded-batch{row.batch}-greedy-lag0.txt").read_text().split("\n\n")[0]
         assert ("collectives a cycle" in summary) == (setup.gang_size > 1)
-        assert "device in one cycle: 1\n" in summary
+        assert summary.endswith("beside its results: 0")
 
 
 def test_experts_gaps_prompts_and_rates(tmp_path: Path) -> None:

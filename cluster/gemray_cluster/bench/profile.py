@@ -78,7 +78,7 @@ class CycleProfile:
                     " with their waits for other ranks"
                 )
         places = self._waits.places
-        lines.append(f"places where the host waits for the device in one cycle: {sum(places.values())}")
+        lines.append(f"places where the host waits in one cycle, beside its results: {sum(places.values())}")
         lines += [f"  {count} x {place}" for place, count in places.most_common()]
         return "\n".join(lines)
 
