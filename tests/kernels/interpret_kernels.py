@@ -11,6 +11,7 @@ from gemray_kernels.triton.paged_attention import paged_attention
 from support.kernels.kernel_parity import (
     AttentionCase,
     accepted_transposed,
+    fp8_bytes_that_differ,
     kernel_errors,
     kernel_runs,
     router_differences,
@@ -31,6 +32,7 @@ CASES = {
     "three heads a KV head": AttentionCase([(50, 60)], 6, 2, 16),
     "head dim of no power of two": AttentionCase([(3, 150)], 4, 2, 24),
 }
+FP8_CASES = ("decode, windowed", "chunks and a prompt", "head dim of no power of two")
 PADDED = AttentionCase([(5, 70), (1, 9), (45, 0)], 4, 2, 16)
 """Rows of the null slot, which see no key and get zeros although there are more of them than a sequence was said to
 have."""
@@ -45,10 +47,17 @@ def main() -> None:
             print(dtype, "attention: " + name, case.error(paged_attention, dtype, "cpu", seed), sep="\t")
         few_rows = partial(paged_attention, most_rows=5)
         print(dtype, "attention: few rows and padding", PADDED.error(few_rows, dtype, "cpu", 9), sep="\t")
+        fp8_names = FP8_CASES if dtype == torch.float32 else ("decode",)
+        for seed, name in enumerate(fp8_names):
+            error = CASES[name].fp8_error(paged_attention, dtype, "cpu", seed)
+            print(dtype, "attention over 8-bit pages: " + name, error, sep="\t")
         runs = kernel_runs("cpu", 7, rows=6, width=96, heads=4, kv_heads=2, head_dim=32, experts=12, top_k=3)
         for name, error in kernel_errors(triton_kernels(), runs, dtype).items():
             print(dtype, name, error, sep="\t")
     print("layouts", "accepted transposed", len(accepted_transposed(triton_kernels(), "cpu")), sep="\t")
+    for name, count in fp8_bytes_that_differ(triton_kernels(), "cpu", interpreted=True).items():
+        if "bfloat16" not in name:
+            print("bytes", name, count, sep="\t")
     print("router", "rows that differ", router_differences(triton_kernels(), "cpu"), sep="\t")
 
 

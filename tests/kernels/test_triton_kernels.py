@@ -17,8 +17,8 @@ from support.kernels.kernel_parity import kernel_runs
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
 from support.waiting import HANG_S
 
-TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2, "layouts": 0.5, "router": 0.5}
-"""By dtype: relative errors; of the two others, which are counts: none."""
+TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2, "layouts": 0.5, "router": 0.5, "bytes": 0.5}
+"""By dtype: relative errors; of the others, which are counts: none."""
 
 
 def test_interpreted_kernels_equal_the_references() -> None:
@@ -30,24 +30,37 @@ def test_interpreted_kernels_equal_the_references() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == (10 + 7) + (3 + 7) + 2
+    assert len(lines) == (10 + 3 + 7) + (3 + 1 + 7) + 4
     wrong = [(dtype, name, error) for dtype, name, error in lines if not float(error) < TOLERANCE[dtype]]
     assert not wrong
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16, 300])
+@pytest.mark.parametrize(
+    ("rows", "pages_dtype"),
+    [
+        *((rows, torch.bfloat16) for rows in (1, 5, 16, 300)),
+        (5, torch.float8_e4m3fn),
+        (300, torch.float8_e4m3fn),
+    ],
+)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "window", "causal"),
     [(32, 16, 256, 1024, True), (32, 4, 512, None, True), (8, 1, 256, 512, True), (64, 8, 128, 2048, False)],
     ids=["31B sliding", "31B full", "E2B sliding", "DFlash"],
 )
 def test_attention_compiles_for_hopper(
-    rows: int, heads: int, kv_heads: int, head_dim: int, window: int | None, causal: bool
+    rows: int,
+    pages_dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    causal: bool,
 ) -> None:
     from gemray_kernels.triton.paged_attention import paged_attention
 
     q_TND = torch.empty(rows, heads, head_dim, dtype=torch.bfloat16)
-    pages = torch.empty(9, 16, kv_heads, head_dim, dtype=torch.bfloat16)
+    pages = torch.empty(9, 16, kv_heads, head_dim, dtype=pages_dtype)
     table_SP = torch.zeros(1, 512, dtype=torch.int32)
     start_Z, kv_len_S = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([600], dtype=torch.int32)
     found = compile_launches(
@@ -60,7 +73,9 @@ def test_attention_compiles_for_hopper(
     ]
     for kernel in found:
         assert kernel.shared_bytes <= MAX_SHARED_BYTES
-        assert kernel.stack_bytes is None or kernel.stack_bytes <= 128, "registers spill"
+        # A prompt chunk's tile of 512 dims is widened from 8 bits in more registers than there are.
+        most_bytes = 320 if kernel is found[-1] and pages_dtype == torch.float8_e4m3fn else 128
+        assert kernel.stack_bytes is None or kernel.stack_bytes <= most_bytes, "registers spill"
         if kernel.name == "attend_kernel":
             assert "wgmma" in kernel.ptx or "mma.sync" in kernel.ptx
             assert "cp.async" in kernel.ptx, "pages are not loaded ahead of their use"

@@ -26,6 +26,10 @@ class KVWrite:
     k_pages: Tensor
     v_pages: Tensor
     kv_index_T: Tensor
+    k_scale: float = 1.0
+    """The scale of all keys in pages of 8-bit floats (`gemray_kernels.fp8_kv`)."""
+    v_scale: float = 1.0
+    """The scale of all values there."""
 
 
 def attention_inputs(
@@ -54,5 +58,13 @@ def attention_inputs(
         if write.normed_values:
             v_TKD = rms_norm(v_TKD, None, write.k_norm.eps)
         k_TKD = apply_rope(write.k_norm(k_TKD), cos_T1D, sin_T1D)
-        write_kv(k_TKD, v_TKD, write.k_pages, write.v_pages, write.kv_index_T)
+        write_kv(
+            k_TKD,
+            v_TKD,
+            write.k_pages,
+            write.v_pages,
+            write.kv_index_T,
+            k_scale=write.k_scale,
+            v_scale=write.v_scale,
+        )
     return q_TND

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.precision import compute_dtype
 
 FEW_ROWS = 32
@@ -27,6 +28,8 @@ def paged_attention(
     causal: bool,
     scale: float,
     most_rows: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Softmax attention [T, N, D] in `q`'s dtype; scores and softmax in the compute dtype.
 
@@ -47,7 +50,10 @@ def paged_attention(
         scale: multiplies the scores (1.0 in Gemma 4).
         most_rows: rows of a sequence that sees keys, at most, as far as the host knows: `FEW_ROWS` or fewer spare a
             kernel.
+        k_scale: multiplies the keys, where pages hold 8-bit floats (`gemray_kernels.fp8_kv`).
+        v_scale: as `k_scale`, of the values.
     """
+    check_scales(k_pages, k_scale, v_scale)
     out_TND = torch.zeros_like(q_TND)
     starts, kv_lens = query_start_Z.tolist(), kv_len_S.tolist()
     for s, kv_len in enumerate(kv_lens):
@@ -64,7 +70,8 @@ def paged_attention(
             keys.gather(k_pages),
             keys.gather(v_pages),
             _visible(num_rows, first_key, kv_len, window=window, causal=causal, device=q_TND.device),
-            scale,
+            scale * k_scale,
+            v_scale,
         )
     return out_TND
 
@@ -102,7 +109,9 @@ def _visible(
     return visible_QL
 
 
-def _attend(q_QND: Tensor, k_LKD: Tensor, v_LKD: Tensor, visible_QL: Tensor | None, scale: float) -> Tensor:
+def _attend(
+    q_QND: Tensor, k_LKD: Tensor, v_LKD: Tensor, visible_QL: Tensor | None, scale: float, v_scale: float
+) -> Tensor:
     num_rows, num_heads, head_dim = q_QND.shape
     num_kv_heads = k_LKD.shape[1]
     wide = compute_dtype(q_QND.dtype)
@@ -115,5 +124,10 @@ def _attend(q_QND: Tensor, k_LKD: Tensor, v_LKD: Tensor, visible_QL: Tensor | No
     weights_KRL = torch.softmax(scores_KRL, dim=-1)
     if visible_QL is not None:
         weights_KRL = weights_KRL.masked_fill(hidden_RL, 0.0)  # a row that sees nothing: softmax gave NaN
-    o_KRD = torch.matmul(weights_KRL.to(q_QND.dtype), v_LKD.permute(1, 0, 2))
+    weights_KRL = weights_KRL.to(q_QND.dtype)
+    if v_LKD.dtype == FP8:
+        o_KRD = torch.matmul(weights_KRL.to(wide), v_LKD.permute(1, 0, 2).to(wide)) * v_scale
+        o_KRD = o_KRD.to(q_QND.dtype)  # rounded once, behind the scale
+    else:
+        o_KRD = torch.matmul(weights_KRL, v_LKD.permute(1, 0, 2))
     return o_KRD.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)

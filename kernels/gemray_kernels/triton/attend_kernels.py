@@ -65,6 +65,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     slot_stride,
     kv_head_stride,
     table_stride,
+    v_scale,
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -85,7 +86,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     SPLIT: tl.constexpr,
     SEARCH: tl.constexpr,
 ):
-    """Attend with one block of rows over one chunk of keys, or over all keys."""
+    """Attend with one block of rows over one chunk of keys, or over all keys.
+
+    `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it.
+    """
     wait_for_inputs(EARLY)
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -150,6 +154,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
         page_L = tl.load(table_P + key_L // PAGE_SIZE, mask=inside_L, other=0).to(tl.int64)
         at_L = page_L * page_stride + (key_L % PAGE_SIZE) * slot_stride + kv_head * kv_head_stride
         k_DL = tl.load(k_pages + at_L[None, :] + d_D[:, None], mask=inside_L[None, :] & in_head_D[:, None], other=0.0)
+        if v_scale is not None:
+            k_DL = k_DL.to(q_MD.dtype)
         score_ML = dot(q_MD, k_DL, tl.zeros([BLOCK_M, BLOCK_L], tl.float32)) * scale_log2
         visible_ML = inside_L[None, :] & is_row_M[:, None]
         if CAUSAL:
@@ -164,9 +170,13 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
         sum_M = sum_M * rescale_M + tl.sum(weight_ML, axis=1)
         largest_M = new_largest_M
         v_LD = tl.load(v_pages + at_L[:, None] + d_D[None, :], mask=inside_L[:, None] & in_head_D[None, :], other=0.0)
+        if v_scale is not None:
+            v_LD = v_LD.to(q_MD.dtype)
         acc_MD = acc_MD * rescale_M[:, None]
         acc_MD = dot(weight_ML.to(v_LD.dtype), v_LD, acc_MD)
 
+    if v_scale is not None:
+        acc_MD = acc_MD * v_scale
     is_stored_MD = is_row_M[:, None] & in_head_D[None, :]
     if is_direct:
         acc_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]  # rows that see no key give zeros

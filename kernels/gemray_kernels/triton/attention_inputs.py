@@ -14,11 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gemray_kernels.fp8_kv import FP8, FP8_MAX, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.rotation import inverse_rms, load_halves, rotate
+
+LARGEST = tl.constexpr(FP8_MAX)
 
 
 def attention_inputs(
@@ -37,11 +40,13 @@ def attention_inputs(
     if q_norm is not None:
         require_contiguous(q_weight=q_norm.weight_D)
     if write is not None:
+        check_scales(write.k_pages, write.k_scale, write.v_scale)
         require_rows(k_pages=write.k_pages, v_pages=write.v_pages)
         require_contiguous(k_weight=write.k_norm.weight_D, kv_index=write.kv_index_T)
     norms = [norm for norm in (q_norm, None if write is None else write.k_norm) if norm is not None]
     has_v = summands_STO.shape[2] == (num_heads + 2 * num_kv_heads) * head_dim
     early = starts_early(summands_STO)
+    is_fp8 = write is not None and write.k_pages.dtype == FP8
     fill = q_TND  # stands for tensors that this variant does not touch
     _attention_inputs_kernel[(num_rows, num_heads + num_kv_heads)](
         summands_STO,
@@ -59,6 +64,8 @@ def attention_inputs(
         summands_STO.stride(0),
         summands_STO.stride(1),
         *((0, 0, 0) if write is None else write.k_pages.stride()[:3]),
+        1.0 / write.k_scale if write is not None and is_fp8 else None,
+        1.0 / write.v_scale if write is not None and is_fp8 else None,
         SUMMANDS=summands_STO.shape[0],
         WRITES=write is not None,
         NORMED_VALUES=write is not None and write.normed_values,
@@ -96,6 +103,16 @@ def _normed(x_H, factor, weight_H, dtype, ROUND_BEFORE_WEIGHT: tl.constexpr):  #
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _kept(x_H, inverse_scale, dtype):  # type: ignore[no-untyped-def]
+    """What a page keeps of numbers that `dtype` holds: they themselves, or 8-bit floats where there is a scale."""
+    x_H = x_H.to(dtype)
+    if inverse_scale is not None:
+        scaled_H = x_H.to(tl.float32) * inverse_scale
+        x_H = tl.clamp(scaled_H, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+    return x_H
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
     summands_STO,
     q_weight_D,
@@ -114,6 +131,8 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
     page_stride,
     token_stride,
     kv_head_stride,
+    inverse_k_scale,
+    inverse_v_scale,
     SUMMANDS: tl.constexpr,
     WRITES: tl.constexpr,
     NORMED_VALUES: tl.constexpr,
@@ -154,11 +173,11 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
         if NORMED_VALUES:
             value1_H = value1_H * value_factor
             value2_H = value2_H * value_factor
-        tl.store(v_pages + to + d_H, value1_H.to(dtype), mask=inside_H)
-        tl.store(v_pages + to + HEAD_DIM // 2 + d_H, value2_H.to(dtype), mask=inside_H)
+        tl.store(v_pages + to + d_H, _kept(value1_H, inverse_v_scale, dtype), mask=inside_H)
+        tl.store(v_pages + to + HEAD_DIM // 2 + d_H, _kept(value2_H, inverse_v_scale, dtype), mask=inside_H)
         weight1_H, weight2_H = load_halves(k_weight_D, d_H, inside_H, HEAD_DIM)
         first_H = _normed(first_H, factor, weight1_H, dtype, ROUND_BEFORE_WEIGHT)
         second_H = _normed(second_H, factor, weight2_H, dtype, ROUND_BEFORE_WEIGHT)
         turned1_H, turned2_H = rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM)
-        tl.store(k_pages + to + d_H, turned1_H, mask=inside_H)
-        tl.store(k_pages + to + HEAD_DIM // 2 + d_H, turned2_H, mask=inside_H)
+        tl.store(k_pages + to + d_H, _kept(turned1_H, inverse_k_scale, dtype), mask=inside_H)
+        tl.store(k_pages + to + HEAD_DIM // 2 + d_H, _kept(turned2_H, inverse_k_scale, dtype), mask=inside_H)

@@ -21,6 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.attend_kernels import attend_kernel, combine_kernel
@@ -58,12 +59,15 @@ def paged_attention(
     causal: bool,
     scale: float,
     most_rows: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     tile: Tile | None = None,
 ) -> Tensor:
     """Softmax attention [T, N, D]; arguments, masks and result as in `gemray_kernels.reference.paged_attention`.
 
     Sums are float32; probabilities are rounded to `q`'s dtype before they weigh the values. `q`, `k_pages` and
-    `v_pages` are bfloat16 or float32, all the same, with heads contiguous.
+    `v_pages` are bfloat16 or float32, all the same, or both pages float8_e4m3fn; heads are contiguous. 8-bit floats are
+    multiplied in `q`'s dtype, which holds them exactly; scores and sums are scaled, rather than they.
 
     Which programs run follows from a few classes of row counts, so that a server has compiled all of them once its
     buckets are captured. Sequences of more than `FEW_ROWS` rows are not split: they fill the device, and their partial
@@ -78,6 +82,7 @@ def paged_attention(
     if num_rows == 0:
         return out_TND
     _check(q_TND, k_pages, v_pages)
+    check_scales(k_pages, k_scale, v_scale)
     require_rows(block_table=block_table_SP)
     require_contiguous(query_start=query_start_Z, kv_len=kv_len_S)
     group = num_heads // num_kv_heads
@@ -131,13 +136,14 @@ def paged_attention(
             partial_ml,
             num_seqs,
             blocks_per_seq,
-            scale * LOG2_E,
+            scale * k_scale * LOG2_E,
             q_TND.stride(0),
             q_TND.stride(1),
             k_pages.stride(0),
             k_pages.stride(1),
             k_pages.stride(2),
             block_table_SP.stride(0),
+            v_scale if k_pages.dtype == FP8 else None,
             **common,
             PAGE_SIZE=page_size,
             BLOCK_ROWS=block_rows,
@@ -150,7 +156,8 @@ def paged_attention(
         )
 
     if tile is None:
-        tile = short_tile(q_TND.dtype, head_dim, group * triton.cdiv(num_rows, num_seqs), group, num_rows)
+        pairs = group * triton.cdiv(num_rows, num_seqs)
+        tile = short_tile(q_TND.dtype, head_dim, pairs, group, num_rows, is_fp8=k_pages.dtype == FP8)
     attend(tile, split=True)
     combine_kernel[(slots_R, num_heads)](
         out_TND,
@@ -168,7 +175,9 @@ def paged_attention(
     return out_TND
 
 
-def short_tile(dtype: torch.dtype, head_dim: int, pairs: int, group: int, num_rows: int) -> Tile:
+def short_tile(
+    dtype: torch.dtype, head_dim: int, pairs: int, group: int, num_rows: int, *, is_fp8: bool = False
+) -> Tile:
     """Choose the tile of decode and verify rows.
 
     Blocks of one sequence read the same keys at the same time, from the cache: several small ones are faster than
@@ -176,11 +185,13 @@ def short_tile(dtype: torch.dtype, head_dim: int, pairs: int, group: int, num_ro
     `benchmarks/results/2026-11-28-h100-products`.
 
     Args:
-        dtype: of queries and pages.
+        dtype: of queries.
         head_dim: of a head.
         pairs: (row, head) pairs of a sequence and KV head, about.
         group: query heads a KV head.
         num_rows: of all sequences.
+        is_fp8: whether pages hold 8-bit floats. Widening a large tile of them takes the registers of more warps
+            (compiled for sm_90: 256 bytes a thread spill with four, none with eight).
     """
     smallest = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
@@ -189,6 +200,7 @@ def short_tile(dtype: torch.dtype, head_dim: int, pairs: int, group: int, num_ro
         smallest = max(64, smallest)
     elif head_dim > 256 and num_rows > 64:
         smallest = max(32, smallest)
+        return Tile(pairs=smallest, keys=32, num_warps=8 if is_fp8 else 4, num_stages=2)
     return Tile(pairs=smallest, keys=32, num_warps=4, num_stages=2)
 
 
@@ -203,10 +215,11 @@ def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
 
 
 def _check(q_TND: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
-    if not q_TND.dtype == k_pages.dtype == v_pages.dtype or q_TND.dtype not in (torch.bfloat16, torch.float32):
+    fits = q_TND.dtype in (torch.bfloat16, torch.float32) and k_pages.dtype in (q_TND.dtype, FP8)
+    if not fits or k_pages.dtype != v_pages.dtype:
         raise ValueError(
-            f"q, k_pages and v_pages are {q_TND.dtype}, {k_pages.dtype} and {v_pages.dtype}; "
-            "one of bfloat16 and float32 for all is allowed"
+            f"q, k_pages and v_pages are {q_TND.dtype}, {k_pages.dtype} and {v_pages.dtype}; one of bfloat16 and "
+            f"float32 for q is allowed, and the same or {FP8} for both pages"
         )
     if q_TND.stride(2) != 1 or k_pages.stride(3) != 1 or k_pages.stride() != v_pages.stride():
         raise ValueError("heads of q and of the pages must be contiguous, and K and V pages laid out alike")

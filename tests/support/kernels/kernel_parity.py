@@ -9,12 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_kernels.fp8_kv import FP8, to_fp8
 from gemray_kernels.reference import paged_attention
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.slot_tables import Columns
 from gemray_kernels.table import REFERENCE, Kernels
 from gemray_workers.model.attention import AttentionKernel
+
+K_SCALE, V_SCALE = 0.03125, 0.0123
+"""Scales of pages of 8-bit floats: a power of two, and one by which a product is rounded."""
 
 
 @contextmanager
@@ -53,6 +57,28 @@ class AttentionCase:
             found = kernel(*batch, window=self.window, causal=self.causal, scale=self.scale)
         wide = [x.double() if x.is_floating_point() else x for x in batch]
         expected = paged_attention.paged_attention(*wide, window=self.window, causal=self.causal, scale=self.scale)
+        return relative_error(found, expected)
+
+    def fp8_error(self, kernel: AttentionKernel, dtype: torch.dtype, device: str, seed: int) -> float:
+        """As `error`, over pages of 8-bit floats with scales."""
+        q_TND, k_pages, v_pages, *tables = self.batch(dtype, device, seed)
+        pages = [to_fp8(k_pages, K_SCALE), to_fp8(v_pages, V_SCALE)]
+        with poisoned_memory():
+            found = kernel(
+                q_TND,
+                *pages,
+                *tables,
+                window=self.window,
+                causal=self.causal,
+                scale=self.scale,
+                k_scale=K_SCALE,
+                v_scale=V_SCALE,
+            )
+        # What the pages say, written out.
+        wide = [pages[0].double() * K_SCALE, pages[1].double() * V_SCALE]
+        expected = paged_attention.paged_attention(
+            q_TND.double(), *wide, *tables, window=self.window, causal=self.causal, scale=self.scale
+        )
         return relative_error(found, expected)
 
     def batch(self, dtype: torch.dtype, device: str, seed: int) -> list[Tensor]:
@@ -240,6 +266,41 @@ def accepted_transposed(kernels: Kernels, device: str) -> list[str]:
             call()
             accepted.append(name)
     return accepted
+
+
+def fp8_bytes_that_differ(kernels: Kernels, device: str, *, interpreted: bool = False) -> dict[str, int]:
+    """By dtype and layout of projections: bytes of 8-bit pages that are others than the reference's.
+
+    Args:
+        kernels: whose pages are compared.
+        device: where they run.
+        interpreted: leave out what Triton's interpreter rounds wrongly: subnormal numbers, which it cuts, and those
+            that rounding makes a power of two, whose carry it loses.
+    """
+    generator = torch.Generator().manual_seed(11)
+    rows, heads, kv_heads, head_dim = 40, 2, 2, 64
+    angle = (torch.rand(rows, 1, head_dim, generator=generator) * 6).to(device)
+    # Beside usual numbers some beyond both ends of the format.
+    summands_STO = torch.randn(1, rows, (heads + 2 * kv_heads) * head_dim, generator=generator)
+    summands_STO[:, ::5, ::7] *= 1e5
+    summands_STO[:, ::3, ::11] *= 1e-3
+    weight_D = torch.randn(head_dim, generator=generator).to(device)
+    places_T = torch.randperm(rows, generator=generator).to(device) + 16
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for kind, stop in (("with values", heads + 2 * kv_heads), ("values of keys", heads + kv_heads)):
+            kept = []
+            for used in (kernels, REFERENCE):
+                pages = torch.zeros(2, 5, 16, kv_heads, head_dim, device=device).to(FP8)
+                norm = Norm(weight_D.to(dtype), 1e-6)
+                write = KVWrite(norm, kind != "with values", pages[0], pages[1], places_T, K_SCALE, V_SCALE)
+                parts = summands_STO[..., : stop * head_dim].to(device, dtype)
+                used.attention_inputs(parts, angle.cos().to(dtype), angle.sin().to(dtype), heads, norm, write)
+                kept.append(pages.view(torch.uint8))
+            compared = (kept[1] & 0x78 != 0) & (kept[1] & 0x07 != 0) if interpreted else torch.tensor(True)
+            found[f"{dtype} {kind}"] = int((compared.to(device) & (kept[0] != kept[1])).sum())
+            assert (kept[1] & 0x7F).eq(0x7E).any() or kind != "with values", "no number beyond the largest"
+    return found
 
 
 def kernel_errors(kernels: Kernels, runs: dict[str, Run], dtype: torch.dtype) -> dict[str, float]:
