@@ -27,8 +27,13 @@ def drain(
         int | None, typer.Option(metavar="PID", help="The server's process (default: the only one of this user).")
     ] = None,
     deadline_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for its end; 0 does not wait.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait for its end; 0 does not wait (default: until it has ended, by its own deadlines).",
+        ),
+    ] = None,
 ) -> None:
     """Drain a server on this machine, and wait until it has ended.
 

@@ -1,7 +1,7 @@
 """Follows each generation request from arrival to end: its metrics and its one log line.
 
 `TraceInterceptor` sees a call begin and end with its status; the service tells what happens between (`identify`,
-`submitted`, `advanced`, `completed`). They meet in a context variable, which follows the call's task.
+`submitted`, `advanced`, `completed`, `cut`). They meet in a context variable, which follows the call's task.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _OUTCOME_OF_STATUS = {
     grpc.StatusCode.UNAVAILABLE: "unavailable",
 }
 _OUTCOME_OF_OTHER_STATUS = "error"
+_OUTCOME_OF_CUT = "cut"
+"""Whatever the status: a server that is going may not get to send one."""
 
 _current: ContextVar[RequestTrace | None] = ContextVar("gemray_request_trace", default=None)
 
@@ -76,6 +78,13 @@ def completed(reason: str, num_tokens: int, speculation: SpeculationCounters | N
         trace.speculation = speculation
 
 
+def cut() -> None:
+    """Record that the server ends the current call because it ends itself."""
+    trace = _current.get()
+    if trace is not None:
+        trace.is_cut = True
+
+
 @dataclass
 class RequestTrace:
     """What is known of one call."""
@@ -94,6 +103,8 @@ class RequestTrace:
     """Why the output ended, once it has."""
     speculation: SpeculationCounters | None = None
     phases: Phases = field(default_factory=Phases)
+    is_cut: bool = False
+    """Whether the server ended it because it ended itself."""
     operation: str = "text_completion"
     """What was asked for, as OpenTelemetry calls it; ``chat`` is the other one."""
     submit: Submit | None = None
@@ -173,6 +184,8 @@ class RequestTrace:
         logger.info("request %s", key_values(fields), extra={REQUEST: fields})
 
     def _outcome(self, status: grpc.StatusCode) -> str:
+        if self.is_cut:
+            return _OUTCOME_OF_CUT
         if status is not grpc.StatusCode.OK:
             return _OUTCOME_OF_STATUS.get(status, _OUTCOME_OF_OTHER_STATUS)
         return self.finish or _OUTCOME_OF_OTHER_STATUS

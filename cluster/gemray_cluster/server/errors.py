@@ -17,6 +17,10 @@ class RequestsCut(GemrayError):
     """The server ended before its requests did."""
 
 
+class CallCut(GemrayError):
+    """The server ends, and does not wait for a call any longer."""
+
+
 class EngineFault(GemrayError):
     """The engine could not finish a request; the server lives on."""
 

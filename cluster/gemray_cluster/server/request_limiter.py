@@ -23,8 +23,6 @@ class RequestLimiter:
         self.failed = 0
         self.rejected = 0
         self._closed = False
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def is_closed(self) -> bool:
@@ -43,7 +41,6 @@ class RequestLimiter:
                 f"the server holds {self.active} requests, its limit is {self.limit}{asked}: try again later"
             )
         self.active += places
-        self._idle.clear()
         try:
             yield
             self.completed += 1
@@ -57,13 +54,7 @@ class RequestLimiter:
             raise
         finally:
             self.active -= places
-            if self.active == 0:
-                self._idle.set()
 
     def close(self) -> None:
         """Take no more requests; those that are in go on."""
         self._closed = True
-
-    async def wait_until_idle(self) -> None:
-        """Return once no request is active."""
-        await self._idle.wait()

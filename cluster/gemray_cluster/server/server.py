@@ -18,6 +18,7 @@ from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.first_message import FirstMessage
 from gemray_cluster.server.health import HealthReporter
+from gemray_cluster.server.live_calls import LiveCalls
 from gemray_cluster.server.reflection import add_reflection
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import RequestReader
@@ -27,7 +28,12 @@ from gemray_cluster.server.tls_files import server_credentials
 from gemray_cluster.server.wire import ReadableRequests
 
 CLOSE_GRACE_S = 1.0
-"""For calls that are just sending their last message."""
+"""For calls that are just sending their last message, or why there is none."""
+GO_ON = (
+    "ask again, another server or this one when it is back, with the same sampling.seed and the tokens so far as "
+    "emitted_token_ids"
+)
+"""What a client can do about a call that is cut."""
 
 
 class GenerationServer:
@@ -46,8 +52,9 @@ class GenerationServer:
         self._interceptors = interceptors
         self.limiter = RequestLimiter(config.max_live_requests)
         self._health = HealthReporter(gang, self.limiter, (SERVICE_NAME,))
+        self._calls = LiveCalls()
         self._text_work = TextWork()
-        self._service = GenerationService(gang, reader, self.limiter, self._text_work, config)
+        self._service = GenerationService(gang, reader, self.limiter, self._calls, self._text_work, config)
         self._server: grpc.aio.Server | None = None
         self._health_task: asyncio.Task[None] | None = None
         self._going_away: asyncio.Task[None] | None = None
@@ -89,18 +96,22 @@ class GenerationServer:
         await self._health.update()
 
     async def drain(self) -> int:
-        """Take no more requests and wait for the live ones; how many outlast the deadline, and are to be cut.
+        """Take no more requests and wait for the live ones; how many outlast the deadline, and are cut.
 
         After a notice connections get a GOAWAY, with which clients move to another server, and no new ones are taken.
+        Calls that are cut end with UNAVAILABLE and a sentence by which their clients can go on elsewhere.
         """
         self.limiter.close()
         await self._health.update()
         if self._going_away is None:
             self._going_away = asyncio.create_task(self._go_away())
         try:
-            await asyncio.wait_for(self.limiter.wait_until_idle(), self._config.drain_deadline_s)
+            await asyncio.wait_for(self._calls.wait_for_none(), self._config.drain_deadline_s)
         except TimeoutError:
-            return self.limiter.active
+            return self._calls.cut(
+                f"the server ends, and this call had not within drain_deadline_s = {self._config.drain_deadline_s:g}: "
+                f"{GO_ON}"
+            )
         return 0
 
     async def close(self) -> None:
@@ -112,7 +123,8 @@ class GenerationServer:
             self._health_task = None
         if self._server is not None:
             await self._health.update()
-            await self._server.stop(CLOSE_GRACE_S if self.limiter.active == 0 else None)
+            self._calls.cut(f"the server ends: {GO_ON}")
+            await self._server.stop(CLOSE_GRACE_S)
             self._server = None
         if self._going_away is not None:
             self._going_away.cancel()

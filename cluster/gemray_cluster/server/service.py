@@ -16,6 +16,7 @@ from gemray_cluster.server.answer_size import in_messages, refuse_too_large
 from gemray_cluster.server.answers import Answers
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import EngineFault
+from gemray_cluster.server.live_calls import LiveCalls
 from gemray_cluster.server.outbox import Outbox, outbox
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import BYTES_PER_ID, GenerationRequest, RequestReader, read_request_id, text_cost
@@ -40,6 +41,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         gang: ReplicatedGang,
         reader: RequestReader,
         limiter: RequestLimiter,
+        calls: LiveCalls,
         text_work: TextWork,
         config: ServerConfig,
     ) -> None:
@@ -47,13 +49,14 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._gang = gang
         self._reader = reader
         self._limiter = limiter
+        self._calls = calls
         self._tokenizing = RequestLimiter(max(1, limiter.limit // TOKENIZE_SHARE))
         self._text_work = text_work
         self._started_at = time.monotonic()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:  # noqa: N802
         """Run to the end and answer once."""
-        async with errors_as_statuses(context):
+        async with errors_as_statuses(context), self._calls.live():
             request_id = await _echo_request_id(request, context)
             num_bytes, most = 0, self._config.max_message_bytes
             async with (
@@ -77,7 +80,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:  # noqa: N802
         """Send deltas as they come, then the final message."""
-        async with errors_as_statuses(context):
+        async with errors_as_statuses(context), self._calls.live():
             request_id = await _echo_request_id(request, context)
             config = self._config
             async with outbox(
@@ -150,7 +153,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self, request: GenerationRequest, request_id: str, context: Context, *, max_answer_bytes: int | None = None
     ) -> AsyncGenerator[Answers, None]:
         """Admit, validate, tokenize."""
-        with self._limiter.admit(read_num_answers(request.sampling, most=self._limiter.limit)):
+        places = read_num_answers(request.sampling, most=self._limiter.limit)
+        with self._limiter.admit(places), self._calls.raising_cut():  # in this order: the limiter counts the cut
             if self._gang.state is not GangState.SERVING:
                 raise GangUnavailable(why_not_serving(self._gang))
             model = self._gang.info.model

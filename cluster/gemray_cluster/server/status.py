@@ -16,7 +16,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from gemray_cluster.gang.client import GangUnavailable
-from gemray_cluster.server.errors import AnswerTooLarge, ClientStalled, EngineFault, QueueFull
+from gemray_cluster.observability.request_trace import cut
+from gemray_cluster.server.errors import AnswerTooLarge, CallCut, ClientStalled, EngineFault, QueueFull
 from gemray_workers.errors import InvalidField
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,9 @@ async def errors_as_statuses(context: Context) -> AsyncIterator[None]:
                 await _abort(context, code_pb2.DEADLINE_EXCEEDED, str(error))
         raise asyncio.CancelledError from error
     except GangUnavailable as error:
+        await _abort(context, code_pb2.UNAVAILABLE, str(error), _retry_later())
+    except CallCut as error:
+        cut()
         await _abort(context, code_pb2.UNAVAILABLE, str(error), _retry_later())
     except EngineFault as error:
         await _abort(context, code_pb2.INTERNAL, str(error))

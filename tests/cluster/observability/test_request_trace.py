@@ -132,6 +132,19 @@ async def test_engine_trouble(tokenizer: ChatTokenizer, script: Script, outcome:
         await _until(lambda: server.outcomes() == {outcome: 1})
 
 
+async def test_what_a_drain_cuts_is_an_outcome_of_its_own(
+    tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gemray.request")
+    async with watched(tokenizer, Script(delay_s=0.02), drain_deadline_s=0) as server:
+        call = server.serving.stub.GenerateStream(stream_request(sampling={"max_tokens": 240, "ignore_eos": True}))
+        await call.read()
+        assert await server.serving.server.drain() == 1
+        await _until(lambda: server.outcomes() == {"cut": 1})
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "gemray.request"]
+    assert "outcome=cut status=UNAVAILABLE" in line
+
+
 async def test_a_stop_string_is_an_outcome_of_its_own(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("one two three")
     async with watched(tokenizer, Script(token_ids=ids, group_sizes=(len(ids),))) as server:

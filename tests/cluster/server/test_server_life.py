@@ -19,15 +19,16 @@ from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.server.errors import AddressUnavailable
+from gemray_cluster.server.errors import AddressUnavailable, CallCut
+from gemray_cluster.server.live_calls import LiveCalls
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.certificates import make_certificates
 from support.cluster.fake_gang import FakeGang, Script
-from support.cluster.serving import Serving, reader_of, serving
-from support.waiting import HANG_S
+from support.cluster.serving import Serving, joined, reader_of, retry_delay_of, serving
+from support.waiting import HANG_S, eventually
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -77,7 +78,7 @@ async def test_reflection_lists_the_services(tokenizer: ChatTokenizer) -> None:
 class HeldGang(FakeGang):
     """Gives the first token of a request; the others once it is let go."""
 
-    def __init__(self, token_ids: Sequence[int] = (180,) * 20) -> None:
+    def __init__(self, token_ids: Sequence[int] | None = (180,) * 20) -> None:
         super().__init__(Script(token_ids))
         self.let_go = asyncio.Event()
 
@@ -156,18 +157,70 @@ async def test_old_connections_are_replaced_and_their_streams_go_on(tokenizer: C
         assert (await rest_of(call)).usage.completion_tokens == 20
 
 
-async def test_draining_ends_at_its_deadline(tokenizer: ChatTokenizer) -> None:
-    gang = FakeGang(Script([180] * 250, delay_s=0.1))
-    async with serving(tokenizer, gang, drain_deadline_s=0.2) as served:
-        running = asyncio.ensure_future(served.stub.Generate(HI))
-        while gang.num_active == 0:
-            await asyncio.sleep(0.01)
-        assert await served.server.drain() == 1
+async def cut(call: Any) -> tuple[list[int], str]:
+    """What a stream that a server cuts gives, and what it is told."""
+    ids: list[int] = []
+
+    async def read() -> None:
+        async for message in call:
+            ids.extend(message.delta.token_ids)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(read(), HANG_S)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert retry_delay_of(caught.value) > 0
+    return ids, caught.value.details() or ""
+
+
+async def test_what_a_drain_cuts_goes_on_elsewhere(tokenizer: ChatTokenizer) -> None:
+    request = pb.GenerateStreamRequest(text="Hi", sampling={"seed": 5, "max_tokens": 20, "ignore_eos": True})
+    gang = HeldGang(None)
+    async with serving(tokenizer, gang, drain_deadline_s=0, drain_notice_s=HANG_S) as served:
+        whole = asyncio.ensure_future(served.stub.Generate(HI))
+        call = served.stub.GenerateStream(request)
+        (first,) = (await anext(aiter(call))).delta.token_ids
+        await eventually(lambda: gang.num_active == 2)
+        assert await served.server.drain() == 2
+        with pytest.raises(grpc.aio.AioRpcError, match="within drain_deadline_s = 0: ask again") as caught:
+            await whole
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        ids, told = await cut(call)
+        assert "same sampling.seed and the tokens so far as emitted_token_ids" in told
+        assert len(gang.cancelled) == 2
+        assert (served.server.limiter.failed, served.server.limiter.cancelled) == (2, 0)
+    async with serving(tokenizer, FakeGang()) as another:
+        expected = joined(await another.stream(request)).token_ids
+        request.emitted_token_ids.extend([first, *ids])
+        rest = joined(await another.stream(request)).token_ids
+    assert [first, *ids, *rest] == expected
+    assert len(rest) > 10
+
+
+async def test_a_client_that_leaves_while_it_is_cut_has_left(tokenizer: ChatTokenizer) -> None:
+    calls = LiveCalls()
+
+    async def call() -> None:
+        async with calls.live():
+            await asyncio.sleep(HANG_S)
+
+    for leaves, error in ((False, CallCut), (True, asyncio.CancelledError)):
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        assert calls.cut("the reason") == 1
+        assert calls.cut("another") == 0
+        if leaves:
+            task.cancel()
+        with pytest.raises(error):
+            await task
+        await calls.wait_for_none()
+
+
+async def test_a_server_that_ends_without_a_drain_says_so(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, HeldGang()) as served:
+        call = await held_stream(served)
         await served.server.close()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await running
-        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        assert len(gang.cancelled) == 1
+        _, told = await cut(call)
+        assert told.startswith("the server ends: ask again")
 
 
 async def test_taken_port_is_named(tokenizer: ChatTokenizer) -> None:

@@ -51,6 +51,19 @@ async def test_unread_streams_give_their_places_back(tokenizer: ChatTokenizer) -
         assert all(answer[-1].final.usage.completion_tokens == 240 for answer in answers), "nothing was lost"
 
 
+async def test_a_drain_waits_for_what_is_not_read_yet(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, FakeGang(), write_deadline_s=HANG_S, drain_deadline_s=HANG_S) as served:
+        async with idle_client(served, 2) as calls:
+            await eventually(lambda: served.server.limiter.completed == 2)
+            draining = asyncio.create_task(served.server.drain())
+            await asyncio.sleep(0)
+            assert served.server.limiter.active == 0
+            assert not draining.done()
+            answers = [[message async for message in call] for call in calls]
+        assert [answer[-1].final.usage.completion_tokens for answer in answers] == [240, 240]
+        assert await draining == 0
+
+
 async def test_a_cancelled_stream_that_is_not_read_is_no_fault(
     tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:

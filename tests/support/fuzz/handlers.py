@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 from typing_extensions import override
 
 from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.live_calls import LiveCalls
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.service import SERVICE, GenerationService
@@ -110,7 +111,9 @@ class Handlers:
         self._gang.script.group_sizes = (3, 1, 2)
         self.limiter = RequestLimiter(8)
         self._text_work = InlineTextWork()
-        self._service = GenerationService(self._gang, self._reader, self.limiter, self._text_work, ServerConfig())
+        self._service = GenerationService(
+            self._gang, self._reader, self.limiter, LiveCalls(), self._text_work, ServerConfig()
+        )
         self._kinds = {method.name: message_factory.GetMessageClass(method.input_type) for method in SERVICE.methods}
         self._raised = _LastError()
         logging.getLogger("gemray_cluster.server.status").addHandler(self._raised)
