@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemray_cluster.cli.options import load_settings, with_settings
 from gemray_cluster.cli.ray_environment import prepare_ray_environment
-from gemray_cluster.cli.server_log import keep_worker_lines_away
+from gemray_cluster.cli.server_log import quiet_ray
 
 
 @with_settings
@@ -18,7 +18,7 @@ def serve(flags: dict[str, str | None]) -> None:
     settings = load_settings(flags)
     log_format = settings.server_config().log_format
     prepare_ray_environment()
-    keep_worker_lines_away(log_format)
+    quiet_ray(log_format)
 
     from gemray_cluster.cli.serve_loop import run
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, AsyncExitStack
 
 from gemray_cluster.cli.exit_codes import exit_code_of
 from gemray_cluster.cli.progress import stage_lines, start_progress
-from gemray_cluster.cli.server_log import exit_with, set_up_logging
+from gemray_cluster.cli.server_log import exit_with, printed_lines, set_up_logging
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.server.server import GenerationServer
@@ -27,7 +27,8 @@ def run(settings: ServeSettings) -> None:
     log_format = settings.server_config().log_format
     tell = set_up_logging(log_format)
     try:
-        asyncio.run(_run(settings, tell, start_progress() if log_format == "text" else stage_lines(tell)))
+        with printed_lines(log_format):
+            asyncio.run(_run(settings, tell, start_progress() if log_format == "text" else stage_lines(tell)))
     except Exception as error:
         code = exit_code_of(error)
         if log_format == "text" or code is None:

@@ -6,10 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from gemray.cli.account import tell
 from gemray_cluster.cli.log_lines import PresentStderr
 from gemray_cluster.observability.json_lines import JsonLines
+from gemray_cluster.observability.printed_lines import printed_lines_as_records
 from gemray_cluster.server.config import LogFormat
 
 logger = logging.getLogger("gemray")
@@ -36,9 +38,15 @@ def exit_with(error: Exception, code: int) -> None:
     sys.exit(code)
 
 
-def keep_worker_lines_away(log_format: LogFormat) -> None:
-    """Ray prints what the ranks say in a form of its own: as JSON is wanted, it stays in Ray's files. Before `import
-    ray`.
+def quiet_ray(log_format: LogFormat) -> None:
+    """Where JSON is wanted: what the ranks say stays in Ray's files, and what Ray prints is not coloured. Before
+    `import ray`.
     """
     if log_format == "json":
         os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+
+
+def printed_lines(log_format: LogFormat) -> AbstractContextManager[None]:
+    """Where JSON is wanted, log what is printed to standard output in the block."""
+    return printed_lines_as_records() if log_format == "json" else nullcontext()

@@ -6,11 +6,15 @@ import io
 import json
 import logging
 import re
+import sys
+import threading
 from pathlib import Path
 
 import grpc
+import pytest
 from prometheus_client import CollectorRegistry
 
+from gemray_cluster.cli.server_log import printed_lines
 from gemray_cluster.observability.json_lines import JsonLines
 from gemray_cluster.observability.metrics import RequestMetrics
 from gemray_cluster.observability.request_trace import RequestTrace
@@ -55,6 +59,31 @@ def test_a_request_has_fields() -> None:
     request = line["request"]
     assert (request["id"], request["outcome"], request["status"]) == ('a "b"', "unavailable", "UNAVAILABLE")
     assert isinstance(request["duration_ms"], float)
+
+
+def test_what_is_printed_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Ray prints on its own threads: a text and its end are written one after the other."""
+    log = logging.getLogger("stdout")
+    handlers, written = log.handlers, lines_of(log)
+    try:
+        with printed_lines("json"):
+            other = threading.Thread(target=print, args=("from another\n  thread\n",))
+            print("one", end=" ")
+            other.start()
+            other.join()
+            print("text", 2, flush=True)
+            print()
+            sys.stdout.write("without an end")
+        with printed_lines("text"):
+            print("as it is")
+    finally:
+        log.handlers = handlers
+    lines = [json.loads(text) for text in written.getvalue().splitlines()]
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("WARNING", "from another\n  thread"),
+        ("WARNING", "one text 2"),
+    ]
+    assert capsys.readouterr().out == "as it is\n"
 
 
 def test_a_start_that_fails_says_so_as_an_object(tmp_path: Path) -> None:
