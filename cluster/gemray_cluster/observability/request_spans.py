@@ -34,7 +34,7 @@ class RequestSpans:
     def __init__(
         self,
         provider: TracerProvider,
-        model_name: Callable[[], str],
+        model_name: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
@@ -67,13 +67,12 @@ class RequestSpans:
         def at(then: float) -> int:
             return now_ns - round((now - then) * _NANOSECONDS)
 
-        model_name = self._model_name()
         span = self._tracer.start_span(
-            f"{trace.operation} {model_name}",
+            f"{trace.operation} {self._model_name}",
             context=self._propagator.extract(carrier),
             kind=SpanKind.SERVER,
             start_time=at(trace.arrival),
-            attributes=_attributes(trace, status, model_name),
+            attributes=_attributes(trace, status, self._model_name),
         )
         if status is not grpc.StatusCode.OK:
             span.set_status(Status(StatusCode.ERROR))
@@ -130,7 +129,7 @@ def check_endpoint(endpoint: str) -> None:
         raise InvalidField("otlp_traces_endpoint", endpoint, "http://HOST:PORT or https://HOST:PORT of a collector")
 
 
-def spans_to(endpoint: str, model_name: Callable[[], str]) -> RequestSpans:
+def spans_to(endpoint: str, model_name: str) -> RequestSpans:
     """Spans that go to a collector by OTLP over gRPC, in batches.
 
     The variables of OpenTelemetry hold: OTEL_SERVICE_NAME (default gemray), OTEL_RESOURCE_ATTRIBUTES,

@@ -17,10 +17,10 @@ from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.open_files import raise_open_files
 from gemray_cluster.check.resources import rank_bundle
-from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.gang.router import Router
+from gemray_cluster.observability.common_labels import with_model
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.observability.request_spans import spans_to
 from gemray_cluster.observability.request_trace import TraceInterceptor
@@ -32,6 +32,7 @@ from gemray_cluster.server.errors import RequestsCut
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.settings.settings import ServeSettings
+from gemray_workers.checkpoint.identity import checkpoint_name
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName, EngineConfig
@@ -71,7 +72,8 @@ async def serving(
     router = Router(limits, max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
     endpoint = server_config.otlp_traces_endpoint
-    spans = None if endpoint is None else spans_to(endpoint, lambda: _model_name(router, settings))
+    model_name = server_config.served_model_name or checkpoint_name(settings.model)
+    spans = None if endpoint is None else spans_to(endpoint, model_name)
     interceptor = TraceInterceptor(RequestMetrics(registry), spans)
     registry.register(EngineCollector(router, server_config.served_model_name))
     server = GenerationServer(server_config, router, reader, interceptors=[interceptor])
@@ -81,7 +83,8 @@ async def serving(
         await server.start()
         stack.push_async_callback(server.close)
         if settings.metrics_port is not None:
-            metrics = MetricsServer(registry, host=server_config.host, port=settings.metrics_port)
+            series = with_model(registry, model_name)
+            metrics = MetricsServer(series, host=server_config.host, port=settings.metrics_port)
             stack.callback(metrics.close)
         listening(server)
         warn_if_open(server_config)
@@ -113,16 +116,6 @@ async def serving(
                 f"{num_cut} requests were cut: they had not finished within drain_deadline_s = "
                 f"{server_config.drain_deadline_s:g}"
             )
-
-
-def _model_name(router: Router, settings: ServeSettings) -> str:
-    """What clients call the model; before it has loaded, the directory's name."""
-    if settings.served_model_name is not None:
-        return settings.served_model_name
-    try:
-        return router.info.model.checkpoint.name
-    except GangUnavailable:
-        return Path(settings.model).name
 
 
 def warn_if_open(config: ServerConfig) -> None:

@@ -80,7 +80,7 @@ def test_commands_on_this_machine(tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
     assert "gemray serve can start" in done.stdout
-    assert re.search(r"gemray_request_total\{outcome=\"\w+\"\} 1", done.stdout)
+    assert re.search(r"gemray_request_total\{model=\"gemma-4-31b-it\",outcome=\"\w+\"\} 1", done.stdout)
     (line,) = [line for line in log.read_text().splitlines() if "request id=" in line]
     assert re.search(r"rpc=GenerateStream outcome=\w+ status=OK prompt_tokens=\d+ completion_tokens=\d+", line)
     assert "\r" not in log.read_text(), "progress bars are for terminals"

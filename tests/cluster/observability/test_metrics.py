@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
-from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, WatchedGang
+from gemray_cluster.observability.common_labels import with_model
+from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics, WatchedGang
 from gemray_workers.errors import GemrayError
 from support.cluster.fake_gang import FakeGang, gang_info
 from support.cluster.series import SteppedGang, all_names, scrape
@@ -81,6 +82,19 @@ def test_what_is_served_is_labels(served: str | None, model: str) -> None:
         "replica": "0",
     }  # fmt: skip
     assert scrape(registry)["gemray_build_info", frozenset(labels.items())] == 1
+
+
+def test_every_series_has_the_models_name() -> None:
+    registry = CollectorRegistry()
+    RequestMetrics(registry).requests.labels("length").inc()
+    bare = scrape(registry)
+    registry.register(EngineCollector(SteppedGang(), "ours"))
+    samples = scrape(with_model(registry, "ours"))
+    assert {dict(labels)["model"] for _, labels in samples} == {"ours"}
+    assert bare.items() <= {(name, labels - {("model", "ours")}): v for (name, labels), v in samples.items()}.items()
+    assert samples["gemray_request_total", frozenset({("model", "ours"), ("outcome", "length")})] == 1
+    build = [dict(labels) for name, labels in samples if name == "gemray_build_info"]
+    assert [labels["revision"] for labels in build] == ["f" * 40]
 
 
 @pytest.mark.parametrize("gang", [Router(ReplicaLimits(), max_rebuilds=0), FakeGang(state=GangState.STARTING)])

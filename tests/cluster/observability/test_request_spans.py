@@ -43,7 +43,7 @@ class Sink:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.spans = RequestSpans(provider, lambda: "gemma", **clocks)
+        self.spans = RequestSpans(provider, "gemma", **clocks)
 
     @property
     def exported(self) -> dict[str, ReadableSpan]:
@@ -157,7 +157,7 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        spans = spans_to(f"http://127.0.0.1:{port}", lambda: "gemma")
+        spans = spans_to(f"http://127.0.0.1:{port}", "gemma")
         spans.ended(ended_trace(), grpc.StatusCode.OK, ())
         spans.close()  # sends what is left
         (of_server,) = collector.received.get(timeout=HANG_S).resource_spans
@@ -172,13 +172,13 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("endpoint", ["collector:4317", "http://", "grpc://collector:4317", ""])
 def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidField, match=r"otlp_traces_endpoint = .*http://HOST:PORT"):
-        spans_to(endpoint, str)
+        spans_to(endpoint, "gemma")
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(GemrayError, match=r"gemray\[tracing\]"):
-        spans_to("http://127.0.0.1:4317", str)
+        spans_to("http://127.0.0.1:4317", "gemma")
 
 
 def test_nothing_is_loaded_where_it_is_off() -> None:

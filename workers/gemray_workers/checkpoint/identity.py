@@ -38,10 +38,16 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
         """
         snapshot = snapshot_of(path)
         return cls(
-            name=Path(path).resolve().name if snapshot is None else snapshot.repo,
+            name=checkpoint_name(path),
             revision="" if snapshot is None else snapshot.commit,
             hash=checkpoint_hash(path) if has_weights and holds_weights(path) else "",
         )
+
+
+def checkpoint_name(path: str) -> str:
+    """What a checkpoint is called: ORG/NAME in the Hugging Face cache, else its directory's name."""
+    snapshot = snapshot_of(path)
+    return Path(path).resolve().name if snapshot is None else snapshot.repo
 
 
 def holds_weights(path: str) -> bool:
