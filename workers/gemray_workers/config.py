@@ -13,6 +13,7 @@ from gemray_workers.errors import InvalidField
 from gemray_workers.ranges import AT_LEAST_ONE, DURATION, NOT_NEGATIVE, Range, check_ranges, ranged
 
 DTypeName = Literal["bfloat16", "float32", "float64"]
+KVDTypeName = Literal["auto", "fp8_e4m3"]
 DeviceName = Literal["cpu", "cuda"]
 MethodName = Literal["auto", "none", "mtp", "dflash"]
 DFlashCausalName = Literal["config", "sliding", "all", "none"]
@@ -30,6 +31,7 @@ _DTYPES: dict[str, torch.dtype] = {
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "dtype": get_args(DTypeName),
+    "kv_dtype": get_args(KVDTypeName),
     "device": get_args(DeviceName),
     "method": get_args(MethodName),
     "drafter_placement": get_args(PlacementName),
@@ -49,6 +51,9 @@ class EngineConfig:
     device: DeviceName
     kv_memory_bytes: int = ranged(AT_LEAST_ONE)
     """Bytes of KV pages on each rank, all groups together."""
+    kv_dtype: KVDTypeName = "auto"
+    """What the target's pages hold: ``auto`` is `dtype`; ``fp8_e4m3`` is half of bfloat16's bytes, scaled by what the
+    checkpoint says, else by 1. A drafter's own pages hold `dtype`."""
     max_model_len: int | None = ranged(Range(2), None)
     """Most tokens of a sequence, prompt and output; None asks for the model's own maximum. The engine serves
     the largest length that also fits `kv_memory_bytes`."""
@@ -127,6 +132,11 @@ class EngineConfig:
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch names it."""
         return _DTYPES[self.dtype]
+
+    @property
+    def torch_kv_dtype(self) -> torch.dtype:
+        """The dtype of the target's pages."""
+        return torch.float8_e4m3fn if self.kv_dtype == "fp8_e4m3" else self.torch_dtype
 
     @property
     def drafter_paths(self) -> tuple[str, ...]:

@@ -19,12 +19,14 @@ NAME = "fit"
 def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     """Draw the gang's blueprint, and compare it with the headers of the weights that lie on this machine."""
     from gemray_workers.checkpoint.index import read_index
+    from gemray_workers.rank.kv_scales import kv_scales
 
     try:
         blueprint = settings.blueprint(device)
         if not settings.random_weights:
             if _has_weights(settings.model):
                 _check_target_weights(blueprint)
+                kv_scales(blueprint.config, blueprint.model)
             for drafter in filter(_has_weights, settings.drafter):
                 read_index(drafter)
         _check_memory(blueprint)

@@ -116,6 +116,10 @@ class ServeSettings:
     kv_memory: int | None = _engine(
         SIZE, "KV pages of each rank, in all (default 16GiB on GPUs, 1GiB on CPUs).", bounds=">= 1"
     )
+    kv_dtype: str | None = _engine(
+        one_of("auto", "fp8_e4m3"),
+        "What KV pages hold: the model's dtype (auto, the default), or 8-bit floats with the checkpoint's scales or 1.",
+    )
     max_model_len: int | None = _engine(
         INTEGER, "Most tokens of a request, prompt and output; cut to what fits.", bounds=">= 2"
     )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gemray_kernels.reference.paged_attention import paged_attention
+from gemray_workers.config import KVDTypeName
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
@@ -26,6 +27,7 @@ from gemray_workers.messages import Submit
 from gemray_workers.model.kv_groups import kv_donors, kv_group_specs
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.rank.kv_scales import kv_scales
 from gemray_workers.scheduling.scheduler import SchedulerConfig
 from support.engine.engine_runner import Run, collect, engine_config
 from support.engine.padded_cycle import PaddedCycle
@@ -79,13 +81,16 @@ class Rig:
         self.plan = plan_drafter(self.config, model.config)
         self.num_draft_tokens = (num_draft_tokens or 0) if drafter_path is None else self.plan.traits.num_draft_tokens
         target_specs = kv_group_specs(
-            model.config, tp_size=self.comm.size, page_size=PAGE_SIZE, dtype=self.config.torch_dtype
+            model.config, tp_size=self.comm.size, page_size=PAGE_SIZE, dtype=self.config.torch_kv_dtype
         )
         self.target_groups = tuple(spec.name for spec in target_specs)
         self.specs = (*target_specs, *self.plan.kv_specs)
         self.num_pages = {spec.name: num_pages for spec in self.specs}
         self.vocabulary = vocabulary_of_directory(str(directory), model.config.vocab_size)
-        self.pools = KVPools(kv_donors(model.config.layers), target_specs, self.num_pages, device=CPU)
+        self.scales = kv_scales(self.config, model.config)
+        self.pools = KVPools(
+            kv_donors(model.config.layers), target_specs, self.num_pages, device=CPU, scales=self.scales
+        )
         own = KVPools(kv_donors(self.plan.kv_layers), self.plan.kv_specs, self.num_pages, device=CPU)
         self.drafter_pools = own if self.plan.kv_specs else None
         self.drafter = self.plan.build(
@@ -200,6 +205,7 @@ def solo_rig(
     second_drafter_path: Path | None = None,
     num_draft_tokens: int | None = None,
     dtype: torch.dtype = torch.float64,
+    kv_dtype: KVDTypeName = "auto",
 ) -> Rig:
     """A rig on one rank, kept for the session; rigs of one checkpoint share the model."""
     return Rig(
@@ -208,6 +214,7 @@ def solo_rig(
         drafter_path=drafter_path,
         second_drafter_path=second_drafter_path,
         num_draft_tokens=num_draft_tokens,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -218,6 +225,7 @@ def gang_rig(
     drafter_path: Path | None = None,
     second_drafter_path: Path | None = None,
     num_draft_tokens: int | None = None,
+    kv_dtype: KVDTypeName = "auto",
 ) -> Rig:
     """A rig on one rank of a gang, in float64, kept as long as the process; rigs of one checkpoint share the model."""
     if comm.size == 1:
@@ -226,8 +234,9 @@ def gang_rig(
             drafter_path=drafter_path,
             second_drafter_path=second_drafter_path,
             num_draft_tokens=num_draft_tokens,
+            kv_dtype=kv_dtype,
         )
-    return _gang_rig(comm, directory, drafter_path, second_drafter_path, num_draft_tokens)
+    return _gang_rig(comm, directory, drafter_path, second_drafter_path, num_draft_tokens, kv_dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -237,6 +246,7 @@ def _gang_rig(
     drafter_path: Path | None,
     second_drafter_path: Path | None,
     num_draft_tokens: int | None,
+    kv_dtype: KVDTypeName,
 ) -> Rig:
     return Rig(
         _gang_model(comm, directory),
@@ -246,6 +256,7 @@ def _gang_rig(
         num_draft_tokens=num_draft_tokens,
         comm=comm,
         num_pages=GANG_PAGES,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gemray_workers.kv.cache import KVCaches
+from gemray_workers.kv.scales import KVScales
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.kv_groups import kv_group_specs
@@ -39,6 +40,7 @@ class PagedCache:
         page_size: int = 4,
         tp_size: int = 1,
         device: torch.device | None = None,
+        scales: Mapping[int, KVScales] | None = None,
     ) -> None:
         self._page_size = page_size
         self._device = device or torch.device("cpu")
@@ -54,7 +56,7 @@ class PagedCache:
             for layer in spec.layers:
                 pages[layer] = (self._unwritten(shape, dtype), self._unwritten(shape, dtype))
         donors = {layer.index: layer.kv_donor for layer in model.layers if layer.kv_donor is not None}
-        self.caches = KVCaches(specs, pages, donors)
+        self.caches = KVCaches(specs, pages, donors, scales)
 
     def _unwritten(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.full(shape, torch.nan, dtype=dtype, device=self._device)

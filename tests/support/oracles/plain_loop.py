@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.reference.keyed_noise import keyed_gumbel
+from gemray_workers.config import KVDTypeName
 from gemray_workers.messages import Submit
+from gemray_workers.rank.kv_scales import kv_scales
+from support.engine.engine_runner import engine_config
 from support.oracles.oracle import solo_model, whole_logits
 from support.oracles.paged import PagedCache, Rows
 from support.oracles.sampling_reference import edited, filtered_law
@@ -32,11 +35,20 @@ def plain_decode(directory: Path | str, submit: Submit, *, max_model_len: int = 
 
 
 @torch.inference_mode()
-def plain_text(directory: Path | str, submit: Submit, *, max_model_len: int = 256) -> PlainText:
+def plain_text(
+    directory: Path | str, submit: Submit, *, max_model_len: int = 256, kv_dtype: KVDTypeName = "auto"
+) -> PlainText:
     """The same with log-probabilities."""
     model = solo_model(directory, torch.float64)
     params, prompt = submit.params, submit.prompt_ids
-    cache = PagedCache(model.config, num_sequences=1, max_len=max_model_len, dtype=torch.float64)
+    config = engine_config(directory, kv_dtype=kv_dtype)
+    cache = PagedCache(
+        model.config,
+        num_sequences=1,
+        max_len=max_model_len,
+        dtype=config.torch_kv_dtype,
+        scales=kv_scales(config, model.config),
+    )
     text = PlainText()
     pending, computed = list(prompt), 0
     while len(text.ids) < params.max_tokens and len(prompt) + len(text.ids) < max_model_len:

@@ -7,8 +7,11 @@ import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+from gemray_workers.config import KVDTypeName
 from support.random_cases.case import DRAFTERS
 from support.random_cases.sweep import CELLS, Cell, Tally, cells_for, run_task, table
 
@@ -22,10 +25,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=3000, help="cases, spread over TP and drafters (default 3000)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--drafter", choices=DRAFTERS, help="cases of this one alone (default all)")
+    parser.add_argument("--kv-dtype", choices=get_args(KVDTypeName), default="auto", help="of the target's pages")
     parser.add_argument("--processes", type=int, default=1, help="calls at one time, each with gangs of its own")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    cells = [cell for cell in CELLS if arguments.drafter in (None, cell.drafter)]
+    cells = [replace(cell, kv_dtype=arguments.kv_dtype) for cell in CELLS if arguments.drafter in (None, cell.drafter)]
     tasks = list(_tasks(cells, arguments.count, arguments.first_seed))
     tallies = {cell: Tally() for cell, _ in tasks}
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as executor:

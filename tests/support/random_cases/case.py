@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from gemray_workers.config import KVDTypeName
 from gemray_workers.messages import Submit
 from gemray_workers.sampling.params import DraftMethod
+from support.checkpoints.kv_scales import with_kv_scales
 from support.checkpoints.tiny import SHAPES, VOCAB_SIZE, Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.random_requests import MAX_MODEL_LEN, random_requests
@@ -56,6 +58,7 @@ class Case:
     shape: Shape
     tp: int
     drafter: DrafterName
+    kv_dtype: KVDTypeName
     num_draft_tokens: int
     """Drafts of the drafter that makes the most."""
     lag: int
@@ -78,7 +81,8 @@ class Case:
     @property
     def directory(self) -> Path:
         """The target's checkpoint."""
-        return tiny_checkpoint(self.shape)
+        plain = tiny_checkpoint(self.shape)
+        return plain if self.kv_dtype == "auto" else with_kv_scales(plain)
 
     @property
     def drafter_path(self) -> Path | None:
@@ -105,7 +109,7 @@ class Case:
         return tiny_assistant(self.directory, centroids=self.seed % 3 == 0)
 
 
-def draw_case(seed: int, *, tp: int, drafter: DrafterName) -> Case:
+def draw_case(seed: int, *, tp: int, drafter: DrafterName, kv_dtype: KVDTypeName = "auto") -> Case:
     """The case of a seed; TP and drafter are given, so that a sweep has as many of each as it wants."""
     rng = random.Random(f"{seed}/{tp}/{drafter}")
     k = 0 if drafter == "none" else rng.choice(_NUM_DRAFTS.get(drafter, (1, 3, 6, 7, 15)))
@@ -120,6 +124,7 @@ def draw_case(seed: int, *, tp: int, drafter: DrafterName) -> Case:
         shape=rng.choice(SHAPES),
         tp=tp,
         drafter=drafter,
+        kv_dtype=kv_dtype,
         num_draft_tokens=k,
         lag=rng.randrange(2),
         limits=_limits(rng, submits, crowded),

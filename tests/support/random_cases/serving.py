@@ -164,6 +164,7 @@ def _colocated(comm: Communicator, job: Job) -> Any:
         drafter_path=job.drafter_path,
         second_drafter_path=job.second_drafter_path,
         num_draft_tokens=None if job.second_drafter_path else case.num_draft_tokens or None,
+        kv_dtype=case.kv_dtype,
     )
     rows = (1 + case.lag) * max(limits.prefill_chunk, 1 + case.num_draft_tokens)
     num_pages: Mapping[str, int] = {}
@@ -234,5 +235,6 @@ def _config(job: Job) -> EngineConfig:
         prefill_chunk=limits.prefill_chunk,
         max_step_tokens=limits.num_slots * (1 + case.num_draft_tokens) + limits.spare_rows,
         kv_memory_bytes=8 << 20,
+        kv_dtype=case.kv_dtype,
         lag=case.lag,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemray_workers.config import KVDTypeName
 from gemray_workers.messages import EngineStats, SequenceDelta, Submit
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.oracles.plain_loop import PlainText, plain_text
@@ -37,7 +38,7 @@ def prepare(case: Case) -> tuple[Job, Mapping[str, Expected]]:
 def _expected(case: Case, submit: Submit) -> Expected:
     """The original's text, cut at the budget and behind the first stop id."""
     params = submit.params
-    free = free_text(case.directory, case.originals[submit.request_id])
+    free = free_text(case.directory, case.originals[submit.request_id], case.kv_dtype)
     budget = free.ids[: min(params.max_tokens, case.limits.max_model_len - len(submit.prompt_ids))]
     stop = next(
         (i for i, token in enumerate(budget, 1) if token in params.stop_token_ids and i > params.min_tokens), None
@@ -48,9 +49,9 @@ def _expected(case: Case, submit: Submit) -> Expected:
 
 
 @functools.cache
-def free_text(directory: Path, number: int) -> PlainText:
+def free_text(directory: Path, number: int, kv_dtype: KVDTypeName) -> PlainText:
     """Plain decoding of an original."""
-    return plain_text(directory, original(number), max_model_len=MAX_MODEL_LEN)
+    return plain_text(directory, original(number), max_model_len=MAX_MODEL_LEN, kv_dtype=kv_dtype)
 
 
 def differences(case: Case, expected: Mapping[str, Expected], served: Served) -> list[str]:

@@ -36,6 +36,20 @@ def test_gangs_give_what_plain_decoding_gives(run_on_gang: RunOnGang, cell: Cell
     assert tally.accepted > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cell", "count"),
+    [(Cell(1, "both", "fp8_e4m3"), 4), (Cell(2, "mtp", "fp8_e4m3"), 2), (Cell(2, "dflash", "fp8_e4m3"), 2)],
+    ids=lambda value: f"TP {value.tp}, {value.drafter}" if isinstance(value, Cell) else "",
+)
+def test_an_8_bit_cache_changes_no_id(run_on_gang: RunOnGang, cell: Cell, count: int) -> None:
+    """What plain decoding over such a cache gives, a token a step."""
+    tally = Tally()
+    run_cell(run_on_gang, cell, range(count), tally)
+    assert not tally.differences
+    assert tally.accepted > 0
+
+
 def test_a_few_seeds_have_everything() -> None:
     cases = [draw_case(seed, tp=1, drafter="mtp") for seed in range(11)]
     assert any(case.cancels for case in cases)

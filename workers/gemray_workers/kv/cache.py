@@ -10,15 +10,17 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from gemray_kernels.reference.kv_write import write_kv
+from gemray_workers.kv.scales import KVScales
 from gemray_workers.kv.spec import KVGroupSpec
 
 
 class KVReader:
     """The pages of one layer, to read. KV-shared layers and drafters that share KV hold nothing else."""
 
-    def __init__(self, k_pages: Tensor, v_pages: Tensor) -> None:
+    def __init__(self, k_pages: Tensor, v_pages: Tensor, scales: KVScales) -> None:
         self.k_pages = k_pages
         self.v_pages = v_pages
+        self.scales = scales
 
 
 class KVWriter(KVReader):
@@ -26,7 +28,7 @@ class KVWriter(KVReader):
 
     def write(self, k_TND: Tensor, v_TND: Tensor, kv_index_T: Tensor) -> None:
         """Store row t at index ``kv_index_T[t] = page * page_size + offset``."""
-        write_kv(k_TND, v_TND, self.k_pages, self.v_pages, kv_index_T)
+        write_kv(k_TND, v_TND, self.k_pages, self.v_pages, kv_index_T, k_scale=self.scales.k, v_scale=self.scales.v)
 
 
 class KVCaches:
@@ -37,6 +39,7 @@ class KVCaches:
         specs: Iterable[KVGroupSpec],
         pages: Mapping[int, tuple[Tensor, Tensor]],
         donors: Mapping[int, int] | None = None,
+        scales: Mapping[int, KVScales] | None = None,
     ) -> None:
         """Views over `pages`.
 
@@ -44,9 +47,11 @@ class KVCaches:
             specs: the groups; each layer that owns KV is in one of them.
             pages: (k_pages, v_pages) of each layer that owns KV.
             donors: the owner whose KV each of the other layers reads.
+            scales: of owners whose pages hold 8-bit floats; 1 for those that are left out.
         """
-        self._writers = {layer: KVWriter(k_pages, v_pages) for layer, (k_pages, v_pages) in pages.items()}
-        self._readers = {layer: KVReader(k_pages, v_pages) for layer, (k_pages, v_pages) in pages.items()}
+        parts = {layer: (*pair, (scales or {}).get(layer, KVScales())) for layer, pair in pages.items()}
+        self._writers = {layer: KVWriter(*of_layer) for layer, of_layer in parts.items()}
+        self._readers = {layer: KVReader(*of_layer) for layer, of_layer in parts.items()}
         self._groups = {layer: spec.name for spec in specs for layer in spec.layers}
         for layer, donor in (donors or {}).items():
             self._readers[layer] = self._readers[donor]

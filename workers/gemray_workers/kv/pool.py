@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.cache import KVCaches
+from gemray_workers.kv.scales import KVScales
 from gemray_workers.kv.spec import KVGroupSpec
 
 
@@ -28,6 +29,7 @@ class KVPools:
         num_pages: Mapping[str, int],
         *,
         device: torch.device,
+        scales: Mapping[int, KVScales] | None = None,
     ) -> None:
         """Allocate `num_pages` pages a group, and the null page.
 
@@ -36,6 +38,7 @@ class KVPools:
             specs: the groups.
             num_pages: by group; may name groups of other pools too.
             device: where the pages lie.
+            scales: as of `KVCaches`.
 
         Raises:
             InvalidField: some layer of the model neither owns KV in a group nor reads the KV of one that does.
@@ -48,7 +51,7 @@ class KVPools:
         }
         self._check_every_layer(donors)
         readers = {layer: donor for layer, donor in donors.items() if donor is not None}
-        self._caches = KVCaches(self._specs.values(), self._pages_BPND, readers)
+        self._caches = KVCaches(self._specs.values(), self._pages_BPND, readers, scales)
 
     @property
     def caches(self) -> KVCaches:

@@ -41,6 +41,8 @@ class AttentionKernel(Protocol):
         causal: bool,
         scale: float,
         most_rows: int | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> Tensor:
         """Attend over paged keys and values."""
         ...
@@ -98,6 +100,8 @@ class Attention:
                 k_pages=pages.k_pages,
                 v_pages=pages.v_pages,
                 kv_index_T=metadata.kv_index_T,
+                k_scale=pages.scales.k,
+                v_scale=pages.scales.v,
             )
         q_TND = self._kernels.attention_inputs(
             self._qkv_proj.summands(x_TH), *rope, self._num_heads, self._q_norm.norm, write
@@ -114,6 +118,8 @@ class Attention:
             causal=True,
             scale=ATTENTION_SCALE,
             most_rows=batch.most_rows,
+            k_scale=cache.scales.k,
+            v_scale=cache.scales.v,
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 

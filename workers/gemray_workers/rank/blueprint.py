@@ -12,6 +12,7 @@ import torch
 
 from gemray_workers.attention.choice import AttentionNeeds, choose_backends
 from gemray_workers.checkpoint.identity import CheckpointIdentity
+from gemray_workers.checkpoint.quantized.kv_cache import FP8_E4M3
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.plan import plan_drafter
@@ -53,7 +54,7 @@ class Blueprint:
         model = ModelConfig.from_directory(config.model_path, config.hf_configs)
         drafter = plan_drafter(config, model)
         target_specs = kv_group_specs(
-            model, tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_dtype
+            model, tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_kv_dtype
         )
         pools = _fit(config, model, target_specs, drafter)
         return cls(
@@ -115,6 +116,15 @@ class Blueprint:
             return Choice("cycles", "eager", why)
         return Choice("cycles", "graphs", "captured at start for every batch size that is served")
 
+    def _kv_dtype(self) -> Choice:
+        config, recipe = self.config, self.model.quantization
+        means_fp8 = recipe is not None and recipe.kv_cache == FP8_E4M3
+        if config.kv_dtype == "auto":
+            asked = f"; the checkpoint means {FP8_E4M3}, which --kv-dtype {FP8_E4M3} serves" if means_fp8 else ""
+            return Choice("KV dtype", config.dtype, f"the model's{asked}")
+        own = f"; the drafter's own pages are in {config.dtype}" if self.drafter.kv_specs else ""
+        return Choice("KV dtype", config.kv_dtype, f"chosen explicitly, with the checkpoint's scales or 1{own}")
+
     def model_info(self) -> ModelInfo:
         """The served model, as clients see it."""
         model = self.model
@@ -130,7 +140,7 @@ class Blueprint:
             dtype=self.config.dtype,
             tensor_parallel_size=self.config.tensor_parallel_size,
             sliding_window=model.sliding_window,
-            choices=[*self.choices, self._cycles(), *_weights(self.config, model.quantization)],
+            choices=[*self.choices, self._cycles(), self._kv_dtype(), *_weights(self.config, model.quantization)],
             drafter_method=self.drafter.traits.method,
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,

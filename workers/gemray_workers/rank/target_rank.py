@@ -31,6 +31,7 @@ from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name
+from gemray_workers.rank.kv_scales import kv_scales, require_fp8_device
 from gemray_workers.rank.memory import PATIENCE_S, MemoryNeeds, free_bytes, require_room
 from gemray_workers.rank.warm_up import OneByOne, warm_up_requests
 from gemray_workers.sampling.verify import Accept, verify
@@ -60,7 +61,7 @@ class EngineRank:
             gang: all ranks, when a drafter has one of its own beside the target's.
 
         Raises:
-            InvalidField: a setting does not fit the model (TP, drafter, backend, lengths).
+            InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or the device.
             CheckpointError: a checkpoint is missing, damaged or of another shape.
             CapacityError: the KV memory holds not even one sequence, or the device not weights and KV memory.
         """
@@ -69,6 +70,8 @@ class EngineRank:
         self._gang = gang
         self._device = device
         self._blueprint = Blueprint.of(config)
+        require_fp8_device(config, device)
+        scales = kv_scales(config, self._blueprint.model)
         require_room(
             MemoryNeeds.of(self._blueprint),
             lambda: free_bytes(device),
@@ -85,6 +88,7 @@ class EngineRank:
             self._blueprint.target_specs,
             self._blueprint.pools.num_pages,
             device=device,
+            scales=scales,
         )
         self._drafter_pools = self._build_drafter_pools()
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)

@@ -38,7 +38,9 @@ def read_compressed_tensors(content: Mapping[str, Any]) -> Groups:
     if content.get("transform_config"):
         raise fields.refusal("transform_config", "absent: transformed weights are not computed")
     groups = content.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
+    if content.get("kv_cache_scheme") and groups in ({}, None):  # the KV cache alone
+        groups = {}
+    elif not isinstance(groups, dict) or not groups:
         raise fields.refusal("config_groups", "an object with a group of targets and weights at least")
     targets: list[tuple[Pattern, WeightFormat]] = []
     for name, group in groups.items():

@@ -14,6 +14,7 @@ from gemray_workers.checkpoint.index import CheckpointIndex, read_index
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.checkpoint.quantized.compressed_tensors import Groups, read_compressed_tensors
 from gemray_workers.checkpoint.quantized.formats import ACCEPTED
+from gemray_workers.checkpoint.quantized.kv_cache import kv_cache_format
 from gemray_workers.checkpoint.quantized.modelopt import read_modelopt
 from gemray_workers.checkpoint.quantized.recipe import ExpertLayout, Recipe
 from gemray_workers.errors import CheckpointError, InvalidField, Summary
@@ -71,6 +72,7 @@ def _read_recipe(directory: Path, prefix: str) -> Recipe | None:
         ignored=ignored,
         scale_dtypes={} if index is None else _scale_dtypes(index),
         experts="each" if index is None else _expert_layout(index),
+        kv_cache=kv_cache_format(content),
     )
 
 

@@ -27,8 +27,8 @@ _UNUSED = (
     ".q_scale",
     ".weight_shape",
 )
-"""Ends of names that come with quantized weights and change nothing here: scales of rounded activations and of an
-8-bit KV cache, and a shape that the config says, too."""
+"""Ends of names that come with quantized weights and that no layer reads: scales of rounded activations, a shape that
+the config says, too, and the scales of an 8-bit KV cache, which `kv_cache` reads where there is one."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class Recipe:
     scale_dtypes: Mapping[str, torch.dtype] = field(hash=False, repr=False)
     """Dtypes of the scales that are on disk, by full name."""
     experts: ExpertLayout = "each"
+    kv_cache: str | None = None
+    """The format that it means for keys and values (`kv_cache.kv_cache_format`)."""
 
     def format_of(self, name: str) -> WeightFormat | None:
         """How a linear layer, named below `prefix`, is quantized; None for one that is not.
