@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.sampling import SamplingName
-from gemray_workers.config import DeviceName, DTypeName, EngineConfig, MethodName, PlacementName
+from gemray_workers.config import DeviceName, DTypeName, EngineConfig, KVDTypeName, MethodName, PlacementName
 from gemray_workers.errors import InvalidField
 
 KV_MEMORY = 12 << 30
@@ -95,6 +95,7 @@ class Setup:
     random_weights: bool = False
     enforce_eager: bool = False
     kv_memory: int = KV_MEMORY
+    kv_dtype: KVDTypeName = "auto"
     page_size: int = 16
     profile: bool = False
     deadline_s: float = 300.0
@@ -180,6 +181,7 @@ class Setup:
             dtype=self.dtype,
             device=self.device,
             kv_memory_bytes=self.kv_memory,
+            kv_dtype=self.kv_dtype,
             max_model_len=max(decoded, longest, *self.prefill) + drafts + 2,
             max_num_seqs=max_num_seqs,
             max_step_tokens=max_step_tokens,

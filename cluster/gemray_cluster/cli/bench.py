@@ -71,6 +71,7 @@ def bench(
         float | None, typer.Option(metavar="NUMBER", help="Simulate acceptance: tokens a cycle (random weights only).")
     ] = None,
     kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the KV pages of each rank.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="KV pages: auto or fp8_e4m3.")] = None,
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Weights from a seed: configs are enough.")
     ] = False,
@@ -111,6 +112,7 @@ def bench(
         "warm_up_steps": warm_up_steps,
         "acceptance_length": acceptance_length,
         "kv_memory": None if kv_memory is None else _size("kv_memory", kv_memory),
+        "kv_dtype": kv_dtype,
         "random_weights": random_weights or None,
         "profile": profile or None,
     }

@@ -118,7 +118,8 @@ class ServeSettings:
     )
     kv_dtype: str | None = _engine(
         one_of("auto", "fp8_e4m3"),
-        "What KV pages hold: the model's dtype (auto, the default), or 8-bit floats with the checkpoint's scales or 1.",
+        "What KV pages hold: auto is the model's dtype, fp8_e4m3 8-bit floats times the checkpoint's scales or 1 "
+        "(default auto).",
     )
     max_model_len: int | None = _engine(
         INTEGER, "Most tokens of a request, prompt and output; cut to what fits.", bounds=">= 2"

@@ -102,7 +102,7 @@ def _normed(x_H, factor, weight_H, dtype, ROUND_BEFORE_WEIGHT: tl.constexpr):  #
     return (x_H * weight_H).to(dtype).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _kept(x_H, inverse_scale, dtype):  # type: ignore[no-untyped-def]
     """What a page keeps of numbers that `dtype` holds: they themselves, or 8-bit floats where there is a scale."""
     x_H = x_H.to(dtype)

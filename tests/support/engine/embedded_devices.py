@@ -54,9 +54,11 @@ def family_config(drafter: EmbeddedName | None, device: DeviceName, dtype: DType
     )  # fmt: skip
 
 
-def family_run(drafter: EmbeddedName | None, device: DeviceName, dtype: DTypeName, submits: list[Submit]) -> Run:
+def family_run(
+    drafter: EmbeddedName | None, device: DeviceName, dtype: DTypeName, submits: list[Submit], **changes: Any
+) -> Run:
     """Serve the requests on one rank."""
-    run = run_on_gpus(SoloCommunicator(), family_config(drafter, device, dtype), submits)
+    run = run_on_gpus(SoloCommunicator(), family_config(drafter, device, dtype, **changes), submits)
     assert run is not None
     return run
 

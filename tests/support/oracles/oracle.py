@@ -62,9 +62,16 @@ def whole_logits(model: TargetModel, local_RV: Tensor) -> Tensor:
     return local_RV[:, columns]
 
 
-def prompt_logits(model: TargetModel, prompt: Sequence[int], chunks: Sequence[int] | None = None) -> Tensor:
-    """Logits of every prompt row [len(prompt), vocab_size], computed in chunks of the given lengths."""
-    cache = PagedCache(model.config, num_sequences=1, max_len=len(prompt), dtype=model.dtype)
+def prompt_logits(
+    model: TargetModel,
+    prompt: Sequence[int],
+    chunks: Sequence[int] | None = None,
+    *,
+    kv_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Logits of every prompt row [len(prompt), vocab_size], computed in chunks of the given lengths, over a cache of
+    the model's dtype or another."""
+    cache = PagedCache(model.config, num_sequences=1, max_len=len(prompt), dtype=kv_dtype or model.dtype)
     logits, start = [], 0
     for length in chunks or [len(prompt)]:
         rows = Rows(0, prompt[start : start + length], start)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from gemray_workers.config import KVDTypeName
 from gemray_workers.embedded import EmbeddedName, embedded_path
 from gemray_workers.messages import Submit
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.checkpoints.quantized import FormatName, quantized_checkpoint
-from support.engine.engine_runner import Run
+from support.engine.engine_runner import Run, engine_config
 from support.engine.held_out_requests import held_out_prompts, held_out_requests
 from support.engine.speculation_rig import Rig
 from support.oracles.oracle import loaded_model, prompt_logits
@@ -41,34 +42,45 @@ class Measured:
 
 
 @torch.no_grad()
-def held_out_nats(model: TargetModel, prompts: Sequence[Sequence[int]]) -> float:
-    """Mean negative log-probability of each prompt's tokens but its first."""
+def held_out_nats(model: TargetModel, prompts: Sequence[Sequence[int]], kv_dtype: torch.dtype | None = None) -> float:
+    """Mean negative log-probability of each prompt's tokens but its first, over a cache of the model's dtype or another
+    one."""
     total, count = 0.0, 0
     for ids in prompts:
-        logprobs_TV = prompt_logits(model, ids)[:-1].double().log_softmax(-1)
+        logprobs_TV = prompt_logits(model, ids, kv_dtype=kv_dtype)[:-1].double().log_softmax(-1)
         total -= logprobs_TV.gather(1, torch.tensor(ids[1:])[:, None]).sum().item()
         count += len(ids) - 1
     return total / count
 
 
-def measure(name: FormatName | None, *, num_prompts: int, num_requests: int) -> Measured:
+def measure(
+    name: FormatName | None,
+    *,
+    num_prompts: int,
+    num_requests: int,
+    kv_dtype: KVDTypeName = "auto",
+    dtype: torch.dtype = torch.float32,
+) -> Measured:
     """Quantize, load as the engine does, and measure.
 
     Args:
         name: the format; None for the weights as they are.
         num_prompts: held-out prompts for the loss.
         num_requests: greedy requests for acceptance.
+        kv_dtype: of the target's pages.
+        dtype: of the model.
     """
     directory = embedded_path(TARGET)
     if name is not None:
         directory, _ = quantized_checkpoint(directory, lambda _layer: name)
-    model = loaded_model(directory, SoloCommunicator(), torch.float32)
-    nats = held_out_nats(model, [prompt["ids"] for prompt in held_out_prompts(num_prompts)])
+    model = loaded_model(directory, SoloCommunicator(), dtype)
+    prompts = [prompt["ids"] for prompt in held_out_prompts(num_prompts)]
+    nats = held_out_nats(model, prompts, engine_config(directory, dtype=_name(dtype), kv_dtype=kv_dtype).torch_kv_dtype)
     submits = held_out_requests(num_requests, MAX_TOKENS, stop_token_ids=tuple(_stop_ids(directory)))
-    plain = _serve(model, directory, None, None, submits)
+    plain = _serve(model, directory, None, None, submits, kv_dtype)
     rounds, ids_differ = {}, 0
     for drafter, most in DRAFTERS.items():
-        run = _serve(model, directory, drafter, most, submits)
+        run = _serve(model, directory, drafter, most, submits, kv_dtype)
         rounds[drafter] = 1 + run.speculation.accepted / run.speculation.rounds
         ids_differ += sum(run.ids[submit.request_id] != plain.ids[submit.request_id] for submit in submits)
     in_memory = loaded_model(directory, SoloCommunicator(), torch.bfloat16).weight_bytes
@@ -76,11 +88,20 @@ def measure(name: FormatName | None, *, num_prompts: int, num_requests: int) -> 
 
 
 def _serve(
-    model: TargetModel, directory: Path, drafter: EmbeddedName | None, most: int | None, submits: Sequence[Submit]
+    model: TargetModel,
+    directory: Path,
+    drafter: EmbeddedName | None,
+    most: int | None,
+    submits: Sequence[Submit],
+    kv_dtype: KVDTypeName,
 ) -> Run:
     path = None if drafter is None else embedded_path(drafter)
-    rig = Rig(model, directory, drafter_path=path, num_draft_tokens=most)
+    rig = Rig(model, directory, drafter_path=path, num_draft_tokens=most, kv_dtype=kv_dtype)
     return rig.run(list(submits), prefill_chunk=128, max_step_tokens=1024, max_model_len=512, num_slots=16)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _stop_ids(directory: Path) -> list[int]:

@@ -67,7 +67,7 @@ def test_a_budget_holds_more_and_the_info_says_so() -> None:
 
 def test_less_memory_serves_as_many_tokens() -> None:
     directory = tiny_checkpoint("31B")
-    sizes = {"dtype": "bfloat16", "max_model_len": None, "kv_memory_bytes": 400_000, "max_num_seqs": 2}
+    sizes: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": None, "kv_memory_bytes": 400_000, "max_num_seqs": 2}
     plain, small = (Blueprint.of(config(directory, kv_dtype=name, **sizes)).pools for name in ("auto", KV))
     assert small.max_model_len > 1.8 * plain.max_model_len
 
