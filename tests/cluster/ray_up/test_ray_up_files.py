@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,31 @@ def test_weights_are_downloaded_where_ranks_run() -> None:
     assert everywhere.replace(' --exclude "*.safetensors"', "") == workers != everywhere
     assert "IamInstanceProfile" in gang["node_config"], "Ray gives workers none, and the bucket asks for one"
     assert "s3:GetObject" in (FOLDER / "aws.yaml").read_text()
+
+
+def test_a_node_needs_docker_alone_to_get_the_model(tmp_path: Path) -> None:
+    """Ubuntu has no AWS CLI: the commands run with a PATH that has docker, one that writes down what it is told."""
+    config = _load(FOLDER / "aws.yaml")
+    told = tmp_path / "told"
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > {told}\n')
+    docker.chmod(0o755)
+    (tmp_path / "id").symlink_to("/usr/bin/id")
+    for commands in (
+        config["initialization_commands"],
+        config["available_node_types"]["gang"]["initialization_commands"],
+    ):
+        (command,) = [c for c in commands if "s3 sync" in c]
+        subprocess.run(["/bin/bash", "-c", command], env={"PATH": str(tmp_path)}, check=True)
+        words = told.read_text().splitlines()
+        options, aws = words[: words.index("s3")], words[words.index("s3") :]
+        assert aws[:2] == ["s3", "sync"]
+        assert aws[-1].startswith("/models/")
+        assert options[options.index("-v") + 1] == "/models:/models"
+        assert options[options.index("--network") + 1] == "host", "a bridge is one hop too far from the instance's role"
+        assert options[options.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}", (
+            "root's files would be in the way"
+        )
 
 
 def test_systemd_drains_the_server_before_it_kills() -> None:
