@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from support.deployment.chart_values import DEPLOYMENTS, REFUSALS
+from support.deployment.chart_refusals import REFUSALS
+from support.deployment.chart_values import DEPLOYMENTS, Values
 from support.deployment.helm_chart import CHART, ROOT, helm, pick, problems, render, render_text
 
 HELM_MAJORS = (3, 4)
@@ -43,6 +45,22 @@ def test_refuses(name: str) -> None:
     assert named in refused.stderr
 
 
+def test_every_flag_that_the_chart_sets_is_refused_among_the_extra_ones() -> None:
+    """A second one would contradict what the pods were made for."""
+    template = (CHART / "templates" / "_validate_server.tpl").read_text()
+    refused = set(re.findall(r'^  "(--[a-z-]+)" "', template, re.MULTILINE))
+    set_by_chart = {
+        argument.partition("=")[0]
+        for values in DEPLOYMENTS.values()
+        for argument in pick(render(values), "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+        if argument.startswith("--") and argument not in values.get("server", {}).get("extraArgs", [])
+    }
+    # A second drafter of the other kind has no value, so that flag may be there where the first one is.
+    assert set_by_chart - refused == {"--drafter"}
+    second = {**DEPLOYMENTS["drafter"], "server": {"extraArgs": ["--drafter=/models/other"]}}
+    assert "--drafter=/models/other" in str(render(second))
+
+
 @pytest.mark.parametrize("name", ["unknown-key", "bfloat16-on-cpus"])
 def test_the_older_helm_lints_and_refuses_too(name: str) -> None:
     values, named = REFUSALS[name]
@@ -72,6 +90,32 @@ def test_default_rendering_is_the_snapshot() -> None:
 
 @pytest.mark.parametrize("major", HELM_MAJORS)
 def test_notes_hold_a_client_command_for_this_release(major: int, tmp_path: Path) -> None:
+    text = _notes(major, tmp_path, {"service": {"port": 6000}})
+    assert "kubectl -n serving port-forward service/demo-gemray 6000:6000" in text
+    assert 'gemray generate --address 127.0.0.1:6000 --stream "The capital of France is"' in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("default", "1 driver(s) with 1 gang(s) each, 1 in all. A gang is 1 cuda rank(s) in 1 pod(s)"),
+        ("router", "2 driver(s) with 2 gang(s) each, 4 in all. A gang is 2 cuda rank(s) in 1 pod(s)"),
+        ("hpa", "2 driver(s) with 1 gang(s) each, 2 in all at start."),
+        ("dedicated-drafter-apart", "A gang is 8 cuda rank(s) and one of the drafter's in 2 pod(s)"),
+        ("existing-cluster", "The ranks run in the pods of RayCluster shared"),
+        ("openai", "service/demo-gemray-openai 8000:8000"),
+    ],
+)
+def test_notes_count_what_is_there(name: str, said: str, tmp_path: Path) -> None:
+    text = _notes(4, tmp_path, DEPLOYMENTS[name])
+    assert said in text
+    labels = "app.kubernetes.io/instance=demo,app.kubernetes.io/component=driver"
+    assert f"rollout status deployment -l {labels}" in text
+    deployment = pick(render(DEPLOYMENTS[name]), "Deployment")["metadata"]["labels"]
+    assert dict(pair.split("=") for pair in labels.split(",")).items() <= deployment.items()
+
+
+def _notes(major: int, tmp_path: Path, values: Values) -> str:
     """`helm template` leaves NOTES out and `helm install` needs a cluster, so they are rendered as a manifest."""
     chart = tmp_path / "gemray"
     shutil.copytree(CHART, chart)
@@ -80,11 +124,9 @@ def test_notes_hold_a_client_command_for_this_release(major: int, tmp_path: Path
         'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | toJson }}\n'
         f'{{{{- define "notes" -}}}}\n{notes}{{{{- end -}}}}\n'
     )
-    shown = helm(major, "template", "demo", str(chart), "--namespace=serving", values={"service": {"port": 6000}})
+    shown = helm(major, "template", "demo", str(chart), "--namespace=serving", values=values)
     assert shown.returncode == 0, shown.stderr
-    text = pick([m for m in yaml.safe_load_all(shown.stdout) if m], "Notes")["text"]
-    assert "kubectl -n serving port-forward service/demo-gemray 6000:6000" in text
-    assert 'gemray generate --address 127.0.0.1:6000 --stream "The capital of France is"' in text
+    return str(pick([m for m in yaml.load_all(shown.stdout, Loader=yaml.CSafeLoader) if m], "Notes")["text"])
 
 
 def test_readme_lists_every_value() -> None:

@@ -80,14 +80,40 @@ def test_an_existing_cluster_is_joined_and_none_is_made() -> None:
     assert budgets == ["demo-gemray-driver"]
 
 
-def test_rdma_gives_workers_the_device_and_the_right_to_pin_memory() -> None:
+def test_rdma_gives_workers_the_device() -> None:
     manifests = render(DEPLOYMENTS["rdma"])
     (container,) = _worker(manifests)["containers"]
     assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
     assert container["resources"]["requests"]["rdma/hca_shared_devices_a"] == 1
-    assert container["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"], "drop": ["ALL"]}
     assert _env(_worker(manifests))["NCCL_IB_HCA"] == _env(_driver(manifests))["NCCL_IB_HCA"] == "mlx5"
-    assert "add" not in _driver(manifests)["containers"][0]["securityContext"]["capabilities"]
+    assert _env(_worker(manifests))["NCCL_BUFFSIZE"] == "4194304", "as NCCL reads a number"
+    # A capability has no effect for a user that is not root, so none is added.
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(("limit", "code"), [("unlimited", 0), ("64", 1)])
+def test_workers_say_where_a_node_cannot_pin_memory(limit: str, code: int) -> None:
+    (check,) = _worker(render(DEPLOYMENTS["rdma"]))["initContainers"]
+    assert check["command"][:2] == ["/bin/bash", "-c"]
+    script = f"ulimit() {{ echo {limit}; }}\n{check['command'][2]}"
+    ran = subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == code
+    if code:
+        assert "lock 64 KiB of memory" in ran.stderr
+        assert "LimitMEMLOCK=infinity" in ran.stderr
+
+
+def test_rdma_as_root_has_the_capability_that_only_root_can_use() -> None:
+    manifests = render(DEPLOYMENTS["rdma-as-root"])
+    assert "initContainers" not in _worker(manifests)
+    security = _worker(manifests)["containers"][0]["securityContext"]
+    assert security == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"add": ["IPC_LOCK"], "drop": ["ALL"]},
+        "runAsNonRoot": False,
+        "runAsUser": 0,
+    }
+    assert "runAsUser" not in _driver(manifests)["containers"][0]["securityContext"]
 
 
 def test_the_hosts_network_keeps_the_clusters_names() -> None:
@@ -114,6 +140,21 @@ def test_labels_reach_every_pod() -> None:
     assert {template["metadata"]["labels"]["team"] for template in templates} == {"serving"}
 
 
+@pytest.mark.parametrize(("name", "age"), [("default", None), ("server-flags", 3600)])
+def test_connections_end_at_the_age_that_is_set(name: str, age: float | None) -> None:
+    flags = serve_flags_in(" ".join(_driver(render(DEPLOYMENTS[name]))["containers"][0]["args"]))
+    assert ServeSettings.load(flags, {}).server_config().max_connection_age_s == age
+
+
+def test_a_driver_has_time_for_all_that_its_grace_period_holds() -> None:
+    pod = _driver(render({"server": {"terminationGracePeriodSeconds": 120, "preStopSeconds": 20}}))
+    flags = serve_flags_in(" ".join(pod["containers"][0]["args"]))
+    config = ServeSettings.load(flags, {}).server_config()
+    pre_stop = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert (pre_stop, config.drain_deadline_s) == (20, 90)
+    assert pre_stop + config.drain_notice_s + config.drain_deadline_s < pod["terminationGracePeriodSeconds"]
+
+
 def test_a_driver_logs_and_traces_as_it_is_told() -> None:
     flags = serve_flags_in(" ".join(_driver(render(DEPLOYMENTS["monitoring"]))["containers"][0]["args"]))
     config = ServeSettings.load(flags, {}).server_config()
@@ -125,18 +166,18 @@ def test_a_driver_logs_and_traces_as_it_is_told() -> None:
     [
         ("default", ReplicaLimits(), (1, 1, 1)),
         ("router", ReplicaLimits(replicas=2, min_replicas=2, max_replicas=2), (4, 4, 4)),
-        ("router-that-scales", ReplicaLimits(replicas=2, min_replicas=1, max_replicas=4), (2, 1, 4)),
+        ("router-that-scales", ReplicaLimits(replicas=2, min_replicas=1, max_replicas=4), (None, 1, 4)),
     ],
 )
 def test_a_driver_finds_workers_for_all_its_gangs(
-    name: str, limits: ReplicaLimits, workers: tuple[int, int, int]
+    name: str, limits: ReplicaLimits, workers: tuple[int | None, int, int]
 ) -> None:
     manifests = render(DEPLOYMENTS[name])
     flags = serve_flags_in(" ".join(_driver(manifests)["containers"][0]["args"]))
     assert ServeSettings.load(flags, {}).replica_limits() == limits
     cluster = pick(manifests, "RayCluster")["spec"]
     (group,) = cluster["workerGroupSpecs"]
-    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == workers
+    assert (group.get("replicas"), group["minReplicas"], group["maxReplicas"]) == workers
     scales = workers[1] != workers[2]
     assert cluster.get("enableInTreeAutoscaling", False) is scales
     assert cluster["headGroupSpec"]["template"]["spec"]["automountServiceAccountToken"] is scales
@@ -157,6 +198,28 @@ def test_a_route_leads_to_the_service() -> None:
         "hostnames": ["gemray.example"],
         "rules": [{"backendRefs": [{"name": pick(manifests, "Service")["metadata"]["name"], "port": 50051}]}],
     }
+    assert "BackendTLSPolicy" not in {m["kind"] for m in manifests}
+
+
+@pytest.mark.parametrize(
+    ("backend", "trusts"),
+    [
+        (
+            {"caConfigMap": "authority"},
+            {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "authority"}]},
+        ),
+        ({"systemCAs": True}, {"wellKnownCACertificates": "System"}),
+    ],
+)
+def test_a_gateway_speaks_tls_to_a_port_that_does(backend: dict[str, Any], trusts: dict[str, Any]) -> None:
+    values = DEPLOYMENTS["grpc-route-to-tls"]
+    manifests = render({**values, "gateway": {**values["gateway"], "backendTLS": backend}})
+    policy, service = pick(manifests, "BackendTLSPolicy"), pick(manifests, "Service")
+    assert policy["apiVersion"] == "gateway.networking.k8s.io/v1"
+    (target,) = policy["spec"]["targetRefs"]
+    assert target == {"group": "", "kind": "Service", "name": service["metadata"]["name"], "sectionName": "grpc"}
+    assert target["sectionName"] in {port["name"] for port in service["spec"]["ports"]}
+    assert policy["spec"]["validation"] == {"hostname": "gemray.example", **trusts}
 
 
 @pytest.mark.parametrize(("name", "protocol"), [("ingress", "GRPC"), ("ingress-to-tls", "GRPCS")])
@@ -188,6 +251,11 @@ def test_keda_asks_prometheus() -> None:
     assert trigger["metadata"]["serverAddress"] == "http://prometheus:9090"
     assert trigger["metadata"]["query"].startswith("sum(gemray_requests_in_flight{")
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (1, 4)
+    # KEDA's own cooldown counts for scaling to zero alone; the rest is the business of the HPA that it makes.
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    hpa = pick(render(DEPLOYMENTS["hpa"]), "HorizontalPodAutoscaler")["spec"]["behavior"]
+    assert behavior == hpa == {"scaleDown": {"stabilizationWindowSeconds": 600}}
+    assert "cooldownPeriod" not in scaled
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,9 @@ def test_cpus_are_those_that_the_driver_asks_for(name: str) -> None:
     cpus = [int(group["rayStartParams"]["num-cpus"]) * group["numOfHosts"] for group in groups]
     assert sum(cpus) == settings.num_ranks
     drivers = pick(manifests, "Deployment")["spec"].get("replicas", 2 if name == "hpa" else 1)
-    assert {group["replicas"] for group in groups} == {drivers * (settings.replicas or 1)}
+    # Where Ray's autoscaler decides, no number is set, and it begins with the least.
+    gangs = {"router-that-scales": settings.min_replicas}.get(name, settings.replicas) or 1
+    assert {group.get("replicas", group["minReplicas"]) for group in groups} == {drivers * gangs}
     if settings.strategy == "strict_pack":
         assert (len(groups), groups[0]["numOfHosts"]) == (1, 1)
 
@@ -188,24 +190,48 @@ def test_selectors_find_their_pods(name: str) -> None:
         "worker": _workers(manifests)["template"]["metadata"]["labels"],
         "test": pick(manifests, "Pod")["metadata"]["labels"],
     }
+    if "openai" in ALL[name]:
+        gateway = pick(manifests, "Deployment", "-openai")["spec"]
+        pods["openai"] = gateway["template"]["metadata"]["labels"]
+        assert _selected(gateway["selector"]["matchLabels"], pods) == {"openai"}
+        assert _selected(pick(manifests, "Service", "-openai")["spec"]["selector"], pods) == {"openai"}
     assert _selected(pick(manifests, "Service")["spec"]["selector"], pods) == {"driver"}
     assert _selected(pick(manifests, "Deployment")["spec"]["selector"]["matchLabels"], pods) == {"driver"}
     for budget in (m for m in manifests if m["kind"] == "PodDisruptionBudget"):
         component = budget["metadata"]["name"].rpartition("-")[2]
         assert _selected(budget["spec"]["selector"]["matchLabels"], pods) == {component}
     for policy in (m for m in manifests if m["kind"] == "NetworkPolicy"):
-        found = _selected(policy["spec"]["podSelector"]["matchLabels"], pods)
-        assert found == ({"driver"} if policy["metadata"]["name"].endswith("driver") else set(pods))
+        found = _matched(policy["spec"]["podSelector"], pods)
+        component = policy["metadata"]["name"].rpartition("-")[2]
+        assert found == ({"driver", "head", "worker"} if component == "internal" else {component})
     # The operator selects the head by its own value of this label.
     for component in ("head", "worker"):
         assert "app.kubernetes.io/name" not in pods[component]
 
 
 def test_only_the_listed_peers_reach_the_driver() -> None:
-    policy = pick(render(DEPLOYMENTS["closed-network"]), "NetworkPolicy", "-driver")
+    manifests = render(DEPLOYMENTS["closed-network"])
+    policy = pick(manifests, "NetworkPolicy", "-driver")
     by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
     values = DEPLOYMENTS["closed-network"]["networkPolicy"]
+    own = by_port["grpc"].pop()
     assert by_port == {"grpc": values["clients"], "metrics": values["scrapers"]}
+    # The clients of this release are let in without being listed, or `helm test` could not succeed.
+    pods = {"test": pick(manifests, "Pod")["metadata"]["labels"], "driver": _driver(manifests)["metadata"]["labels"]}
+    assert _matched(own["podSelector"], pods) == {"test"}
+
+
+def test_the_pods_of_an_existing_cluster_reach_the_drivers() -> None:
+    """They are nodes of the same Ray, and have labels of their own."""
+    (rule,) = pick(render(ALL["existing-cluster"]), "NetworkPolicy", "-internal")["spec"]["ingress"]
+    # As the operator labels them.
+    pods = {"theirs": {"ray.io/cluster": "shared", "ray.io/node-type": "worker"}, "other": {"ray.io/cluster": "other"}}
+    assert [_matched(peer["podSelector"], pods) for peer in rule["from"]] == [set(), {"theirs"}]
+
+
+def test_workers_on_the_network_of_their_node_reach_head_and_drivers() -> None:
+    (rule,) = pick(render(ALL["host-network"]), "NetworkPolicy", "-internal")["spec"]["ingress"]
+    assert rule["from"][1:] == [{"ipBlock": {"cidr": "10.0.0.0/16"}}]
 
 
 def test_two_releases_share_no_name() -> None:
@@ -228,6 +254,17 @@ def test_monitoring_scrapes_the_metrics_port() -> None:
     dashboard = pick(manifests, "ConfigMap")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(dashboard["data"]["gemray.json"])["title"] == "gemray"
+
+
+def _matched(selector: Manifest, pods: dict[str, Any]) -> set[str]:
+    """Pods with these labels that a LabelSelector selects."""
+    expressions = selector.get("matchExpressions", [])
+    assert {expression["operator"] for expression in expressions} <= {"In"}
+    return {
+        name
+        for name in _selected(selector.get("matchLabels", {}), pods)
+        if all(pods[name].get(expression["key"]) in expression["values"] for expression in expressions)
+    }
 
 
 def _selected(selector: dict[str, str], pods: dict[str, Any]) -> set[str]:

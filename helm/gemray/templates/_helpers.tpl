@@ -34,15 +34,43 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{/*
-The RayCluster. Its name ends with a digest of its specification: whatever changes a Ray pod makes another cluster, and
-the drivers, whose command names it, change with it. So a new driver never meets old workers.
+The RayCluster. Its name ends with a digest of what its pods are: whatever must replace one makes another cluster, and
+the drivers, which belong to one cluster, come and go with it. So a new driver never meets old workers.
 */}}
 {{- define "gemray.rayCluster" -}}
 {{- if .Values.ray.existingCluster -}}
 {{ .Values.ray.existingCluster }}
 {{- else -}}
-{{ include "gemray.fullname" . }}-{{ include "gemray.rayClusterSpec" . | sha256sum | trunc 8 }}
+{{ include "gemray.fullname" . }}-{{ include "gemray.rayClusterDigest" . }}
 {{- end -}}
+{{- end -}}
+
+{{/* The same for a cluster that only differs in what may change in place: numbers of pods, and what holds at their end. */}}
+{{- define "gemray.rayClusterDigest" -}}
+{{- $spec := omit (include "gemray.rayClusterSpec" . | fromYaml) "upgradeStrategy" "autoscalerOptions" -}}
+{{- range $group := prepend $spec.workerGroupSpecs $spec.headGroupSpec -}}
+{{- range list "replicas" "minReplicas" "maxReplicas" -}}
+{{- $_ := unset $group . -}}
+{{- end -}}
+{{- $_ := unset $group.template.spec "terminationGracePeriodSeconds" -}}
+{{- range $group.template.spec.containers -}}
+{{- $_ := unset . "lifecycle" -}}
+{{- end -}}
+{{- end -}}
+{{- $spec | toJson | sha256sum | trunc 8 -}}
+{{- end -}}
+
+{{/* Drivers belong to one RayCluster, so that an upgrade ends all that serve from the old one together with it. */}}
+{{- define "gemray.driver" -}}
+{{ include "gemray.fullname" . }}-driver{{ if not .Values.ray.existingCluster }}-{{ include "gemray.rayClusterDigest" . }}{{ end }}
+{{- end -}}
+
+{{- define "gemray.driverSelector" -}}
+{{ include "gemray.selector" . }}
+app.kubernetes.io/component: driver
+{{- if not .Values.ray.existingCluster }}
+gemray/cluster: {{ include "gemray.rayCluster" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "gemray.rayHead" -}}
@@ -52,15 +80,6 @@ the drivers, whose command names it, change with it. So a new driver never meets
 {{/* What a gang serves, in every pod's template: a change of it replaces drivers and workers together. */}}
 {{- define "gemray.serves" -}}
 gemray/serves: {{ list (include "gemray.image" .) .Values.model .Values.drafter .Values.gang.tensorParallelSize .Values.gang.device | toJson | sha256sum | trunc 16 | quote }}
-{{- end -}}
-
-{{/* Bytes of a quantity such as 256Mi, 0.5G or 268435456. */}}
-{{- define "gemray.bytes" -}}
-{{- $text := toString . -}}
-{{- if kindIs "float64" . -}}{{- $text = toString (int64 .) -}}{{- end -}}
-{{- $unit := regexFind "[A-Za-z]*$" $text -}}
-{{- $scale := get (dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) $unit -}}
-{{- mulf (float64 (trimSuffix $unit $text)) $scale | int64 -}}
 {{- end -}}
 
 {{/* "true" when the drafter has a rank of its own. */}}
@@ -121,7 +140,7 @@ gemray/serves: {{ list (include "gemray.image" .) .Values.model .Values.drafter 
 - {name: GLOO_SOCKET_IFNAME, value: {{ . | quote }}}
 {{- end }}
 {{- range $name, $value := .root.Values.network.nccl }}
-- {name: NCCL_{{ $name }}, value: {{ $value | quote }}}
+- {name: NCCL_{{ $name }}, value: {{ ternary ($value | int64 | toString) ($value | toString) (kindIs "float64" $value) | quote }}}
 {{- end }}
 {{- if .root.Values.ray.gcsFaultTolerance.enabled }}
 {{- /* How long a node waits for a head that restarts; the operator sets it in the pods of the RayCluster. */}}
@@ -141,120 +160,6 @@ gemray/serves: {{ list (include "gemray.image" .) .Values.model .Values.drafter 
     secretKeyRef:
       name: {{ default (include "gemray.rayCluster" .) .Values.ray.auth.existingSecret }}
       key: auth_token
-{{- end }}
-{{- end -}}
-
-{{/* pvc, hostPath or emptyDir: where the model lies in the end. */}}
-{{- define "gemray.modelHome" -}}
-{{- $volume := .Values.model.volume -}}
-{{- if ne $volume.type "download" -}}
-{{ $volume.type }}
-{{- else -}}
-{{ get (dict "pod" "emptyDir" "node" "hostPath" "claim" "pvc") $volume.download.keep }}
-{{- end -}}
-{{- end -}}
-
-{{/* Call with (dict "root" $ "write" true|false): only what downloads may write. */}}
-{{- define "gemray.modelMount" -}}
-{{- $volume := .root.Values.model.volume -}}
-- name: model
-  mountPath: {{ $volume.mountPath }}
-  {{- if not .write }}
-  readOnly: true
-  {{- end }}
-  {{- if and (eq (include "gemray.modelHome" .root) "pvc") $volume.pvc.subPath }}
-  subPath: {{ $volume.pvc.subPath }}
-  {{- end }}
-{{- end -}}
-
-{{- define "gemray.modelVolume" -}}
-{{- $volume := .Values.model.volume -}}
-{{- $home := include "gemray.modelHome" . -}}
-- name: model
-  {{- if eq $home "pvc" }}
-  persistentVolumeClaim:
-    claimName: {{ $volume.pvc.claimName }}
-    {{- if ne $volume.type "download" }}
-    readOnly: true
-    {{- end }}
-  {{- else if eq $home "hostPath" }}
-  hostPath:
-    path: {{ $volume.hostPath.path }}
-    type: Directory
-  {{- else }}
-  emptyDir:
-    sizeLimit: {{ $volume.download.size }}
-  {{- end }}
-{{- end -}}
-
-{{/*
-Init containers that download. Call with (dict "root" $ "weights" true|false): a driver needs the tokenizer and the
-configuration only. On a volume that others share, one pod downloads while the others wait at its lock; the mark that it
-leaves names repository and revision, so the next start downloads nothing.
-*/}}
-{{- define "gemray.modelDownload" -}}
-{{- $root := .root -}}
-{{- $weights := .weights -}}
-{{- $download := $root.Values.model.volume.download -}}
-{{- $wanted := list (dict "name" "model" "repository" $download.repository "revision" $download.revision "path" $root.Values.model.path) -}}
-{{- with $root.Values.drafter -}}
-{{- if .path -}}
-{{- $wanted = append $wanted (dict "name" "drafter" "repository" .repository "revision" .revision "path" .path) -}}
-{{- end -}}
-{{- end -}}
-{{- range $wanted }}
-- name: download-{{ .name }}
-  image: {{ include "gemray.image" $root }}
-  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-  command:
-    {{- if ne $download.keep "pod" }}
-    - /bin/bash
-    - -euo
-    - pipefail
-    - -c
-    - |
-      mkdir -p "$MODEL_DIRECTORY"
-      exec 9>"$MODEL_DIRECTORY/.gemray-lock"
-      flock 9
-      mark="$MODEL_DIRECTORY/.gemray-$(echo "$*" | sha256sum | cut -c 1-16)"
-      if [[ ! -e "$mark" ]]; then
-        "$@"
-        touch "$mark"
-      fi
-    - download
-    {{- end }}
-    - hf
-    - download
-    - {{ .repository | quote }}
-    - --revision
-    - {{ .revision | quote }}
-    - --local-dir
-    - {{ .path | quote }}
-    {{- if not $weights }}
-    - --exclude
-    - "*.safetensors"
-    {{- end }}
-  env:
-    - {name: HF_HOME, value: /tmp/hf}
-    # The image is offline otherwise.
-    - {name: HF_HUB_OFFLINE, value: "0"}
-    - {name: MODEL_DIRECTORY, value: {{ .path | quote }}}
-    {{- with $download.tokenSecret }}
-    - name: HF_TOKEN
-      valueFrom:
-        secretKeyRef: {name: {{ . }}, key: token}
-    {{- end }}
-  {{- with $download.resources }}
-  resources:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $root.Values.securityContext.container }}
-  securityContext:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  volumeMounts:
-    {{- include "gemray.modelMount" (dict "root" $root "write" true) | nindent 4 }}
-    - {name: tmp, mountPath: /tmp}
 {{- end }}
 {{- end -}}
 
@@ -298,8 +203,13 @@ dnsPolicy: ClusterFirstWithHostNet
 {{/* Labels and annotations of a pod. Call with (dict "root" $ "part" .Values.worker "component" "worker"). */}}
 {{- define "gemray.podMetadata" -}}
 labels:
-  {{- include "gemray.labels" .root | nindent 2 }}
+  {{- /* Not those of the chart's version: a new chart alone is no reason to load a model again. */}}
+  {{- if eq .component "driver" }}
+  {{- include "gemray.driverSelector" .root | nindent 2 }}
+  {{- else }}
+  {{- include "gemray.selector" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
+  {{- end }}
   {{- with .part.labels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

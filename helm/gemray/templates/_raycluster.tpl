@@ -1,4 +1,4 @@
-{{/* The RayCluster's specification; its digest is part of the cluster's name. */}}
+{{/* The RayCluster's specification; a digest of what replaces pods is part of the cluster's name. */}}
 {{- define "gemray.rayClusterSpec" -}}
 rayVersion: {{ .Values.ray.version | quote }}
 authOptions:
@@ -6,9 +6,10 @@ authOptions:
   {{- with .Values.ray.auth.existingSecret }}
   secretName: {{ . }}
   {{- end }}
-# For what changes the pods and not the name: an edit by hand.
+# What changes a pod makes a cluster of another name. What is left holds for pods that are made from now on: to replace
+# the others would take the workers away from under drivers that serve.
 upgradeStrategy:
-  type: Recreate
+  type: None
 {{- with .Values.ray.gcsFaultTolerance }}
 {{- if .enabled }}
 gcsFaultToleranceOptions:

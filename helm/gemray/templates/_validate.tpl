@@ -1,5 +1,28 @@
 {{/* What the schema cannot say, or says only in patterns. */}}
 {{- define "gemray.validate" -}}
+{{- include "gemray.validateNames" . -}}
+{{- include "gemray.validateGang" . -}}
+{{- include "gemray.validateModel" . -}}
+{{- include "gemray.validateQuantities" . -}}
+{{- include "gemray.validateServer" . -}}
+{{- include "gemray.validateFlags" . -}}
+{{- include "gemray.validateScaling" . -}}
+{{- include "gemray.validateNetwork" . -}}
+{{- include "gemray.validatePods" . -}}
+{{- end -}}
+
+{{- define "gemray.validateNames" -}}
+{{- $name := include "gemray.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "%q cannot be the name of a Service: it must begin with a letter and hold lower-case letters, digits and '-' alone; set fullnameOverride" $name) -}}
+{{- end -}}
+{{- $image := .Values.image -}}
+{{- if contains ":" (base $image.repository) -}}
+{{- fail (printf "image.repository %q ends with a tag: put that into image.tag" $image.repository) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gemray.validateGang" -}}
 {{- $v := .Values -}}
 {{- $gang := $v.gang -}}
 {{- if and (gt (int $gang.tensorParallelSize) (int $gang.maxGpusPerPod)) (not $gang.multiHost) -}}
@@ -8,17 +31,27 @@
 {{- if and (eq $gang.device "cpu") (eq $v.server.dtype "bfloat16") -}}
 {{- fail "server.dtype bfloat16 does not fit gang.device cpu: CPUs compute it more slowly than float32; use auto, float32 or float64" -}}
 {{- end -}}
-{{- range $name, $quantity := dict "shm.worker" $v.shm.worker "shm.driver" $v.shm.driver "ray.objectStoreMemory" $v.ray.objectStoreMemory "model.volume.download.size" $v.model.volume.download.size "tritonCache.size" $v.tritonCache.size -}}
-{{- if not (regexMatch "^[0-9]+([.][0-9]+)?(e[+][0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$" (toString $quantity)) -}}
-{{- fail (printf "%s %q is not an amount of bytes: write it as 12Gi, 500M or 1073741824" $name (toString $quantity)) -}}
+{{- with $v.ray.gcsFaultTolerance -}}
+{{- if and .enabled (not .redisAddress) -}}
+{{- fail "ray.gcsFaultTolerance.redisAddress must be HOST:PORT of a Redis that outlives the head" -}}
+{{- end -}}
+{{- if and .enabled $v.ray.existingCluster -}}
+{{- fail "ray.gcsFaultTolerance is a property of ray.existingCluster itself: set it there" -}}
 {{- end -}}
 {{- end -}}
-{{- if lt (int64 (include "gemray.bytes" $v.ray.objectStoreMemory)) 78643200 -}}
-{{- fail (printf "ray.objectStoreMemory %v is less than the 75Mi that Ray starts with" $v.ray.objectStoreMemory) -}}
+{{- if eq $v.tritonCache.type "pvc" -}}
+{{- if not $v.tritonCache.pvc.claimName -}}
+{{- fail "tritonCache.pvc.claimName must name a PersistentVolumeClaim" -}}
 {{- end -}}
-{{- if not (regexMatch "^([0-9]+([.][0-9]+)? ?[KMGT]i?B?)?$" (toString $v.server.kvMemory)) -}}
-{{- fail (printf "server.kvMemory %q has no unit: write it as 40Gi, 40GiB or 500M" (toString $v.server.kvMemory)) -}}
+{{- else if eq $v.tritonCache.type "hostPath" -}}
+{{- if not (hasPrefix "/" $v.tritonCache.hostPath.path) -}}
+{{- fail "tritonCache.hostPath.path must be an absolute path that the user of the pods may write" -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gemray.validateModel" -}}
+{{- $v := .Values -}}
 {{- $mount := printf "%s/" (trimSuffix "/" $v.model.volume.mountPath) -}}
 {{- if not (hasPrefix $mount (printf "%s/" $v.model.path)) -}}
 {{- fail (printf "model.path %q is not under model.volume.mountPath %q, so no pod would see the model" $v.model.path $v.model.volume.mountPath) -}}
@@ -41,24 +74,25 @@
 {{- if not (hasPrefix $mount $v.drafter.path) -}}
 {{- fail (printf "drafter.path %q is not under model.volume.mountPath %q, so no pod would see it" $v.drafter.path $v.model.volume.mountPath) -}}
 {{- end -}}
+{{- if eq (trimSuffix "/" $v.drafter.path) (trimSuffix "/" $v.model.path) -}}
+{{- fail (printf "drafter.path %q is model.path as well: a drafter is a checkpoint of its own" $v.drafter.path) -}}
+{{- end -}}
 {{- if and $download (not $v.drafter.repository) -}}
 {{- fail "drafter.repository must say where to download the drafter from" -}}
 {{- end -}}
 {{- end -}}
-{{- if and $v.tls.clientAuth (not $v.tls.secretName) -}}
-{{- fail "tls.clientAuth needs tls.secretName: client certificates are part of TLS" -}}
+{{- if eq $v.drafter.placement "dedicated" -}}
+{{- if not $v.drafter.path -}}
+{{- fail "drafter.placement dedicated needs drafter.path: there is no drafter to give a GPU to" -}}
 {{- end -}}
-{{- if and $v.tls.secretName (not $v.tls.serverName) -}}
-{{- fail "tls.serverName must be a DNS name in tls.crt: the probes check the certificate against it" -}}
-{{- end -}}
-{{- with $v.ray.gcsFaultTolerance -}}
-{{- if and .enabled (not .redisAddress) -}}
-{{- fail "ray.gcsFaultTolerance.redisAddress must be HOST:PORT of a Redis that outlives the head" -}}
-{{- end -}}
-{{- if and .enabled $v.ray.existingCluster -}}
-{{- fail "ray.gcsFaultTolerance is a property of ray.existingCluster itself: set it there" -}}
+{{- if not (has $v.drafter.method (list "auto" "dflash")) -}}
+{{- fail (printf "drafter.placement dedicated does not fit drafter.method %s: only a DFlash drafter can have a GPU of its own" $v.drafter.method) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "gemray.validateScaling" -}}
+{{- $v := .Values -}}
 {{- with $v.server -}}
 {{- if gt (int .minReplicas) (int .replicas) -}}
 {{- fail (printf "server.minReplicas %v is more than server.replicas %v" .minReplicas .replicas) -}}
@@ -80,24 +114,41 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "gemray.validateNetwork" -}}
+{{- $v := .Values -}}
 {{- range $name, $_ := $v.network.nccl -}}
 {{- if or (hasPrefix "NCCL_" $name) (not (regexMatch "^[A-Z0-9_]+$" $name)) -}}
 {{- fail (printf "network.nccl.%s must be the name of a variable of NCCL without its prefix NCCL_, such as IB_HCA" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $v.worker.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.nodeCIDRs) -}}
+{{- fail "worker.hostNetwork needs networkPolicy.nodeCIDRs, the addresses of the nodes, such as [10.0.0.0/16]: from these such workers call the head and the drivers, whom networkPolicy closes to everyone else" -}}
+{{- end -}}
+{{- if and $v.service.headless (ne $v.service.type "ClusterIP") -}}
+{{- fail (printf "service.headless does not fit service.type %s: a Service without a virtual IP is a ClusterIP" $v.service.type) -}}
+{{- end -}}
 {{- if and $v.gateway.enabled (not $v.gateway.parentRefs) -}}
 {{- fail "gateway.parentRefs must name the Gateway that the GRPCRoute belongs to" -}}
+{{- end -}}
+{{- with $v.gateway.backendTLS -}}
+{{- if and $v.gateway.enabled $v.tls.secretName (eq (empty .caConfigMap) (not .systemCAs)) -}}
+{{- fail "gateway.backendTLS must say whom the Gateway trusts behind tls.secretName: either caConfigMap, a ConfigMap with the key ca.crt, or systemCAs" -}}
+{{- end -}}
 {{- end -}}
 {{- if and $v.ingress.enabled (not $v.ingress.host) -}}
 {{- fail "ingress.host must be the host name that clients call" -}}
 {{- end -}}
-{{- if eq $v.tritonCache.type "pvc" -}}
-{{- if not $v.tritonCache.pvc.claimName -}}
-{{- fail "tritonCache.pvc.claimName must name a PersistentVolumeClaim" -}}
+{{- with $v.openai -}}
+{{- if and .ingress.enabled (not .enabled) -}}
+{{- fail "openai.ingress needs openai.enabled: there is no gateway to lead to" -}}
 {{- end -}}
-{{- else if eq $v.tritonCache.type "hostPath" -}}
-{{- if not (hasPrefix "/" $v.tritonCache.hostPath.path) -}}
-{{- fail "tritonCache.hostPath.path must be an absolute path that the user of the pods may write" -}}
+{{- if and .ingress.enabled (not .ingress.host) -}}
+{{- fail "openai.ingress.host must be the host name that clients call" -}}
+{{- end -}}
+{{- if and .ingress.enabled $v.ingress.enabled (eq .ingress.host $v.ingress.host) -}}
+{{- fail (printf "openai.ingress.host %s is ingress.host as well: gRPC and HTTP need host names of their own" .ingress.host) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

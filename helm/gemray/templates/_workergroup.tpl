@@ -6,9 +6,12 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
 {{- $ranks := .ranks -}}
 {{- $cuda := eq $root.Values.gang.device "cuda" -}}
 - groupName: {{ .name }}
-  # One replica is one gang: a pod that holds all its ranks, or numOfHosts pods when they cannot share one.
+  # One replica is one gang: a pod that holds all its ranks, or numOfHosts pods when they cannot share one. The number
+  # is the autoscaler's where there is one: an upgrade must not set it back.
   {{- $drivers := int (include "gemray.drivers" $root) }}
+  {{- if not (include "gemray.scales" $root) }}
   replicas: {{ mul $drivers $root.Values.server.replicas }}
+  {{- end }}
   minReplicas: {{ mul $drivers (int (include "gemray.leastReplicas" $root)) }}
   maxReplicas: {{ mul (ternary $root.Values.autoscaling.maxReplicas $drivers $root.Values.autoscaling.enabled) (int (include "gemray.mostReplicas" $root)) }}
   numOfHosts: {{ .hosts }}
@@ -30,9 +33,16 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
       {{- with $root.Values.worker.runtimeClassName }}
       runtimeClassName: {{ . }}
       {{- end }}
-      {{- if eq $root.Values.model.volume.type "download" }}
+      {{- $pins := and $root.Values.network.rdma.resource (eq $root.Values.network.rdma.memlock "node") }}
+      {{- $downloads := eq $root.Values.model.volume.type "download" }}
+      {{- if or $pins $downloads }}
       initContainers:
+        {{- if $pins }}
+        {{- include "gemray.memlockCheck" $root | nindent 8 }}
+        {{- end }}
+        {{- if $downloads }}
         {{- include "gemray.modelDownload" (dict "root" $root "weights" true) | nindent 8 }}
+        {{- end }}
       {{- end }}
       containers:
         - name: ray-worker
@@ -66,9 +76,10 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
               {{ . }}: {{ $root.Values.network.rdma.count }}
               {{- end }}
           {{- $security := deepCopy $root.Values.securityContext.container }}
-          {{- if $root.Values.network.rdma.resource }}
-          {{- /* RDMA pins memory. */}}
-          {{- $security = merge (dict "capabilities" (dict "add" (list "IPC_LOCK"))) $security }}
+          {{- if and $root.Values.network.rdma.resource (eq $root.Values.network.rdma.memlock "root") }}
+          {{- /* The capability has an effect for root alone: Kubernetes gives other users no ambient capabilities. */}}
+          {{- $capabilities := merge (dict "add" (list "IPC_LOCK")) (default dict $security.capabilities) }}
+          {{- $security = merge (dict "runAsUser" 0 "runAsNonRoot" false "capabilities" $capabilities) $security }}
           {{- end }}
           {{- with $security }}
           securityContext:
@@ -101,4 +112,27 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
         {{- end }}
         {{- end }}
         {{- include "gemray.ownVolumes" (dict "part" $root.Values.worker) | nindent 8 }}
+{{- end -}}
+
+{{/* An init container that says why RDMA would not work, where NCCL only fails in the middle of a start. */}}
+{{- define "gemray.memlockCheck" -}}
+- name: check-memlock
+  image: {{ include "gemray.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command:
+    - /bin/bash
+    - -c
+    - |
+      limit=$(ulimit -l)
+      [[ "$limit" == unlimited ]] && exit 0
+      echo "this node lets a container lock $limit KiB of memory, and RDMA pins more: start its container runtime with" \
+        "LimitMEMLOCK=infinity, or set network.rdma.memlock to root" >&2
+      exit 1
+  resources:
+    requests: {cpu: 10m, memory: 32Mi}
+    limits: {cpu: 100m, memory: 32Mi}
+  {{- with .Values.securityContext.container }}
+  securityContext:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end -}}

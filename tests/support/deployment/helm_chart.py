@@ -20,7 +20,7 @@ CHART = ROOT / "helm" / "gemray"
 CRD = ROOT / "tests" / "helm" / "crds" / "ray.io_rayclusters.yaml.gz"
 KUBERNETES_VERSION = "1.37"
 
-FOREIGN_KINDS = {"ServiceMonitor", "PrometheusRule", "GRPCRoute", "ScaledObject"}
+FOREIGN_KINDS = {"ServiceMonitor", "PrometheusRule", "GRPCRoute", "BackendTLSPolicy", "ScaledObject"}
 """CRDs of other projects: the tests of the chart's shape check the fields that are used."""
 
 Manifest = dict[str, Any]
@@ -68,8 +68,13 @@ def render(values: dict[str, Any] | None = None, *, major: int = 4, release: str
 
 
 def pick(manifests: list[Manifest], kind: str, suffix: str = "") -> Manifest:
-    """The one manifest of `kind` whose name ends with `suffix`."""
-    found = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"].endswith(suffix)]
+    """The one manifest of `kind` whose name ends with `suffix`; without one not what belongs to the OpenAI gateway."""
+    found = [
+        m
+        for m in manifests
+        if m["kind"] == kind
+        and (m["metadata"]["name"].endswith(suffix) if suffix else not m["metadata"]["name"].endswith("-openai"))
+    ]
     assert len(found) == 1, f"{len(found)} manifests of kind {kind} named *{suffix}"
     return found[0]
 
