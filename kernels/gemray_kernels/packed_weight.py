@@ -7,6 +7,7 @@ dimension of experts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Literal
 
 import torch
@@ -35,6 +36,28 @@ NVFP4 = Code("nvfp4", torch.uint8, 2)
 """Two e2m1 numbers a byte: a sign above the place in 0, .5, 1, 1.5, 2, 3, 4, 6."""
 
 
+class Scaling(Enum):
+    """Where the scales go."""
+
+    ROW = 0
+    """One a row: into the finished sum."""
+    CODES = 1
+    """Into each number, which is rounded to bfloat16 then."""
+    SUMS = 2
+    """Into the sum over a unit."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """That kernels lay a weight out anew once it is filled (`gemray_kernels.packed_tiles`), and the room that takes."""
+
+    scaling: Scaling
+    code_bytes: int
+    """Bytes of a row's codes."""
+    scale_bytes: int
+    """Bytes of a row's scales."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedWeight:
     """One rank's part of a weight; its numbers are ``code · scale``, computed in float32 (docs/quantized.md)."""
@@ -53,6 +76,8 @@ class PackedWeight:
     first: int
     """Place of the part's first input among the whole weight's."""
     num_in: int
+    tiling: Tiling | None = None
+    """None for one that stays as it is."""
 
     @property
     def num_out(self) -> int:

@@ -6,13 +6,14 @@ The attention kernel is not here: it is chosen by name, with reasons (`gemray_wo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gemray_kernels.packed_weight import PackedWeight
+from gemray_kernels.packed_product import PackedExpertProducts, PackedProduct
+from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
 from gemray_kernels.reference import (
     attention_inputs,
     cycle_rows,
@@ -55,10 +56,9 @@ class Kernels:
     rope_tables: Callable[[Tensor, Sequence[Tensor], torch.dtype], tuple[tuple[Tensor, Tensor], ...]]
     route: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
     expert_outputs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    packed_linear: Callable[[Tensor, PackedWeight], Tensor]
-    wide_packed_linear: Callable[[Tensor, PackedWeight], Tensor]
-    packed_expert_outputs: Callable[[Tensor, Tensor, PackedWeight, PackedWeight], Tensor]
-    packed_gated_experts: Callable[[Tensor, Tensor, Tensor, PackedWeight, PackedWeight], Tensor]
+    tiling: Callable[[Code, int, torch.dtype, int, int, torch.dtype], Tiling | None]
+    packed_product: Callable[[PackedWeight], PackedProduct]
+    packed_experts: Callable[[PackedWeight, PackedWeight], PackedExpertProducts]
 
 
 class PackRows(Protocol):
@@ -150,10 +150,9 @@ REFERENCE = Kernels(
     rope_tables=rope.rope_tables,
     route=routing.route,
     expert_outputs=routing.expert_outputs,
-    packed_linear=packed_linear.packed_linear,
-    wide_packed_linear=packed_linear.wide_packed_linear,
-    packed_expert_outputs=packed_linear.packed_expert_outputs,
-    packed_gated_experts=packed_linear.packed_gated_experts,
+    tiling=packed_linear.no_tiling,
+    packed_product=packed_linear.ReferenceProduct,
+    packed_experts=packed_linear.ReferenceExperts,
 )
 """Plain PyTorch, for every device and dtype."""
 
@@ -162,12 +161,27 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
     """Triton on CUDA for the dtypes that are served; the references for the rest, float64 among it."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
         return REFERENCE
-    return triton_kernels()
+    kernels = triton_kernels()
+    if torch.cuda.get_device_capability(device) < PACKED_CAPABILITY:
+        return replace(kernels, tiling=packed_linear.no_tiling)
+    return kernels
+
+
+PACKED_CAPABILITY = (9, 0)
+"""What kernels of packed weights need: products of two bfloat16 numbers in a register."""
 
 
 def triton_kernels() -> Kernels:
     """Every kernel in Triton. Imports triton, which only CUDA builds of torch bring along."""
-    from gemray_kernels.triton import attention_inputs, embedding, gated_projection, layer_norms, linear_choice, routing
+    from gemray_kernels.triton import (
+        attention_inputs,
+        embedding,
+        gated_projection,
+        layer_norms,
+        linear_choice,
+        packed_products,
+        routing,
+    )
     from gemray_kernels.triton import experts as triton_experts
     from gemray_kernels.triton import rms_norm as triton_rms_norm
     from gemray_kernels.triton import rope as triton_rope
@@ -190,10 +204,9 @@ def triton_kernels() -> Kernels:
         rope_tables=triton_rope.rope_tables,
         route=routing.route,
         expert_outputs=triton_experts.expert_outputs,
-        packed_linear=packed_linear.packed_linear,
-        wide_packed_linear=packed_linear.wide_packed_linear,
-        packed_expert_outputs=packed_linear.packed_expert_outputs,
-        packed_gated_experts=packed_linear.packed_gated_experts,
+        tiling=packed_products.tiling,
+        packed_product=packed_products.packed_product,
+        packed_experts=packed_linear.ReferenceExperts,
     )
 
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from gemray_kernels.packed_weight import CodeName, PackedWeight
+from gemray_kernels.packed_product import PackedExpertProducts, PackedProduct
+from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Tiling
 from gemray_kernels.precision import wide_linear
+from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.reference.experts import gated_by_expert, weighted_sum
 from gemray_kernels.reference.grouped_linear import grouped_linear
 
@@ -35,6 +38,58 @@ def packed_linear(x_TI: Tensor, weight: PackedWeight) -> Tensor:
 def wide_packed_linear(x_TI: Tensor, weight: PackedWeight) -> Tensor:
     """``x · weightᵀ`` [T, O] in the compute dtype, unrounded."""
     return wide_linear(x_TI, dequantized(weight, x_TI.dtype))
+
+
+def no_tiling(
+    code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int, dtype: torch.dtype
+) -> Tiling | None:
+    """None: the reference reads weights as they lie on disk."""
+    return None
+
+
+class ReferenceProduct(PackedProduct):
+    """Products with the unpacked numbers of a weight."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        """Products with `weight`, which is read at each of them."""
+        self._weight = weight
+
+    @override
+    def linear(self, x_TI: Tensor) -> Tensor:
+        return packed_linear(x_TI, self._weight)
+
+    @override
+    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        return packed_linear(x_TI, self._weight.rows(first)).unsqueeze(0)
+
+    @override
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        return wide_packed_linear(x_TI, self._weight).unsqueeze(0)
+
+    @override
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        return gelu_tanh_and_mul(self.linear(x_TI))
+
+    @override
+    def silu(self, x_TI: Tensor) -> Tensor:
+        return silu_and_mul(self.linear(x_TI))
+
+
+class ReferenceExperts(PackedExpertProducts):
+    """Experts with unpacked numbers."""
+
+    def __init__(self, gate_up: PackedWeight, down: PackedWeight) -> None:
+        """Experts of these weights, which are read at each product."""
+        self._gate_up = gate_up
+        self._down = down
+
+    @override
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        return packed_expert_outputs(x_TH, experts_TK, self._gate_up, self._down)
+
+    @override
+    def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        return packed_gated_experts(x_TH, weights_TK, experts_TK, self._gate_up, self._down)
 
 
 def packed_expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up: PackedWeight, down: PackedWeight) -> Tensor:

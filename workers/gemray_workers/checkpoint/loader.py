@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, read_index
-from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.checkpoint.target import Copy, WeightTarget, settle
 from gemray_workers.errors import CheckpointError
 
 ProgressFn = Callable[[int, int], None]
@@ -98,8 +98,8 @@ def load_weights(
             a file that cannot be read to its end, when some tensors have been copied.
     """
     started = time.monotonic()
-    index = read_index(directory)
-    loads, ignored = _matched(index, list(targets), prefix, is_ignored)
+    index, wanted = read_index(directory), list(targets)
+    loads, ignored = _matched(index, wanted, prefix, is_ignored)
     total = sum(load.bytes_to_read for load in loads)
     done = 0
     for file, loads_of_file in groupby(loads, key=lambda load: load.stored.file):
@@ -107,6 +107,7 @@ def load_weights(
             done += copied
             if progress is not None:
                 progress(done, total)
+    settle(wanted)
     return LoadReport(len(loads), done, time.monotonic() - started, tuple(sorted(ignored)))
 
 

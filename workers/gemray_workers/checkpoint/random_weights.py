@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gemray_workers.checkpoint.loader import LoadReport, ProgressFn
-from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.checkpoint.target import Copy, WeightTarget, settle
 from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 
 BLOCK_ELEMENTS = 1 << 24
@@ -64,6 +64,7 @@ def random_weights(
         done += _bytes_kept(target)
         if progress is not None:
             progress(done, total)
+    settle(wanted)
     return LoadReport(len(wanted), done, time.monotonic() - started, ())
 
 

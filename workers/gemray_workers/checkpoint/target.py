@@ -5,7 +5,7 @@ The model states its sharding as data (one `WeightTarget` a checkpoint tensor); 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,10 +47,18 @@ class WeightTarget:
     """The model's numbers that each element holds: 8 of packed int4, none of a scale."""
     random_value: float = 1.0
     """What random weights set a scale to."""
+    then: Callable[[], None] | None = None
+    """Called when everything is filled, once for all targets that name it."""
 
     def full_name(self, prefix: str) -> str:
         """Name on disk."""
         return self.name if self.at_root else prefix + self.name
+
+
+def settle(targets: Iterable[WeightTarget]) -> None:
+    """Do what is to follow once all targets are filled."""
+    for then in dict.fromkeys(target.then for target in targets if target.then is not None):
+        then()
 
 
 def bytes_held(targets: Iterable[WeightTarget]) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gemray_kernels.packed_product import PackedExpertProducts
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import WeightTarget
@@ -97,7 +98,7 @@ class PlainExperts(ExpertWeights):
 
 
 class PackedExperts(ExpertWeights):
-    """Experts whose weights stay packed."""
+    """Experts whose weights stay packed; they serve once a checkpoint has filled them."""
 
     def __init__(
         self,
@@ -123,18 +124,29 @@ class PackedExperts(ExpertWeights):
         self._down = empty_packed(
             recipe, down, [f"{first}.down_proj"], hidden_size, self._part, sharding, moe.num_experts
         )
+        self._product: PackedExpertProducts | None = None
 
     @override
     def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._kernels.packed_expert_outputs(x_TH, experts_TK, self._gate_up, self._down)
+        return self._products.outputs(x_TH, experts_TK)
 
     @override
     def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._kernels.packed_gated_experts(x_TH, weights_TK, experts_TK, self._gate_up, self._down)
+        return self._products.weighted_sum(x_TH, weights_TK, experts_TK)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
-        return list(self._stacked_targets() if self._stacked else self._targets_of_each())
+        targets = self._stacked_targets() if self._stacked else self._targets_of_each()
+        return [replace(target, then=self._filled) for target in targets]
+
+    @property
+    def _products(self) -> PackedExpertProducts:
+        if self._product is None:
+            raise RuntimeError("packed experts serve once they are filled")
+        return self._product
+
+    def _filled(self) -> None:
+        self._product = self._kernels.packed_experts(self._gate_up, self._down)
 
     def _targets_of_each(self) -> Iterator[WeightTarget]:
         part, (gate_up_form, down_form) = self._part, self._formats

@@ -9,43 +9,72 @@ Shape legend: T rows, I inputs, O outputs, S summands.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gemray_kernels.packed_product import PackedProduct
 from gemray_kernels.packed_weight import PackedWeight, groups_of, words_of
+from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import Copy, WeightTarget
-from gemray_workers.model.linear_method import UnfusedWeight
+from gemray_workers.model.linear_method import LinearWeight
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 
 
-class PackedLinearWeight(UnfusedWeight):
-    """One rank's part of the weights of layers of the same input and the same format."""
+class PackedLinearWeight(LinearWeight):
+    """One rank's part of the weights of layers of the same input and the same format.
+
+    It multiplies once a checkpoint has filled it: kernels may then lay it out anew.
+    """
 
     def __init__(self, weight: PackedWeight, targets: Sequence[WeightTarget], kernels: Kernels) -> None:
         self._weight = weight
-        self._targets = targets
+        self._targets = [replace(target, then=self._filled) for target in targets]
         self._kernels = kernels
+        self._product: PackedProduct | None = None
 
     @override
     def product(self, x_TI: Tensor) -> Tensor:
-        return self._kernels.packed_linear(x_TI, self._weight)
+        return self._products.linear(x_TI)
 
     @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
-        return self._kernels.wide_packed_linear(x_TI, self._weight).unsqueeze(0)
+        return self._products.wide_summands(x_TI)
 
     @override
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        return self._kernels.packed_linear(x_TI, self._weight.rows(first)).unsqueeze(0)
+        return self._products.summands(x_TI, first)
+
+    @override
+    def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        return self._products.summands(gelu_of_total_and_mul(summands_STI, factor_TI))
+
+    @override
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        return self._products.gelu(x_TI)
+
+    @override
+    def silu(self, x_TI: Tensor) -> Tensor:
+        return self._products.silu(x_TI)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
         return list(self._targets)
+
+    @property
+    def _products(self) -> PackedProduct:
+        if self._product is None:
+            raise RuntimeError("a packed weight multiplies once it is filled")
+        return self._product
+
+    def _filled(self) -> None:
+        self._product = self._kernels.packed_product(self._weight)
 
 
 def packed_linear_weight(
@@ -85,22 +114,31 @@ def empty_packed(
     lead = () if num_experts is None else (num_experts,)
     group = form.group_of(inputs.whole)
 
-    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty((*lead, *shape), dtype=dtype, device=sharding.device)
+    def empty(dtype: torch.dtype, *shape: int, room: int = 0) -> Tensor:
+        """A tensor at the beginning of memory that has so many bytes a row at least."""
+        size = prod((*lead, *shape)) * dtype.itemsize
+        memory = torch.empty(max(size, prod((*lead, num_out)) * room), dtype=torch.uint8, device=sharding.device)
+        return memory[:size].view(dtype).view(*lead, *shape)
 
     words = words_of(form.code, inputs.start, inputs.length)
     groups = groups_of(group, inputs.start, inputs.length)
     usual = torch.float8_e4m3fn if form.row_scale_name is not None else torch.bfloat16
     dtypes = [recipe.scale_dtype(f"{name}.{form.scale_name}", usual) for name in names]
+    scale_dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
+    tiling = sharding.kernels.tiling(form.code, group, scale_dtype, inputs.start, inputs.length, sharding.dtype)
+    if num_experts is not None:
+        tiling = None
+    code_room, scale_room = (0, 0) if tiling is None else (tiling.code_bytes, tiling.scale_bytes)
     return PackedWeight(
         code=form.code,
-        codes_OW=empty(form.code.word, num_out, words.stop - words.start),
-        scale_OG=empty(max(dtypes, key=lambda dtype: dtype.itemsize), num_out, groups.stop - groups.start),
+        codes_OW=empty(form.code.word, num_out, words.stop - words.start, room=code_room),
+        scale_OG=empty(scale_dtype, num_out, groups.stop - groups.start, room=scale_room),
         row_scale_O=None if form.row_scale_name is None else empty(torch.float32, num_out),
         row_scale_divides=form.row_scale_divides,
         group=group,
         first=inputs.start,
         num_in=inputs.length,
+        tiling=tiling,
     )
 
 

@@ -1,0 +1,46 @@
+"""What a packed weight is asked for once a checkpoint has filled it.
+
+Shape legend: T rows, I inputs, O outputs, S summands, H hidden size, K experts a row.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class PackedProduct(Protocol):
+    """Products with one weight; results are those of `gemray_kernels.reference.linear`."""
+
+    def linear(self, x_TI: Tensor) -> Tensor:
+        """``x · weightᵀ`` [T, O]."""
+        ...
+
+    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        """Parts [S, T, O - first] of the outputs from `first` on, whose sum in order of S is the product."""
+        ...
+
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        """Parts [S, T, O] of the product in the compute dtype, unrounded."""
+        ...
+
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        """The first half of the outputs gates the second by tanh-GELU [T, O / 2]."""
+        ...
+
+    def silu(self, x_TI: Tensor) -> Tensor:
+        """The first half of the outputs gates the second by SiLU [T, O / 2]."""
+        ...
+
+
+class PackedExpertProducts(Protocol):
+    """``down(gelu_tanh(gate(x)) · up(x))`` of every expert."""
+
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        """Outputs [T, K, H] of each row's experts."""
+        ...
+
+    def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        """Sum [T, H] of each row's experts by their weights."""
+        ...

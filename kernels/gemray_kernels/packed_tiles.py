@@ -1,0 +1,230 @@
+"""How packed weights lie in memory for kernels that stream them: units of inputs, one after the other.
+
+A unit is so many inputs of every output. Its codes are 16-bit words, each with one code of every plane: word c holds
+the codes of the inputs c, c + C, c + 2 C and so on of its unit. So one mask of a register of words gives two
+neighbouring inputs, and each plane is a tile of neighbouring inputs. Within a plane an output has one scale.
+
+A code that is masked out of its word is a bfloat16 number as it stands, of a size that is made up for: integers are
+``code · 2^-133`` (or 2^-129), as subnormal numbers and those of the first binade are evenly spaced, e2m1 is
+``value · 2^-126``, e4m3 ``value · 2^-120``.
+
+Shape legend: O outputs, B units, C words of a unit, P planes, G groups of inputs that share a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, Tiling
+
+_CHUNK = 1 << 23
+"""Codes that are laid out at one time."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How the codes of one kind make words."""
+
+    planes: int
+    words: int
+    empty: int
+    """The code of nothing."""
+    factor: float
+    """What a sum of products with the kernel's numbers is multiplied with, beside scales."""
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of a unit."""
+        return self.planes * self.words
+
+
+UNITS: Mapping[CodeName, Unit] = {
+    "int4": Unit(4, 32, 8, 2.0**21),
+    "int8": Unit(2, 64, 128, 2.0**21),
+    "fp8": Unit(2, 64, 0, 1.0),
+    "nvfp4": Unit(4, 16, 0, 2.0**8),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledWeight:
+    """A weight that is laid out in units."""
+
+    code: CodeName
+    scaling: Scaling
+    words_BOC: Tensor
+    """int16."""
+    scale_BO: Tensor
+    """Scales of a unit: four bfloat16 in an int64 (int4), four codes in an int32 (nvfp4), or a float32."""
+    factor_O: Tensor
+    """float32, of the sum of products."""
+    num_in: int
+
+    @property
+    def num_out(self) -> int:
+        """Outputs."""
+        return self.factor_O.shape[-1]
+
+    def rows(self, first: int) -> TiledWeight:
+        """The outputs from `first` on."""
+        return TiledWeight(
+            code=self.code,
+            scaling=self.scaling,
+            words_BOC=self.words_BOC[..., first:, :],
+            scale_BO=self.scale_BO[..., first:],
+            factor_O=self.factor_O[..., first:],
+            num_in=self.num_in,
+        )
+
+
+def tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int) -> Tiling | None:
+    """How a weight is laid out; None for one whose groups do not fit units.
+
+    Args:
+        code: of its numbers.
+        group: inputs that share a scale.
+        scale_dtype: as it is stored.
+        first: place of the first of its inputs among the whole weight's.
+        num_in: its inputs.
+    """
+    unit = UNITS[code.name]
+    units = -(-num_in // unit.inputs)
+    code_bytes = 2 * unit.words * units
+    if code.name != "nvfp4" and (first + num_in - 1) // group == first // group:
+        return Tiling(Scaling.ROW, code_bytes, 0)
+    if group % unit.inputs == 0 and first % unit.inputs == 0:
+        return Tiling(Scaling.SUMS, code_bytes, 4 * units)
+    if first % unit.words or group % unit.words:
+        return None
+    if (code.name, scale_dtype) == ("int4", torch.bfloat16):
+        return Tiling(Scaling.CODES, code_bytes, 8 * units)
+    if (code.name, scale_dtype) == ("nvfp4", torch.float8_e4m3fn):
+        return Tiling(Scaling.CODES, code_bytes, 4 * units)
+    return None
+
+
+@torch.no_grad()
+def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
+    """Lay a weight out in the memory that it has; the weight itself is no more to be used.
+
+    Args:
+        weight: with or without a leading dimension of experts; its tensors begin their memory.
+        tiling: of this weight, for which the memory has room.
+    """
+    unit = UNITS[weight.code.name]
+    units = -(-weight.num_in // unit.inputs)
+    lead, num_out = weight.codes_OW.shape[:-2], weight.num_out
+    each = [weight.expert(number) for number in range(weight.num_experts)] if lead else [weight]
+    factors = torch.stack([_factor(part, tiling, unit) for part in each]).view(*lead, num_out)
+    words = torch.stack([_words(part, tiling, unit, units) for part in each])
+    scales = (
+        None if tiling.scaling is Scaling.ROW else torch.stack([_scales(part, tiling, unit, units) for part in each])
+    )
+    return TiledWeight(
+        code=weight.code.name,
+        scaling=tiling.scaling,
+        words_BOC=_into(weight.codes_OW, words).view(*lead, units, num_out, unit.words),
+        scale_BO=factors if scales is None else _into(weight.scale_OG, scales).view(*lead, units, num_out),
+        factor_O=factors,
+        num_in=weight.num_in,
+    )
+
+
+def _into(memory: Tensor, content: Tensor) -> Tensor:
+    """`content` in the storage of `memory`, from its beginning."""
+    storage = memory.untyped_storage()
+    if memory.storage_offset() or storage.nbytes() < content.nbytes:
+        raise ValueError(f"{storage.nbytes()} bytes from place {memory.storage_offset()} for {content.nbytes}")
+    room = torch.empty(0, dtype=torch.uint8, device=content.device).set_(storage)
+    return room[: content.nbytes].view(content.dtype).copy_(content.flatten())
+
+
+def _words(weight: PackedWeight, tiling: Tiling, unit: Unit, units: int) -> Tensor:
+    words = torch.empty(units, weight.num_out, unit.words, dtype=torch.int16, device=weight.codes_OW.device)
+    step = max(1, _CHUNK // weight.num_in)
+    for first in range(0, weight.num_out, step):
+        part = weight.rows(first, min(step, weight.num_out - first))
+        codes_OI = _codes(part)
+        if weight.code.name == "nvfp4":  # whose kernel knows no scale of zero
+            groups = _group_of_places(part, unit.words, -(-weight.num_in // unit.words))
+            is_zero = (part.scale_OG.float() == 0)[:, groups].repeat_interleave(unit.words, dim=1)
+            codes_OI = codes_OI.masked_fill(is_zero[:, : weight.num_in], 0)
+        codes_OI = torch.nn.functional.pad(codes_OI, (0, units * unit.inputs - weight.num_in), value=unit.empty)
+        codes_OBPC = codes_OI.view(-1, units, unit.planes, unit.words).to(torch.int32)
+        words[:, first : first + step] = _joined(weight.code.name, codes_OBPC).to(torch.int16).transpose(0, 1)
+    return words
+
+
+def _joined(name: CodeName, codes_OBPC: Tensor) -> Tensor:
+    """Words [O, B, C] of the codes of all planes."""
+    planes = codes_OBPC.unbind(2)
+    if name == "nvfp4":
+        signs = zip(planes, (15, 12, 14, 13), strict=True)
+        sizes = zip(planes, (6, 3, 0, 9), strict=True)
+        shifted = [(code >> 3) << to for code, to in signs] + [(code & 7) << to for code, to in sizes]
+    else:
+        width = 16 // len(planes)
+        shifted = [code << width * place for place, code in enumerate(planes)]
+    return torch.stack(shifted).sum(0, dtype=torch.int32)
+
+
+def _codes(weight: PackedWeight) -> Tensor:
+    """Codes of the weight's inputs, unsigned, uint8 [O, I]."""
+    bits = 8 // weight.code.per_word if weight.code.word.itemsize == 1 else 32 // weight.code.per_word
+    codes = weight.codes_OW.contiguous().view(torch.uint8)
+    if weight.code.word == torch.int8:
+        codes = codes ^ 128
+    if bits == 4:
+        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    skipped = weight.first % weight.code.per_word
+    return codes[:, skipped : skipped + weight.num_in]
+
+
+def _scales(weight: PackedWeight, tiling: Tiling, unit: Unit, units: int) -> Tensor:
+    if tiling.scaling is Scaling.SUMS:
+        groups = _group_of_places(weight, unit.inputs, units)
+        return weight.scale_OG.float()[:, groups].T.contiguous()
+    count = -(-weight.num_in // unit.words)
+    scale_OS = weight.scale_OG[:, _group_of_places(weight, unit.words, count)].float()
+    scale_OS = torch.nn.functional.pad(scale_OS, (0, units * unit.planes - count))
+    scale_OBP = _SCALES[weight.code.name](scale_OS.view(-1, units, unit.planes))
+    joined = torch.int64 if scale_OBP.dtype == torch.bfloat16 else torch.int32
+    return scale_OBP.contiguous().view(joined).squeeze(-1).T.contiguous()
+
+
+def _group_of_places(weight: PackedWeight, run: int, count: int) -> Tensor:
+    """The groups of `count` runs of inputs."""
+    places = weight.first + run * torch.arange(count, device=weight.scale_OG.device)
+    return places // weight.group - weight.first // weight.group
+
+
+def _for_masked_integers(scale_OBP: Tensor) -> Tensor:
+    """Scales of codes that are 2^-133 and, in every second plane, 2^-129 of themselves."""
+    sizes = torch.tensor([2.0**112, 2.0**108, 2.0**112, 2.0**108], device=scale_OBP.device)
+    return (scale_OBP * sizes).to(torch.bfloat16)
+
+
+def _with_five_bits_of_exponent(scale_OBP: Tensor) -> Tensor:
+    """Scales as ``exponent + 10`` above three bits of mantissa: e4m3 without sign and without subnormals."""
+    mantissa, exponent = torch.frexp(scale_OBP)
+    code = (exponent + 9) * 8 + ((mantissa * 2 - 1) * 8).to(torch.int32)
+    return torch.where(scale_OBP > 0, code, 0).to(torch.uint8)
+
+
+_SCALES: Mapping[CodeName, Callable[[Tensor], Tensor]] = {
+    "int4": _for_masked_integers,
+    "nvfp4": _with_five_bits_of_exponent,
+}
+
+
+def _factor(weight: PackedWeight, tiling: Tiling, unit: Unit) -> Tensor:
+    factor_O = torch.full((weight.num_out,), unit.factor, device=weight.codes_OW.device)
+    if tiling.scaling is Scaling.ROW:
+        factor_O = factor_O * weight.scale_OG[:, 0].float()
+    if weight.row_scale_O is not None:
+        factor_O = factor_O / weight.row_scale_O if weight.row_scale_divides else factor_O * weight.row_scale_O
+    return factor_O

@@ -1,0 +1,88 @@
+"""Packed weights as bfloat16 ones, for products of so many rows that the library's tiles pay for reading them twice.
+
+Shape legend: O outputs, I inputs, B units, C words of a unit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.triton.packed_linear import CODES
+from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e2m1, scaled_int4
+
+BLOCK = 64
+
+
+def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
+    """The numbers [O - first, I] of the outputs from `first` on, of a weight without a leading dimension."""
+    unit = UNITS[weight.code]
+    num_out = weight.num_out - first
+    out_OI = torch.empty(num_out, weight.num_in, dtype=torch.bfloat16, device=weight.words_BOC.device)
+    _dequantize_kernel[(weight.words_BOC.shape[0], triton.cdiv(num_out, BLOCK))](
+        weight.words_BOC[:, first:],
+        weight.scale_BO[..., first:],
+        weight.factor_O[first:],
+        out_OI,
+        weight.num_in,
+        num_out,
+        weight.words_BOC.stride(0),
+        weight.scale_BO.stride(0),
+        CODE=CODES[weight.code],
+        SCALING=weight.scaling.value,
+        WORDS=unit.words,
+        PLANES=unit.planes,
+        BLOCK_O=BLOCK,
+        num_warps=4,
+    )
+    return out_OI
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _dequantize_kernel(  # type: ignore[no-untyped-def]
+    words_BOC,
+    scale_BO,
+    factor_O,
+    out_OI,
+    num_in,
+    num_out,
+    words_stride,
+    scale_stride,
+    CODE: tl.constexpr,
+    SCALING: tl.constexpr,
+    WORDS: tl.constexpr,
+    PLANES: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
+    unit = tl.program_id(0)
+    o_O1 = (tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O))[:, None]
+    c_1C = tl.arange(0, WORDS)[None, :]
+    in_out = o_O1 < num_out
+    words = tl.load(words_BOC + unit * words_stride + o_O1 * WORDS + c_1C, mask=in_out, other=0)
+    factor = tl.load(factor_O + o_O1, mask=in_out, other=0.0)
+    scales = words  # a name, where there are none
+    if SCALING > 0:
+        scales = tl.load(scale_BO + unit * scale_stride + o_O1, mask=in_out, other=0)
+    if SCALING == 2:
+        factor *= scales
+    i_1C = unit * (PLANES * WORDS) + c_1C
+    at = out_OI + o_O1.to(tl.int64) * num_in + i_1C
+    left = num_in - i_1C
+    if CODE < 2:
+        if CODE == 1:
+            w0, w1, w2, w3 = scaled_e2m1(words, scales)
+        elif SCALING == 1:
+            w0, w1, w2, w3 = scaled_int4(words, scales)
+        else:
+            w0, w1, w2, w3 = plain_int4(words)
+        tl.store(at + 2 * WORDS, (w2.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > 2 * WORDS))
+        tl.store(at + 3 * WORDS, (w3.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > 3 * WORDS))
+    elif CODE == 2:
+        w0, w1 = int8(words)
+    else:
+        w0, w1 = e4m3(words)
+    tl.store(at, (w0.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > 0))
+    tl.store(at + WORDS, (w1.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > WORDS))

@@ -1,0 +1,228 @@
+"""From words of packed codes to tiles of bfloat16 numbers, two at a time in a register (`gemray_kernels.packed_tiles`).
+
+Every function takes a tile of words [O, C] (or [C, O]) and gives one tile of that shape for each plane. A number is
+masked out of its word and is then multiplied once, with its scale where it has one, so that it is rounded once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gemray_kernels.triton.dot import INTERPRETED
+
+
+@triton.jit
+def scaled_int4(words, scales):  # type: ignore[no-untyped-def]
+    """``(code - 8) · scale · 2^-21``, of four scales in an int64, from each of which ``8 · scale`` is made."""
+    s0 = _bfloat16(scales)
+    s1 = _bfloat16(scales >> 16)
+    s2 = _bfloat16(scales >> 32)
+    s3 = _bfloat16(scales >> 48)
+    if INTERPRETED:
+        return (
+            (_bits(words, 0, 15) - 8.0) * (s0.to(tl.float32) * 2.0**-133),
+            (_bits(words, 4, 15) - 8.0) * (s1.to(tl.float32) * 2.0**-129),
+            (_bits(words, 8, 15) - 8.0) * (s2.to(tl.float32) * 2.0**-133),
+            (_bits(words, 12, 15) - 8.0) * (s3.to(tl.float32) * 2.0**-129),
+        )
+    # 0x8008 is -8 · 2^-133, 0x8080 is -8 · 2^-129.
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 code, high, offset, even, odd;
+        mov.b32 even, 0x80088008;
+        mov.b32 odd, 0x80808080;
+        mul.rn.bf16x2 offset, $5, even;
+        and.b32 code, $4, 0x000F000F;
+        fma.rn.bf16x2 $0, code, $5, offset;
+        mul.rn.bf16x2 offset, $6, odd;
+        and.b32 code, $4, 0x00F000F0;
+        fma.rn.bf16x2 $1, code, $6, offset;
+        shr.u32 high, $4, 8;
+        mul.rn.bf16x2 offset, $7, even;
+        and.b32 code, high, 0x000F000F;
+        fma.rn.bf16x2 $2, code, $7, offset;
+        mul.rn.bf16x2 offset, $8, odd;
+        and.b32 code, high, 0x00F000F0;
+        fma.rn.bf16x2 $3, code, $8, offset;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r",
+        [words, s0, s1, s2, s3],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def plain_int4(words):  # type: ignore[no-untyped-def]
+    """``(code - 8) · 2^-21``."""
+    if INTERPRETED:
+        return (
+            (_bits(words, 0, 15) - 8.0) * 2.0**-21,
+            (_bits(words, 4, 15) - 8.0) * 2.0**-21,
+            (_bits(words, 8, 15) - 8.0) * 2.0**-21,
+            (_bits(words, 12, 15) - 8.0) * 2.0**-21,
+        )
+    # 0x7780 is 2^112, 0x7580 is 2^108, 0xB680 is -8 · 2^-21.
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 code, high, offset, even, odd;
+        mov.b32 even, 0x77807780;
+        mov.b32 odd, 0x75807580;
+        mov.b32 offset, 0xB680B680;
+        and.b32 code, $4, 0x000F000F;
+        fma.rn.bf16x2 $0, code, even, offset;
+        and.b32 code, $4, 0x00F000F0;
+        fma.rn.bf16x2 $1, code, odd, offset;
+        shr.u32 high, $4, 8;
+        and.b32 code, high, 0x000F000F;
+        fma.rn.bf16x2 $2, code, even, offset;
+        and.b32 code, high, 0x00F000F0;
+        fma.rn.bf16x2 $3, code, odd, offset;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def scaled_e2m1(words, scales):  # type: ignore[no-untyped-def]
+    """``value · scale · 2^-8``, of four scales in an int32 with five bits of exponent each."""
+    s0 = _scale_of_e2m1(scales)
+    s1 = _scale_of_e2m1(scales >> 8)
+    s2 = _scale_of_e2m1(scales >> 16)
+    s3 = _scale_of_e2m1(scales >> 24)
+    if INTERPRETED:
+        return (
+            _e2m1(_bits(words, 15, 1), _bits(words, 7, 3), _bits(words, 6, 1)) * (s0.to(tl.float32) * 2.0**-126),
+            _e2m1(_bits(words, 12, 1), _bits(words, 4, 3), _bits(words, 3, 1)) * (s1.to(tl.float32) * 2.0**-126),
+            _e2m1(_bits(words, 14, 1), _bits(words, 1, 3), _bits(words, 0, 1)) * (s2.to(tl.float32) * 2.0**-126),
+            _e2m1(_bits(words, 13, 1), _bits(words, 10, 3), _bits(words, 9, 1)) * (s3.to(tl.float32) * 2.0**-126),
+        )
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 value, sign;
+        and.b32 value, $4, 0x81C081C0;
+        mul.rn.bf16x2 $0, value, $5;
+        shl.b32 value, $4, 3;
+        and.b32 value, value, 0x81C081C0;
+        mul.rn.bf16x2 $1, value, $6;
+        shl.b32 sign, $4, 1;
+        and.b32 sign, sign, 0x80008000;
+        shl.b32 value, $4, 6;
+        and.b32 value, value, 0x01C001C0;
+        or.b32 value, value, sign;
+        mul.rn.bf16x2 $2, value, $7;
+        shl.b32 sign, $4, 2;
+        and.b32 sign, sign, 0x80008000;
+        shr.u32 value, $4, 3;
+        and.b32 value, value, 0x01C001C0;
+        or.b32 value, value, sign;
+        mul.rn.bf16x2 $3, value, $8;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r",
+        [words, s0, s1, s2, s3],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def int8(words):  # type: ignore[no-untyped-def]
+    """``(code - 128) · 2^-21``."""
+    if INTERPRETED:
+        return (_bits(words, 0, 255) - 128.0) * 2.0**-21, (_bits(words, 8, 255) - 128.0) * 2.0**-21
+    # 0x7780 is 2^112, 0xB880 is -128 · 2^-21.
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 code, scale, offset;
+        mov.b32 scale, 0x77807780;
+        mov.b32 offset, 0xB880B880;
+        and.b32 code, $2, 0x00FF00FF;
+        fma.rn.bf16x2 $0, code, scale, offset;
+        shr.u32 code, $2, 8;
+        and.b32 code, code, 0x00FF00FF;
+        fma.rn.bf16x2 $1, code, scale, offset;
+        }
+        """,
+        "=&r,=&r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def e4m3(words):  # type: ignore[no-untyped-def]
+    """The numbers themselves."""
+    if INTERPRETED:
+        return (
+            _e4m3(_bits(words, 7, 1), _bits(words, 3, 15), _bits(words, 0, 7)),
+            _e4m3(_bits(words, 15, 1), _bits(words, 11, 15), _bits(words, 8, 7)),
+        )
+    # 0x7B80 is 2^120.
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 value, sign, scale;
+        mov.b32 scale, 0x7B807B80;
+        shl.b32 sign, $2, 8;
+        and.b32 sign, sign, 0x80008000;
+        shl.b32 value, $2, 4;
+        and.b32 value, value, 0x07F007F0;
+        or.b32 value, value, sign;
+        mul.rn.bf16x2 $0, value, scale;
+        and.b32 sign, $2, 0x80008000;
+        shr.u32 value, $2, 4;
+        and.b32 value, value, 0x07F007F0;
+        or.b32 value, value, sign;
+        mul.rn.bf16x2 $1, value, scale;
+        }
+        """,
+        "=&r,=&r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def _bfloat16(bits):  # type: ignore[no-untyped-def]
+    return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _scale_of_e2m1(code):  # type: ignore[no-untyped-def]
+    """``scale · 2^118``: the exponent, which is 10 too large, moved into bfloat16's place."""
+    return _bfloat16((code & 255) * 16 + (235 << 7))
+
+
+@triton.jit
+def _bits(words, place, mask):  # type: ignore[no-untyped-def]
+    return ((words.to(tl.int32) >> place) & mask).to(tl.float32)
+
+
+@triton.jit
+def _e2m1(sign, exponent, mantissa):  # type: ignore[no-untyped-def]
+    size = tl.where(exponent > 0, (2.0 + mantissa) * tl.exp2(exponent - 2.0), mantissa * 0.5)
+    return tl.where(sign > 0, -size, size)
+
+
+@triton.jit
+def _e4m3(sign, exponent, mantissa):  # type: ignore[no-untyped-def]
+    size = tl.where(exponent > 0, (8.0 + mantissa) * tl.exp2(exponent - 10.0), mantissa * 2.0**-9)
+    return tl.where(sign > 0, -size, size)

@@ -1,0 +1,93 @@
+"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, for many larger ones or the
+library's.
+
+Shape legend: T rows, I inputs, O outputs, S summands.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from gemray_kernels.packed_product import PackedProduct
+from gemray_kernels.packed_tiles import TiledWeight, laid_out, tiling_of
+from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
+from gemray_kernels.precision import wide_linear
+from gemray_kernels.reference.layer_norms import total
+from gemray_kernels.reference.packed_linear import ReferenceProduct
+from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
+from gemray_kernels.triton.linear import MOST_ROWS, Gate
+from gemray_kernels.triton.packed_dequantize import dequantized
+from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
+from gemray_kernels.triton.packed_tile_choice import gated_tile, prompt_tile, tile_of_summands, whole_tile
+
+
+def tiling(
+    code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int, dtype: torch.dtype
+) -> Tiling | None:
+    """How a weight is laid out for rows of `dtype`: `gemray_kernels.packed_tiles.tiling_of` for bfloat16."""
+    return tiling_of(code, group, scale_dtype, first, num_in) if dtype == torch.bfloat16 else None
+
+
+def packed_product(weight: PackedWeight) -> PackedProduct:
+    """The products with a weight, which is laid out anew in its memory where it has a tiling."""
+    if weight.tiling is None:
+        return ReferenceProduct(weight)
+    return TiledProduct(laid_out(weight, weight.tiling))
+
+
+class TiledProduct(PackedProduct):
+    """Products with a weight that is laid out in units; rows are bfloat16."""
+
+    def __init__(self, weight: TiledWeight) -> None:
+        self._weight = weight
+
+    @override
+    def linear(self, x_TI: Tensor) -> Tensor:
+        if not _are_few(x_TI):
+            return self._of_many_rows(x_TI)
+        if self._weight.num_out < _ENOUGH_OUTPUTS:
+            return total(self.summands(x_TI), x_TI.dtype)
+        return packed_linear_in_tiles(x_TI, self._weight, whole_tile(self._weight), out_dtype=x_TI.dtype)[0]
+
+    @override
+    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        if not _are_few(x_TI):
+            return self._of_many_rows(x_TI, first).unsqueeze(0)
+        tile = tile_of_summands(self._weight, self._weight.num_out - first)
+        dtype = x_TI.dtype if tile.splits == 1 else torch.float32
+        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=dtype, first=first)
+
+    @override
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        if not _are_few(x_TI):
+            return wide_linear(x_TI, dequantized(self._weight)).unsqueeze(0)
+        tile = tile_of_summands(self._weight, self._weight.num_out)
+        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=torch.float32)
+
+    @override
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        if not _are_few(x_TI):
+            return gelu_tanh_and_mul(self._of_many_rows(x_TI))
+        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight), Gate.GELU)
+
+    @override
+    def silu(self, x_TI: Tensor) -> Tensor:
+        if not _are_few(x_TI):
+            return silu_and_mul(self._of_many_rows(x_TI))
+        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight), Gate.SILU)
+
+    def _of_many_rows(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        tile = prompt_tile(self._weight)
+        if tile is None or x_TI.shape[0] == 0:
+            return torch.nn.functional.linear(x_TI, dequantized(self._weight, first))
+        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=x_TI.dtype, first=first)[0]
+
+
+_ENOUGH_OUTPUTS = 4096
+"""Fewer make too few programs unless their inputs are split."""
+
+
+def _are_few(x: Tensor) -> bool:
+    return 0 < x.shape[0] <= MOST_ROWS

@@ -1,0 +1,115 @@
+"""Products with packed weights on CUDA against float64, at the shapes of the published models.
+
+Inputs of a product are bfloat16 on both sides. A weight that is rounded to bfloat16 errs by at most 2^-9 of itself and
+a rounded result likewise, each spread evenly: 2^-9 / sqrt(3) as a norm. Together that is 1.6e-3, and sums in float32
+add nothing to be seen; gated products are rounded twice more.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.kernels.kernel_parity import poisoned_memory, relative_error
+from support.kernels.packed_cases import FORMATS, copied, random_packed
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 2.5e-3
+GATED_TOLERANCE = 5e-3
+SHAPES = {"31B qkv": (16384, 5376), "31B o": (5376, 8192), "E4B down": (2560, 10240), "26B-A4B down": (2816, 2112)}
+ROWS = (1, 5, 16, 33, 64, 100, 512)
+
+
+def random_rows(rows: int, num_in: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(rows, num_in, generator=generator, device="cuda").bfloat16()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_products(name: str, shape: str) -> None:
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.packed_products import packed_product
+
+    num_out, num_in = SHAPES[shape]
+    weight = random_packed(FORMATS[name], num_out, num_in, device="cuda", seed=num_out)
+    wide_OI = dequantized(copied(weight), torch.float64)
+    product = packed_product(weight)
+    alone = []
+    for rows in ROWS:
+        x_TI = random_rows(rows, num_in, seed=0)
+        x_TI[0] = random_rows(1, num_in, seed=1)
+        expected_TO = x_TI.double() @ wide_OI.T
+        with poisoned_memory():
+            found = {
+                "linear": product.linear(x_TI),
+                "summands": product.summands(x_TI).sum(0, dtype=torch.float64),
+                "wide": product.wide_summands(x_TI).sum(0, dtype=torch.float64),
+                "from 512 on": product.summands(x_TI, 512).sum(0, dtype=torch.float64),
+            }
+        assert relative_error(found.pop("from 512 on"), expected_TO[:, 512:]) < TOLERANCE, rows
+        errors = {kind: relative_error(y_TO, expected_TO) for kind, y_TO in found.items()}
+        assert all(error < TOLERANCE for error in errors.values()), (rows, errors)
+        alone.append(product.summands(x_TI)[:, 0])
+    for rows, first_SO in zip(ROWS, alone, strict=True):
+        if rows <= 64:
+            assert torch.equal(first_SO, alone[0]), f"a row's bits depend on the other {rows - 1}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_gated_products(name: str) -> None:
+    from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.packed_products import packed_product
+
+    for num_out, num_in in ((20480, 2560), (4224, 2816)):
+        weight = random_packed(FORMATS[name], num_out, num_in, device="cuda", seed=num_in)
+        wide_OI = dequantized(copied(weight), torch.float64)
+        product = packed_product(weight)
+        for rows in ROWS:
+            x_TI = random_rows(rows, num_in, seed=rows)
+            expected_TO = x_TI.double() @ wide_OI.T
+            with poisoned_memory():
+                gelu, silu = product.gelu(x_TI), product.silu(x_TI)
+            assert relative_error(gelu, gelu_tanh_and_mul(expected_TO)) < GATED_TOLERANCE, rows
+            assert relative_error(silu, silu_and_mul(expected_TO)) < GATED_TOLERANCE, rows
+
+
+@pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 block 128"])
+def test_parts_that_begin_inside_a_whole_weight(name: str) -> None:
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.packed_products import packed_product
+
+    for first, num_in in ((1056, 1056), (10752, 10752)):  # of 26B-A4B's and of 31B's MLP
+        weight = random_packed(FORMATS[name], 2816, num_in, device="cuda", first=first)
+        wide_OI = dequantized(copied(weight), torch.float64)
+        product = packed_product(weight)
+        x_TI = random_rows(8, num_in, seed=2)
+        assert relative_error(product.linear(x_TI), x_TI.double() @ wide_OI.T) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_graph_holds_products_and_no_launch_waits(name: str) -> None:
+    from gemray_kernels.triton.packed_products import packed_product
+
+    product = packed_product(random_packed(FORMATS[name], 4096, 2816, device="cuda"))
+    inputs = [random_rows(rows, 2816, seed=rows) for rows in (1, 16, 64, 512)]
+
+    def everything() -> list[torch.Tensor]:
+        return [y for x in inputs for y in (product.linear(x), product.summands(x), product.gelu(x))]
+
+    expected = everything()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        everything()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = everything()
+    for tensor in captured:
+        tensor.fill_(torch.nan)
+    graph.replay()
+    assert all(torch.equal(found, wanted) for found, wanted in zip(captured, expected, strict=True))

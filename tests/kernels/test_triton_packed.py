@@ -1,0 +1,53 @@
+"""Products with packed weights where there is no GPU: interpreted on the CPU, and compiled for Hopper."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+
+from gemray_kernels.packed_tiles import laid_out
+from support.kernels.packed_cases import FORMATS, random_packed
+from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
+from support.waiting import HANG_S
+
+TOLERANCE = 1e-6
+
+
+def test_interpreted_kernels_equal_the_reference() -> None:
+    """In a process of its own: the interpreter is chosen when triton is imported."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = Path(__file__).with_name("interpret_packed.py")
+    result = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    assert len(lines) == len(FORMATS) * 2 * 2 * 3
+    assert not [line for line in lines if not float(line[1]) < TOLERANCE]
+
+
+@pytest.mark.parametrize("name", ["int4 group 32", "nvfp4"])
+def test_products_compile_for_hopper(name: str) -> None:
+    """Words go from shared memory to the tensor cores' registers: numbers are never stored on the way."""
+    from gemray_kernels.triton.packed_products import TiledProduct
+
+    weight = random_packed(FORMATS[name], 8448, 512, device="cpu")
+    assert weight.tiling is not None
+    product = TiledProduct(laid_out(weight, weight.tiling))
+    few, many = (torch.empty(rows, 512, dtype=torch.bfloat16) for rows in (8, 64))
+    found = compile_launches(lambda: [product.summands(few), product.summands(many), product.gelu(few)])
+    assert len(found) == 3
+    for kernel in found:
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES
+        assert not kernel.stack_bytes, "registers spill"
+        loop = kernel.ptx[: kernel.ptx.rindex("bra")]
+        assert "cp.async" in loop, "words are not loaded ahead of their use"
+        assert "st.shared" not in loop, "numbers go through shared memory"
+        assert "ldmatrix" in loop
