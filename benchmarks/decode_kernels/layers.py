@@ -88,7 +88,7 @@ def measure(
             switch.kernels = table
             try:
                 with early(on):
-                    outputs[label] = model.forward(sets[0], cache.caches).hidden_TH.double()
+                    outputs[label] = model.forward(sets[0], cache.caches).hidden_UH.double()
                     found[label] = median_us([partial(model.forward, b, cache.caches) for b in sets])
             except Exception:
                 report.fault(f"{name} {label}: {traceback.format_exc()[-1500:]}")

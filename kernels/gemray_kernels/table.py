@@ -21,6 +21,7 @@ from gemray_kernels.reference import (
     experts,
     layer_norms,
     linear,
+    output_rows,
     packed_linear,
     rms_norm,
     rope,
@@ -111,6 +112,8 @@ class RowKernels:
 
     cut_rows: Callable[[Tensor, SequenceTables], Tensor]
     pack_rows: PackRows
+    cut_to_outputs: Callable[[Tensor, Tensor], Tensor]
+    output_places: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
     query_rows: QueryRows
     settle: Settle
     advance: Callable[[Tensor, Tensor, SequenceTables], None]
@@ -122,6 +125,8 @@ class RowKernels:
 REFERENCE_ROWS = RowKernels(
     cut_rows=cycle_rows.cut_rows,
     pack_rows=cycle_rows.pack_rows,
+    cut_to_outputs=output_rows.cut_to_outputs,
+    output_places=output_rows.output_places,
     query_rows=cycle_rows.query_rows,
     settle=settled_rows.settle,
     advance=settled_rows.advance,
@@ -218,11 +223,14 @@ def row_kernels_for(device: torch.device) -> RowKernels:
 def triton_row_kernels() -> RowKernels:
     """Every one in Triton. Imports triton, which only CUDA builds of torch bring along."""
     from gemray_kernels.triton import cycle_rows as triton_cycle_rows
+    from gemray_kernels.triton import output_rows as triton_output_rows
     from gemray_kernels.triton import settled_rows as triton_settled_rows
 
     return RowKernels(
         cut_rows=triton_cycle_rows.cut_rows,
         pack_rows=triton_cycle_rows.pack_rows,
+        cut_to_outputs=triton_output_rows.cut_to_outputs,
+        output_places=triton_output_rows.output_places,
         query_rows=triton_cycle_rows.query_rows,
         settle=triton_settled_rows.settle,
         advance=triton_settled_rows.advance,

@@ -106,7 +106,7 @@ def inputs(dtype: torch.dtype, device: torch.device) -> tuple[ForwardBatch, KVCa
 
 def logits(dtype: torch.dtype, device: torch.device) -> Tensor:
     model = random_model(dtype, device)
-    return model.logits(model.forward(*inputs(dtype, device)).hidden_TH)[:, :VOCAB_SIZE].double().cpu()
+    return model.logits(model.forward(*inputs(dtype, device)).hidden_UH)[:, :VOCAB_SIZE].double().cpu()
 
 
 def test_float64_logits_equal_those_of_the_cpu() -> None:
@@ -131,10 +131,10 @@ def test_a_forward_pass_never_waits_for_the_gpu() -> None:
 
     model = random_model(torch.bfloat16, CUDA, attention=no_attention)
     batch, kv = inputs(torch.bfloat16, CUDA)
-    model.logits(model.forward(batch, kv, capture=(0, 3)).hidden_TH)  # libraries initialise
+    model.logits(model.forward(batch, kv, capture=(0, 3)).hidden_UH)  # libraries initialise
     torch.cuda.set_sync_debug_mode("error")
     try:
-        model.logits(model.forward(batch, kv, capture=(0, 3)).hidden_TH)
+        model.logits(model.forward(batch, kv, capture=(0, 3)).hidden_UH)
         with pytest.raises(RuntimeError, match="synchroniz"):
             paged_attention(
                 torch.zeros(15, 4, 256, device=CUDA, dtype=torch.bfloat16),

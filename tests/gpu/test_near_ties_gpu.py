@@ -167,7 +167,7 @@ class Routed:
         routed, logits = [], []
         for rows in passes:
             self._logits.clear()
-            hidden_RH = self._model.forward(paged.batch(rows), paged.caches).hidden_TH
+            hidden_RH = self._model.forward(paged.batch(rows), paged.caches).hidden_UH
             logits.append(self._model.logits(hidden_RH).float())
             routed.append(torch.stack(self._logits))
         shape = token_ids_ST.shape

@@ -14,15 +14,15 @@ from torch import Tensor
 from gemray_kernels.sequence_tables import CutField, PageTables, QueryLayout, RowLayout, SequenceTables
 
 
-def cut_rows(granted_S5: Tensor, tables: SequenceTables) -> Tensor:
+def cut_rows(granted_S6: Tensor, tables: SequenceTables) -> Tensor:
     """What each sequence has room for of what it was granted: int64 [5, A], by `CutField`.
 
     Args:
-        granted_S5: int64: slot, known rows, drafts, whether it chooses a token, and who drafts, which is not looked at;
-            the null slot's entry last.
+        granted_S6: int64: slot, known rows, drafts, whether it chooses a token; then who drafts and how many known rows
+            have outputs, which are not looked at. The null slot's entry is last.
         tables: where the sequences stand.
     """
-    slot_A, known_A, drafts_A, samples_A, _ = granted_S5.unbind(1)
+    slot_A, known_A, drafts_A, samples_A = granted_S6[:, :4].unbind(1)
     start_A = tables.computed_N[slot_A]
     room_A = tables.end_N[slot_A] - start_A - known_A
     is_sampling_A = samples_A > 0

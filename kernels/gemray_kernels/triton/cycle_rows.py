@@ -28,16 +28,18 @@ START = tl.constexpr(int(CutField.START))
 KNOWN = tl.constexpr(int(CutField.KNOWN))
 DRAFTS = tl.constexpr(int(CutField.DRAFTS))
 CHOOSES = tl.constexpr(int(CutField.CHOOSES))
+GRANTED = tl.constexpr(6)
+"""Columns of what was granted."""
 
 
-def cut_rows(granted_S5: Tensor, tables: SequenceTables) -> Tensor:
+def cut_rows(granted_S6: Tensor, tables: SequenceTables) -> Tensor:
     """As `gemray_kernels.reference.cycle_rows.cut_rows`."""
-    require_contiguous(granted=granted_S5, computed=tables.computed_N, end=tables.end_N)
-    num_seqs = len(granted_S5)
-    cut_5A = torch.empty(len(CutField), num_seqs, dtype=torch.int64, device=granted_S5.device)
-    early = starts_early(granted_S5)
+    require_contiguous(granted=granted_S6, computed=tables.computed_N, end=tables.end_N)
+    num_seqs = len(granted_S6)
+    cut_5A = torch.empty(len(CutField), num_seqs, dtype=torch.int64, device=granted_S6.device)
+    early = starts_early(granted_S6)
     _cut_kernel[(triton.cdiv(num_seqs, BLOCK),)](
-        granted_S5, tables.computed_N, tables.end_N, cut_5A, num_seqs,
+        granted_S6, tables.computed_N, tables.end_N, cut_5A, num_seqs,
         BLOCK=BLOCK, EARLY=early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return cut_5A
@@ -145,14 +147,14 @@ def _empty_block_tables(pages: PageTables, num_seqs: int) -> tuple[Tensor, tuple
 
 
 @triton.jit(do_not_specialize=["num_seqs"])  # type: ignore[untyped-decorator]
-def _cut_kernel(granted_S5, computed_N, end_N, cut_5A, num_seqs, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cut_kernel(granted_S6, computed_N, end_N, cut_5A, num_seqs, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     wait_for_inputs(EARLY)
     s_B = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_seq_B = s_B < num_seqs
-    slot_B = tl.load(granted_S5 + s_B * 5, mask=is_seq_B, other=0)
-    known_B = tl.load(granted_S5 + s_B * 5 + 1, mask=is_seq_B, other=0)
-    drafts_B = tl.load(granted_S5 + s_B * 5 + 2, mask=is_seq_B, other=0)
-    is_sampling_B = tl.load(granted_S5 + s_B * 5 + 3, mask=is_seq_B, other=0) > 0
+    slot_B = tl.load(granted_S6 + s_B * GRANTED, mask=is_seq_B, other=0)
+    known_B = tl.load(granted_S6 + s_B * GRANTED + 1, mask=is_seq_B, other=0)
+    drafts_B = tl.load(granted_S6 + s_B * GRANTED + 2, mask=is_seq_B, other=0)
+    is_sampling_B = tl.load(granted_S6 + s_B * GRANTED + 3, mask=is_seq_B, other=0) > 0
     start_B = tl.load(computed_N + slot_B, mask=is_seq_B, other=0)
     room_B = tl.load(end_N + slot_B, mask=is_seq_B, other=0) - start_B - known_B
     chooses_B = is_sampling_B & (room_B > 0)

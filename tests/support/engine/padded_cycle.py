@@ -37,8 +37,8 @@ class PaddedCycle:
             self.num_eager += 1
         return fitted
 
-    def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
-        self._cycle.draft(plan, table_S5)
+    def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
+        self._cycle.draft(plan, table_S6)
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
-        return self._cycle.decide(plan, table_S5, masks)
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+        return self._cycle.decide(plan, table_S6, masks)

@@ -2,7 +2,7 @@
 
 Everything but the model is the engine's own: scheduler, slots, drafts, verification, noise.
 
-Shape legend: T rows, V vocabulary, D sequences that draft.
+Shape legend: T rows, U of them whose output is used, V vocabulary, D sequences that draft.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gemray_workers.execution.cycle_rows import CycleRows, PackedRows
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
+from gemray_workers.model.batch import ForwardBatch, ForwardOutput, OutputRows
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.scheduling.scheduler import SchedulerConfig
@@ -40,9 +40,16 @@ class ToyTarget:
         self.table_VV = table_VV
         self.shard = ShardIndices.of_rank(0, 1, org_vocab_size=table_VV.shape[0])
 
-    def forward(self, batch: ForwardBatch, _caches: object, capture: tuple[int, ...] = ()) -> ForwardOutput:
-        one_hot_TV = torch.nn.functional.one_hot(batch.token_ids_T, self.table_VV.shape[0])
-        return ForwardOutput(hidden_TH=one_hot_TV.to(self.table_VV.dtype), captured_TFH=None)
+    def forward(
+        self,
+        batch: ForwardBatch,
+        _caches: object,
+        capture: tuple[int, ...] = (),
+        outputs: OutputRows | None = None,
+    ) -> ForwardOutput:
+        token_ids_U = batch.token_ids_T if outputs is None else batch.token_ids_T[outputs.place_U]
+        one_hot_UV = torch.nn.functional.one_hot(token_ids_U, self.table_VV.shape[0])
+        return ForwardOutput(hidden_UH=one_hot_UV.to(self.table_VV.dtype), captured_TFH=None)
 
     softcap = None
 

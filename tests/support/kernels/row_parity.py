@@ -27,12 +27,13 @@ class RowCase:
 
     tables: SequenceTables
     pages: PageTables
-    granted_S5: Tensor
+    granted_S6: Tensor
     num_drafting: int
     num_choosing: int
     max_drafts: int
     num_rows: int
     num_block_rows: int
+    num_outputs: int
     chosen_RQ: Tensor
     states_NH: Tensor
     rows_TH: Tensor
@@ -56,11 +57,12 @@ def random_case(seed: int, device: str, *, num_slots: int = 9, max_drafts: int =
         computed[slot] = rng.randint(0, length - known - max_drafts - 2)
         # A sequence that chooses may have reached its end, or be near it.
         end[slot] = int(computed[slot]) + known + (rng.choice((0, 1, 2, 30)) if i < choosing else rng.randint(0, 9))
-        granted.append((slot, known, drafts, int(i < choosing), i % 2))
+        outputs = 1 if i < choosing else rng.choice((0, 0, rng.randint(0, known)))
+        granted.append((slot, known, drafts, int(i < choosing), i % 2, outputs))
     padding = rng.randint(0, 2)
     if padding and choosing == len(slots):  # a bucket with more room than sequences
         drafting, choosing = drafting + padding * (drafting > 0), choosing + padding
-    granted += [(num_slots, 0, 0, 0, 0)] * (1 + padding)
+    granted += [(num_slots, 0, 0, 0, 0, 0)] * (1 + padding)
     sizes = [(16, -(-length // 16)), (4, -(-length // 4)), (8, -(-length // 8))]
     places, first = [], 5
     for size, width in sizes:
@@ -81,12 +83,13 @@ def random_case(seed: int, device: str, *, num_slots: int = 9, max_drafts: int =
     return RowCase(
         tables=SequenceTables(ids(num_slots + 1, length), computed.long().to(device), end.long().to(device)),
         pages=PageTables.of(pages.to(device), places[: rng.randint(1, 3)]),
-        granted_S5=torch.tensor(granted, dtype=torch.int64, device=device),
+        granted_S6=torch.tensor(granted, dtype=torch.int64, device=device),
         num_drafting=drafting,
         num_choosing=choosing,
         max_drafts=num_drafts,
         num_rows=num_rows,
         num_block_rows=max(1, sum(1 + drafts for _, _, drafts, *_ in granted if drafts) + rng.choice((0, 7))),
+        num_outputs=sum(drafts + outputs for _, _, drafts, _, _, outputs in granted) + rng.choice((0, 0, 1, 40)),
         chosen_RQ=chosen_RQ,
         states_NH=torch.randn(num_slots + 1, 40, generator=torch_rng).to(device),
         rows_TH=torch.randn(num_rows, 40, generator=torch_rng).to(device),
@@ -100,7 +103,7 @@ def cycle_of(kernels: RowKernels, case: RowCase) -> dict[str, Any]:
     )
     states_NH = case.states_NH.clone()
     found: dict[str, Any] = {}
-    cut_5A = found["cut_rows"] = kernels.cut_rows(case.granted_S5, tables)
+    cut_5A = found["cut_rows"] = kernels.cut_rows(case.granted_S6, tables)
     if case.num_drafting:
         queries = found["query_rows"] = kernels.query_rows(
             cut_5A, tables, case.pages, num_drafting=case.num_drafting, num_drafts=case.max_drafts, delta=-1
@@ -123,6 +126,18 @@ def cycle_of(kernels: RowKernels, case: RowCase) -> dict[str, Any]:
         num_rows=case.num_rows,
         rectangle=(case.num_choosing, case.max_drafts + 1),
         block_mask=None,
+    )
+    output_cut_5A = found["cut_to_outputs"] = kernels.cut_to_outputs(cut_5A, case.granted_S6)
+    outputs = kernels.pack_rows(
+        output_cut_5A,
+        tables,
+        case.pages,
+        num_rows=case.num_outputs,
+        rectangle=(case.num_choosing, case.max_drafts + 1),
+        block_mask=None,
+    )
+    found["output_places"] = kernels.output_places(
+        cut_5A, output_cut_5A, layout.first_A, outputs.sequence_T, outputs.offset_T, case.num_rows
     )
     settled = found["settle"] = kernels.settle(cut_5A, case.chosen_RQ, tables)
     found["committed_places"] = kernels.committed_places(
@@ -170,15 +185,19 @@ def _tensors(found: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def layouts_accepted(kernels: RowKernels, device: str) -> list[str]:
     """Names of arguments that a kernel takes although they lie in memory as it does not read them."""
     case = random_case(0, device)
-    cut_5A = REFERENCE_ROWS.cut_rows(case.granted_S5, case.tables)
+    cut_5A = REFERENCE_ROWS.cut_rows(case.granted_S6, case.tables)
     spread = torch.empty(5, 2 * cut_5A.shape[1], dtype=torch.int64, device=device)[:, ::2]
     tokens = SequenceTables(case.tables.token_ids_NL.t(), case.tables.computed_N, case.tables.end_N)
     numbers = torch.zeros(8, dtype=torch.int64, device=device)
     pack: dict[str, Any] = {"num_rows": case.num_rows, "rectangle": (1, 1), "block_mask": None}
     calls: dict[str, Callable[[], object]] = {
-        "cut_rows granted": lambda: kernels.cut_rows(case.granted_S5.t().contiguous().t(), case.tables),
+        "cut_rows granted": lambda: kernels.cut_rows(case.granted_S6.t().contiguous().t(), case.tables),
         "pack_rows cut": lambda: kernels.pack_rows(spread, case.tables, case.pages, **pack),
         "pack_rows tokens": lambda: kernels.pack_rows(cut_5A, tokens, case.pages, **pack),
+        "cut_to_outputs granted": lambda: kernels.cut_to_outputs(cut_5A, case.granted_S6.t().contiguous().t()),
+        "output_places offset": lambda: kernels.output_places(
+            cut_5A, cut_5A, numbers, numbers[:4], numbers[::2], case.num_rows
+        ),
         "settle chosen": lambda: kernels.settle(cut_5A, case.chosen_RQ.t().contiguous().t()[:, ::2], case.tables),
         "write_drafts ids": lambda: kernels.write_drafts(numbers[::2], numbers[:4], numbers[:4], case.tables),
         "keep_last_rows rows": lambda: kernels.keep_last_rows(

@@ -28,7 +28,7 @@ def _logits(comm: Communicator, model: TargetModel, prompt: list[int]) -> Tensor
     cache = PagedCache(model.config, num_sequences=1, max_len=len(prompt), dtype=torch.float64, tp_size=comm.size)
     half = len(prompt) // 2
     hidden = [
-        model.forward(cache.batch([Rows(0, part, start)]), cache.caches).hidden_TH
+        model.forward(cache.batch([Rows(0, part, start)]), cache.caches).hidden_UH
         for part, start in ((prompt[:half], 0), (prompt[half:], half))
     ]
     gathered = comm.all_gather(model.logits(torch.cat(hidden)))

@@ -50,7 +50,7 @@ def engine_steps(
     """
     cache = PagedCache(target.config, num_sequences=1, max_len=len(text), dtype=target.dtype)
     prefill = cache.batch([Rows(0, text, 0)])
-    state_SH = target.forward(prefill, cache.caches).hidden_TH[-1:]
+    state_SH = target.forward(prefill, cache.caches).hidden_UH[-1:]
     if states is not None:
         state_SH = states.hidden_CH[len(text) - 1 :][:1]
         for kind, owners in target.config.kv_owners.items():

@@ -75,7 +75,7 @@ def prompt_logits(
     logits, start = [], 0
     for length in chunks or [len(prompt)]:
         rows = Rows(0, prompt[start : start + length], start)
-        logits.append(model.logits(model.forward(cache.batch([rows]), cache.caches).hidden_TH))
+        logits.append(model.logits(model.forward(cache.batch([rows]), cache.caches).hidden_UH))
         start += length
     assert start == len(prompt)
     return whole_logits(model, torch.cat(logits))
@@ -94,7 +94,7 @@ def greedy_batch(model: TargetModel, prompts: Sequence[Sequence[int]], num_token
     ids, leads = [], []
     for _ in range(num_tokens):
         batch = cache.batch([Rows(s, tokens, lengths[s]) for s, tokens in enumerate(pending)])
-        hidden_TH = model.forward(batch, cache.caches).hidden_TH
+        hidden_TH = model.forward(batch, cache.caches).hidden_UH
         lengths = batch.kv_len_S.tolist()
         logits_SV = whole_logits(model, model.logits(hidden_TH[batch.query_start_Z[1:].long() - 1]))
         top = logits_SV.topk(2).values

@@ -53,7 +53,7 @@ def plain_text(
     pending, computed = list(prompt), 0
     while len(text.ids) < params.max_tokens and len(prompt) + len(text.ids) < max_model_len:
         batch = cache.batch([Rows(0, pending, computed)])
-        hidden_TH = model.forward(batch, cache.caches).hidden_TH
+        hidden_TH = model.forward(batch, cache.caches).hidden_UH
         logits_TV = whole_logits(model, model.logits(hidden_TH))
         logprobs_TV = logits_TV.log_softmax(-1)
         if computed == 0:

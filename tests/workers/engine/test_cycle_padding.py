@@ -81,6 +81,8 @@ def shapes() -> st.SearchStrategy[CycleShape]:
             num_rows=num_sequences + drafting * drafts + prompt_rows,
             most_rows=1 + max(drafts, prompt_rows),
             num_block_rows=drafting * (1 + drafts),
+            num_outputs=num_sequences + drafting * drafts,
+            most_outputs=1 + drafts,
         )
 
     return st.builds(shape, st.integers(1, 20), st.integers(0, 20), st.integers(0, 9), st.integers(0, 300))
@@ -97,6 +99,8 @@ def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> N
         and b.max_drafts >= shape.max_drafts
         and b.num_rows >= shape.num_rows
         and b.most_rows >= shape.most_rows
+        and b.num_outputs >= shape.num_outputs
+        and b.most_outputs >= shape.most_outputs
     ]
     assert (found is None) == (not holding)
     if found is not None:

@@ -273,7 +273,7 @@ def test_each_drafter_is_given_its_own_sequences() -> None:
         ]
         plan = CyclePlan.of(scheduled, NoFeatures())  # type: ignore[arg-type]
         cut_5A = torch.stack([*torch.zeros(3, len(drafts) + 1).long(), plan.table(9)[:, 2], plan.table(9)[:, 3]])
-        return CycleRows(plan, cut_5A, plan.table(9)[:, 4])
+        return CycleRows(plan, cut_5A, plan.table(9))
 
     nothing: Any = None
     pair.propose(rows((2, 1), (3, 0), (0, 0), (7, 1), (1, 0)), nothing)

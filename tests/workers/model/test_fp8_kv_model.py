@@ -28,7 +28,7 @@ def logits(model: TargetModel, chunks: list[int], dtype: torch.dtype) -> tuple[T
     found, start = [], 0
     for length in chunks:
         rows = Rows(0, PROMPT[start : start + length], start)
-        found.append(model.logits(model.forward(cache.batch([rows]), cache.caches).hidden_TH))
+        found.append(model.logits(model.forward(cache.batch([rows]), cache.caches).hidden_UH))
         start += length
     assert start == len(PROMPT)
     return whole_logits(model, torch.cat(found)), cache

@@ -44,8 +44,8 @@ class DoubledWeight(LinearWeight):
         return 2 * self._plain.wide_summands(x_TI)
 
     @override
-    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        return 2 * self._plain.summands(x_TI, first)
+    def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
+        return 2 * self._plain.summands(x_TI, first, length)
 
     @override
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:

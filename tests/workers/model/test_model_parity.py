@@ -107,8 +107,8 @@ def test_captured_states_are_the_hidden_states_of_transformers(shape: Shape) -> 
     for layer in layers[:-1]:
         torch.testing.assert_close(output.captured_TFH[:, layer], expected[layer + 1][0], rtol=0, atol=2e-5)
     # transformers' last entry is the normed one; the last layer's own output shows through its norm.
-    torch.testing.assert_close(output.hidden_TH, expected[-1][0], rtol=0, atol=2e-5)
-    torch.testing.assert_close(model._norm(output.captured_TFH[:, -1]), output.hidden_TH, rtol=0, atol=0)
+    torch.testing.assert_close(output.hidden_UH, expected[-1][0], rtol=0, atol=2e-5)
+    torch.testing.assert_close(model._norm(output.captured_TFH[:, -1]), output.hidden_UH, rtol=0, atol=0)
     torch.testing.assert_close(model.embed(torch.tensor(prompt)), expected[0][0], rtol=0, atol=0)
 
 
@@ -190,7 +190,7 @@ def test_rows_of_several_sequences_do_not_touch_each_other() -> None:
         ]
         for step in steps:
             batch = cache.batch(step)
-            logits = model.logits(model.forward(batch, cache.caches).hidden_TH)[:, :VOCAB_SIZE]
+            logits = model.logits(model.forward(batch, cache.caches).hidden_UH)[:, :VOCAB_SIZE]
             for rows, part in zip(step, logits.split([len(r.token_ids) for r in step]), strict=True):
                 alone = prompt_logits(model, prompts[rows.sequence])
                 expected = alone[rows.start : rows.start + len(rows.token_ids)]

@@ -91,7 +91,7 @@ class Drafter(Protocol):
             rows: the cycle's.
             packed: where they lie in `output`.
             slots: the sequences, lengths still as before the cycle.
-            output: the target's, for every row.
+            output: the target's: features of every row, hidden states of `packed.outputs`.
             accepted_A: int64; 0 where nothing was chosen, and for the null slot.
         """
         ...

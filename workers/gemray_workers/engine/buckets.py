@@ -40,15 +40,18 @@ def bucket(num_sequences: int, num_drafts: Sequence[int], prompt_rows: int) -> C
     """
     most = max(num_drafts, default=0)
     rows = num_sequences * (1 + most)
+    # The limit up to which attention needs one kernel less, or more if the drafts need more.
+    most_own = max(1 + most, min(rows, FEW_ROWS))
     return CycleShape(
         num_sequences=num_sequences,
         num_drafting=num_sequences if most else 0,
         num_choosing=num_sequences,
         max_drafts=most,
         num_rows=rows + prompt_rows,
-        # Without prompts the limit up to which attention needs one kernel less, or more if the drafts need more.
-        most_rows=rows + prompt_rows if prompt_rows else max(1 + most, min(rows, FEW_ROWS)),
+        most_rows=rows + prompt_rows if prompt_rows else most_own,
         num_block_rows=rows if most else 0,
+        num_outputs=rows,
+        most_outputs=most_own,
         drafters=tuple(DraftShape(num_sequences, k, num_sequences * (1 + k)) if k else DraftShape() for k in num_drafts)
         if any(num_drafts[1:])
         else (),

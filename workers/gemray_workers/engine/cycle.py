@@ -6,8 +6,8 @@ each cycle. So the host may enqueue a cycle while the one before still runs, and
 Every rank runs the same cycle. What the ranks exchange is visible in the model (all-reduces) and in the choice of
 tokens (candidates).
 
-Shape legend: A sequences and the null slot, T rows, R rows that choose a token, C sequences that may choose, J most
-drafts and one, H hidden size, V vocabulary rows of this rank.
+Shape legend: A sequences and the null slot, T rows, U of them whose output is used, R rows that choose a token, C
+sequences that may choose, J most drafts and one, H hidden size, V vocabulary rows of this rank.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ class CycleOutput:
     """int64 [C, 2 + J], see `Settled.found`; None when no sequence could choose."""
     logits_RV: Tensor | None
     """Before the soft-cap, of the rows that chose, row ``c J + i`` behind the first i drafts of sequence c."""
-    hidden_TH: Tensor
-    """Post-norm hidden states of all rows."""
+    hidden_UH: Tensor
+    """Post-norm hidden states of the rows whose output is used."""
     first_A: Tensor
-    """Index into T of each sequence's first row."""
+    """Index into U of each sequence's first one."""
+    is_narrowed: bool
+    """Whether U leaves rows out: all but the last of each sequence, as many as `ScheduledRows.num_outputs` and the
+    drafts."""
 
 
 class CycleRunner(Protocol):
@@ -58,11 +61,11 @@ class CycleRunner(Protocol):
         """The plan in the shape in which it will run: at least as roomy as its own."""
         ...
 
-    def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
-        """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S5` its table on the device."""
+    def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
+        """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S6` its table on the device."""
         ...
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
         """Verify the drafts and move every sequence on; `masks` makes those of the rectangle's rows."""
         ...
 
@@ -104,34 +107,43 @@ class Cycle:
         """The plan itself."""
         return plan
 
-    def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
+    def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
         """Put proposed tokens behind the newest one of each sequence that asks for drafts.
 
         Args:
             plan: the rows as the host granted them.
-            table_S5: `plan.table` on the device.
+            table_S6: `plan.table` on the device.
         """
         if plan.shape.num_drafting:
-            self._drafter.propose(CycleRows.of(plan, table_S5, self._slots), self._slots)
+            self._drafter.propose(CycleRows.of(plan, table_S6, self._slots), self._slots)
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
         """Compute the plan's rows, choose tokens, and move every sequence on.
 
         Args:
             plan: as of `draft`.
-            table_S5: as of `draft`.
+            table_S6: as of `draft`.
             masks: makes the masks of the rectangle's rows; called once the forward pass is enqueued.
         """
-        rows = CycleRows.of(plan, table_S5, self._slots)
+        rows = CycleRows.of(plan, table_S6, self._slots)
         packed, output = self.forward(rows)
         verified = self.verify(rows, packed, output, None if masks is None else masks())
         self.commit(rows, packed, output, verified.accepted_A)
-        return CycleOutput(verified.found_CK, verified.logits_RV, output.hidden_TH, packed.layout.first_A)
+        return CycleOutput(
+            verified.found_CK,
+            verified.logits_RV,
+            output.hidden_UH,
+            packed.outputs.layout.first_A,
+            packed.narrowed is not None,
+        )
 
     def forward(self, rows: CycleRows) -> tuple[PackedRows, ForwardOutput]:
         """Run the target once over prompt chunks and verify rows alike."""
         packed = rows.batch(self._slots)
-        return packed, self._model.forward(packed.forward, self._caches, capture=self._captured_layers)
+        output = self._model.forward(
+            packed.forward, self._caches, capture=self._captured_layers, outputs=packed.output_rows
+        )
+        return packed, output
 
     def verify(
         self, rows: CycleRows, packed: PackedRows, output: ForwardOutput, row_masks: RowMasks | None = None
@@ -139,8 +151,8 @@ class Cycle:
         """Choose each row's token and keep the drafts that equal it."""
         if not rows.shape.num_choosing:
             return Decision(torch.zeros_like(rows.drafts_A), None, None)
-        slots, layout, features = self._slots, packed.layout, rows.plan.features
-        logits_RV = self._model.uncapped_logits(output.hidden_TH[layout.row_RQ.flatten()])
+        slots, layout, features = self._slots, packed.outputs.layout, rows.plan.features
+        logits_RV = self._model.uncapped_logits(output.hidden_UH[layout.row_RQ.flatten()])
         choice = choose(
             logits_RV,
             layout.slot_RQ.flatten(),

@@ -65,8 +65,8 @@ class DrafterEngine:
     def rows(self, plan: StepPlan) -> CycleRows:
         """The plan's rows, cut as the target cuts them."""
         cycle = CyclePlan.of(plan.scheduled, self._slots.sampling)
-        table_S5 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
-        return CycleRows.of(cycle, table_S5, self._slots)
+        table_S6 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
+        return CycleRows.of(cycle, table_S6, self._slots)
 
     def draft(self, rows: CycleRows) -> None:
         """Propose what the plan asks for and send it to every target rank."""
@@ -84,7 +84,7 @@ class DrafterEngine:
     def commit(self, rows: CycleRows, verified: VerifiedBatch) -> None:
         """Note the newest tokens and take the context of committed rows in."""
         verified.write(rows, self._slots)
-        packed = rows.batch(self._slots)
-        output = ForwardOutput(hidden_TH=verified.features_TFH[:, -1], captured_TFH=verified.features_TFH)
+        packed = rows.all_rows(self._slots)
+        output = ForwardOutput(hidden_UH=verified.features_TFH[:, -1], captured_TFH=verified.features_TFH)
         self._drafter.commit(rows, packed, self._slots, output, verified.accepted_A)
         advance(rows, verified.accepted_A, self._slots)

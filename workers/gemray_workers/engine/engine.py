@@ -98,11 +98,11 @@ class Engine:
     def launch(self, plan: StepPlan) -> Flight:
         """Enqueue the plan's cycle: draft, forward, verify and commit on the device."""
         cycle = self._cycle.fit(CyclePlan.of(plan.scheduled, self._slots.sampling))
-        table_S5 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
+        table_S6 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
         marks = self._clock.start()
-        self._cycle.draft(cycle, table_S5)
+        self._cycle.draft(cycle, table_S6)
         marks.drafted()
-        output = self._cycle.decide(cycle, table_S5, self._grammar_masks.begin(cycle))
+        output = self._cycle.decide(cycle, table_S6, self._grammar_masks.begin(cycle))
         marks.verified()
         wants_logprobs = self._reader.wants_logprobs(plan)
         found = HostResult(output.found_CK if self._planner.learns or wants_logprobs else None)

@@ -27,7 +27,7 @@ class _Captured:
     """One bucket's graphs and the memory they read and write."""
 
     plan: CyclePlan
-    table_S5: Tensor
+    table_S6: Tensor
     draft: torch.cuda.CUDAGraph | None
     decide: torch.cuda.CUDAGraph
     output: CycleOutput
@@ -66,41 +66,41 @@ class GraphedCycle:
             self._captured[key] = self._capture(*key)
         return fitted
 
-    def draft(self, plan: CyclePlan, table_S5: Tensor) -> None:
+    def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
         """As `Cycle.draft`."""
         captured = self._captured.get((plan.shape, plan.features))
         if captured is None:
-            self._cycle.draft(plan, table_S5)
+            self._cycle.draft(plan, table_S6)
             return
-        captured.table_S5.copy_(table_S5, non_blocking=True)
+        captured.table_S6.copy_(table_S6, non_blocking=True)
         if captured.draft is not None:
             captured.draft.replay()
 
-    def decide(self, plan: CyclePlan, table_S5: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
         """As `Cycle.decide`, after `draft`; the output is the bucket's and is written again by its next cycle. Cycles
         with `masks` have no bucket: see `Features.grammar`."""
         captured = self._captured.get((plan.shape, plan.features))
         if captured is None:
-            return self._cycle.decide(plan, table_S5, masks)
+            return self._cycle.decide(plan, table_S6, masks)
         captured.decide.replay()
         return captured.output
 
     def _capture(self, shape: CycleShape, features: Features) -> _Captured:
         plan = CyclePlan([], shape, features)
-        table_S5 = plan.table(self._null_slot).to(self._device)
+        table_S6 = plan.table(self._null_slot).to(self._device)
         # Once eagerly: kernels compile, and libraries take what memory they keep.
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            self._cycle.draft(plan, table_S5)
-            self._cycle.decide(plan, table_S5)
+            self._cycle.draft(plan, table_S6)
+            self._cycle.decide(plan, table_S6)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         draft = None
         if shape.num_drafting:
             draft = torch.cuda.CUDAGraph()
             with torch.cuda.graph(draft, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                self._cycle.draft(plan, table_S5)
+                self._cycle.draft(plan, table_S6)
         decide = torch.cuda.CUDAGraph()
         with torch.cuda.graph(decide, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            output = self._cycle.decide(plan, table_S5)
-        return _Captured(plan, table_S5, draft, decide, output)
+            output = self._cycle.decide(plan, table_S6)
+        return _Captured(plan, table_S6, draft, decide, output)

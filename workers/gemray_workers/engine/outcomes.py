@@ -117,11 +117,13 @@ class OutcomeReader:
                 continue
             if self._publishes:
                 found[r.slot] = []
+            # A row's place among its sequence's rows with outputs, less its place among all of them.
+            skipped = r.num_known - r.num_outputs if output.is_narrowed else 0
             for begin in range(offsets.start, offsets.stop, PROMPT_LOGPROB_ROWS):
                 end = min(begin + PROMPT_LOGPROB_ROWS, offsets.stop)
-                row_R = output.first_A[s] + to_device(range(begin, end), output.hidden_TH.device)
+                row_R = output.first_A[s] + to_device(range(begin - skipped, end - skipped), output.hidden_UH.device)
                 gathered = token_logprobs(
-                    self._model.logits(output.hidden_TH[row_R]),
+                    self._model.logits(output.hidden_UH[row_R]),
                     to_device(sequence.token_ids[r.start + begin + 1 : r.start + end + 1], row_R.device),
                     wanted,
                     self._model.shard,

@@ -6,7 +6,8 @@ behind the other, and gives the rows that are left over to the null slot. Every 
 so a CUDA graph can hold all that is computed here.
 
 Shape legend: S sequences of the plan, A = S + 1 (the null slot stands behind them), D of them draft, C of them may
-choose tokens, K most drafts of one, J = K + 1, T rows, Z = A + 1 bounds of their rows, P block-table columns.
+choose tokens, K most drafts of one, J = K + 1, T rows, U rows whose output is used, Z = A + 1 bounds of their rows,
+P block-table columns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from gemray_kernels.reference.cycle_rows import drafting
 from gemray_kernels.sequence_tables import CutField, RowLayout
 from gemray_workers.execution.slots import SlotTable
-from gemray_workers.model.batch import ForwardBatch, GroupMetadata
+from gemray_workers.model.batch import ForwardBatch, GroupMetadata, OutputRows
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.state import SamplingState
 from gemray_workers.scheduling.plan import ScheduledRows
@@ -62,6 +63,10 @@ class CycleShape:
     """Rows of one sequence, at most."""
     num_block_rows: int
     """Room for the newest token and the drafts of the sequences that draft."""
+    num_outputs: int
+    """Room for rows whose output is used; 0 where none is."""
+    most_outputs: int
+    """Such rows of one sequence, at most."""
     drafters: tuple[DraftShape, ...] = ()
     """Whose drafts they are, by drafter, up to the last that drafts; empty where the first drafter makes them all."""
 
@@ -77,6 +82,8 @@ class CycleShape:
             and self.max_drafts >= other.max_drafts
             and self.num_rows >= other.num_rows
             and self.most_rows >= other.most_rows
+            and self.num_outputs >= other.num_outputs
+            and self.most_outputs >= other.most_outputs
             and all(
                 own.max_drafts >= theirs.max_drafts and own.num_block_rows >= theirs.num_block_rows
                 for own, theirs in zip_longest(self.by_drafter, other.by_drafter, fillvalue=DraftShape())
@@ -111,6 +118,8 @@ class CyclePlan:
                 num_rows=sum(r.num_known + r.num_drafts for r in ordered),
                 most_rows=max((r.num_known + r.num_drafts for r in ordered), default=0),
                 num_block_rows=len(drafts) + sum(drafts),
+                num_outputs=sum(r.num_outputs + r.num_drafts for r in ordered),
+                most_outputs=max((r.num_outputs + r.num_drafts for r in ordered), default=0),
                 drafters=tuple(DraftShape.of(drafters, drafts, d) for d in range(1 + max(drafters)))
                 if any(drafters)
                 else (),
@@ -119,10 +128,10 @@ class CyclePlan:
         )
 
     def table(self, null_slot: int) -> Tensor:
-        """int64 [A, 5] on the host: slot, known rows, drafts, whether it chooses a token, who drafts; the null slot's
-        behind."""
-        facts = [(r.slot, r.num_known, r.num_drafts, int(r.samples), r.drafter) for r in self.scheduled]
-        padding = [(null_slot, 0, 0, 0, 0)] * (self.shape.num_sequences + 1 - len(facts))
+        """int64 [A, 6] on the host: slot, known rows, drafts, whether it chooses a token, who drafts, known rows whose
+        output is used; the null slot's behind."""
+        facts = [(r.slot, r.num_known, r.num_drafts, int(r.samples), r.drafter, r.num_outputs) for r in self.scheduled]
+        padding = [(null_slot, 0, 0, 0, 0, 0)] * (self.shape.num_sequences + 1 - len(facts))
         return torch.tensor(facts + padding, dtype=torch.int64)
 
 
@@ -133,19 +142,19 @@ class CycleRows:
     plan: CyclePlan
     cut_5A: Tensor
     """int64 [5, A], by `CutField`."""
-    drafter_A: Tensor
-    """Whose each sequence's drafts are."""
+    granted_S6: Tensor
+    """What the host granted, as of `CyclePlan.table`."""
 
     @classmethod
-    def of(cls, plan: CyclePlan, table_S5: Tensor, slots: SlotTable) -> CycleRows:
+    def of(cls, plan: CyclePlan, table_S6: Tensor, slots: SlotTable) -> CycleRows:
         """Cut what was granted to what each sequence has room for.
 
         Args:
             plan: what the host knows.
-            table_S5: `plan.table` on the device.
+            table_S6: `plan.table` on the device.
             slots: where the sequences stand.
         """
-        return cls(plan, slots.row_kernels.cut_rows(table_S5, slots.tables), table_S5[:, 4])
+        return cls(plan, slots.row_kernels.cut_rows(table_S6, slots.tables), table_S6)
 
     def of_drafter(self, drafter: int) -> CycleRows:
         """The same sequences, of which only those draft whose drafts `drafter` makes."""
@@ -161,8 +170,8 @@ class CycleRows:
         cut_5A = self.cut_5A
         if sum(part.max_drafts > 0 for part in by_drafter) > 1:
             cut_5A = cut_5A.clone()
-            cut_5A[CutField.DRAFTS] *= self.drafter_A == drafter
-        return CycleRows(replace(self.plan, shape=shape), cut_5A, self.drafter_A)
+            cut_5A[CutField.DRAFTS] *= self.granted_S6[:, 4] == drafter
+        return CycleRows(replace(self.plan, shape=shape), cut_5A, self.granted_S6)
 
     @property
     def shape(self) -> CycleShape:
@@ -194,8 +203,23 @@ class CycleRows:
         return drafting(self.cut_5A[:, : self.shape.num_drafting], slots.null_slot)
 
     def batch(self, slots: SlotTable) -> PackedRows:
-        """All rows, known tokens and drafts, and the rectangle [C, J] of those that choose a token. Drafts must be in
-        the slot table already."""
+        """All rows, known tokens and drafts, and the rectangle [C, J] of those that choose a token; among them, where
+        they are not all, the rows whose output is used. Drafts must be in the slot table already."""
+        packed = self.all_rows(slots)
+        if self.shape.num_outputs >= self.shape.num_rows:
+            return packed
+        kernels = slots.row_kernels
+        shape = replace(self.shape, num_rows=self.shape.num_outputs, most_rows=self.shape.most_outputs)
+        cut_5A = kernels.cut_to_outputs(self.cut_5A, self.granted_S6)
+        outputs = CycleRows(replace(self.plan, shape=shape), cut_5A, self.granted_S6).all_rows(slots)
+        layout = outputs.layout
+        place_U = kernels.output_places(
+            self.cut_5A, cut_5A, packed.layout.first_A, layout.sequence_T, layout.offset_T, self.shape.num_rows
+        )
+        return replace(packed, narrowed=NarrowedRows(place_U, outputs))
+
+    def all_rows(self, slots: SlotTable) -> PackedRows:
+        """As `batch`, without telling whose output is used."""
         shape = self.shape
         rectangle = shape.num_choosing, shape.max_drafts + 1
         return PackedRows.of(self, slots, slots.groups, shape.num_rows, rectangle, shape.most_rows, None)
@@ -214,6 +238,20 @@ class PackedRows:
 
     forward: ForwardBatch
     layout: RowLayout
+    cut_5A: Tensor
+    """The sequences that the rows belong to, by `CutField`."""
+    narrowed: NarrowedRows | None = None
+    """The rows among them whose output is used; None where that of all may be."""
+
+    @property
+    def outputs(self) -> PackedRows:
+        """The rows that the target gives hidden states of."""
+        return self if self.narrowed is None else self.narrowed.packed
+
+    @property
+    def output_rows(self) -> OutputRows | None:
+        """As the target takes them."""
+        return None if self.narrowed is None else OutputRows(self.narrowed.place_U, self.narrowed.packed.forward)
 
     @classmethod
     def of(
@@ -248,7 +286,17 @@ class PackedRows:
             },
             most_rows=most_rows,
         )
-        return cls(forward, layout)
+        return cls(forward, layout, rows.cut_5A)
+
+
+@dataclass(frozen=True)
+class NarrowedRows:
+    """Some of a pass's rows, packed for themselves."""
+
+    place_U: Tensor
+    """int64: index of each into the rows that they were taken from."""
+    packed: PackedRows
+    """The rows: each sequence starts where its rows with outputs do."""
 
 
 def advance(rows: CycleRows, accepted_A: Tensor, slots: SlotTable) -> None:

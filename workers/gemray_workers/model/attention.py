@@ -1,6 +1,7 @@
 """Self-attention of one decoder layer, heads sharded over the ranks (spec 1.4 and 6.1).
 
-Shape legend: T rows, S summands, H hidden size, N query heads, K KV heads (this rank's), D head dim.
+Shape legend: T rows, U of them whose output is used, S summands, H hidden size, N query heads, K KV heads (this
+rank's), D head dim.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
-from gemray_workers.model.batch import ForwardBatch
+from gemray_workers.model.batch import ForwardBatch, OutputRows
 from gemray_workers.model.config import LayerConfig, ModelConfig
 from gemray_workers.model.kv_groups import first_kv_head, local_kv_heads
 from gemray_workers.model.linear import ColumnParallelLinear, RowParallelLinear
@@ -85,33 +86,24 @@ class Attention:
     def _owns_kv(self) -> bool:
         return self._layer.kv_donor is None
 
-    def __call__(self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
+    @property
+    def _cache_layer(self) -> int:
+        return self._layer.index if self._layer.kv_donor is None else self._layer.kv_donor
+
+    def __call__(
+        self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches, outputs: OutputRows | None = None
+    ) -> Tensor:
         """Summands [S, T, H] of the output, the same on every rank; writes the rows' K and V first where the layer owns
-        KV."""
-        cache_layer = self._layer.index if self._layer.kv_donor is None else self._layer.kv_donor
-        metadata = batch.groups[kv.group_of(cache_layer)]
-        write = None
-        if self._owns_kv:
-            # Without a v_proj, V is the key projection's raw output, before k_norm and RoPE.
-            pages = kv.writer(cache_layer)
-            write = KVWrite(
-                k_norm=self._k_norm.norm,
-                normed_values=True,
-                k_pages=pages.k_pages,
-                v_pages=pages.v_pages,
-                kv_index_T=metadata.kv_index_T,
-                k_scale=pages.scales.k,
-                v_scale=pages.scales.v,
-            )
-        q_TND = self._kernels.attention_inputs(
-            self._qkv_proj.summands(x_TH), *rope, self._num_heads, self._q_norm.norm, write
-        )
-        cache = kv.reader(cache_layer)
+        KV. With `outputs` [S, U, H], of those rows alone."""
+        q_TND = self.queries(x_TH, rope, batch, kv)
+        if outputs is not None:
+            q_TND, batch = q_TND[outputs.place_U], outputs.batch
+        cache = kv.reader(self._cache_layer)
         o_TND = self._kernel(
             q_TND,
             cache.k_pages,
             cache.v_pages,
-            metadata.block_table_SP,
+            batch.groups[kv.group_of(self._cache_layer)].block_table_SP,
             batch.query_start_Z,
             batch.kv_len_S,
             window=self._layer.window,
@@ -122,6 +114,25 @@ class Attention:
             v_scale=cache.scales.v,
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
+
+    def queries(self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
+        """Queries [T, N, D] after norm and RoPE; writes the rows' K and V where the layer owns KV."""
+        write = None
+        if self._owns_kv:
+            # Without a v_proj, V is the key projection's raw output, before k_norm and RoPE.
+            pages = kv.writer(self._cache_layer)
+            write = KVWrite(
+                k_norm=self._k_norm.norm,
+                normed_values=True,
+                k_pages=pages.k_pages,
+                v_pages=pages.v_pages,
+                kv_index_T=batch.groups[kv.group_of(self._cache_layer)].kv_index_T,
+                k_scale=pages.scales.k,
+                v_scale=pages.scales.v,
+            )
+        return self._kernels.attention_inputs(
+            self._qkv_proj.summands(x_TH), *rope, self._num_heads, self._q_norm.norm, write
+        )
 
     def weight_targets(self) -> list[WeightTarget]:
         """Projections and norms that this layer has."""

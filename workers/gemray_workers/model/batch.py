@@ -1,7 +1,7 @@
 """What one forward pass computes: ragged rows of several sequences, with where their keys lie.
 
-Shape legend: T rows of all sequences together, S sequences, Z = S + 1 bounds, P block-table columns, H hidden size,
-F captured layers.
+Shape legend: T rows of all sequences together, U of them whose output is used, S sequences, Z = S + 1 bounds, P
+block-table columns, H hidden size, F captured layers.
 """
 
 from __future__ import annotations
@@ -48,10 +48,20 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True)
+class OutputRows:
+    """The rows of a forward pass whose output is used: of each sequence the last ones."""
+
+    place_U: Tensor
+    """int64: their indices into T."""
+    batch: ForwardBatch
+    """The same rows as a pass of their own, which writes no keys."""
+
+
+@dataclass(frozen=True)
 class ForwardOutput:
     """What the target model gives back."""
 
-    hidden_TH: Tensor
-    """Post-final-norm hidden states: the input of the lm_head."""
+    hidden_UH: Tensor
+    """Post-final-norm hidden states: the input of the lm_head. Of the pass's `OutputRows`, or of all its rows."""
     captured_TFH: Tensor | None
     """Residual stream after each captured layer (after layer_scalar), or None when nothing is captured."""

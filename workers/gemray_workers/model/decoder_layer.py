@@ -1,6 +1,7 @@
 """One decoder layer (spec 1.3).
 
-Shape legend: T rows, H hidden size, S summands, K experts a row, P width of a per-layer embedding.
+Shape legend: T rows, U of them whose output is used, H hidden size, S summands, K experts a row, P width of a per-layer
+embedding.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gemray_kernels.reference.layer_norms import Norm
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import Attention, AttentionKernel
-from gemray_workers.model.batch import ForwardBatch
+from gemray_workers.model.batch import ForwardBatch, OutputRows
 from gemray_workers.model.config import LayerConfig, ModelConfig
 from gemray_workers.model.mlp import MLP
 from gemray_workers.model.moe import Experts, Router
@@ -72,8 +73,9 @@ class DecoderLayer:
         batch: ForwardBatch,
         kv: KVCaches,
         next_norm: Norm,
+        outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream after this layer and its next norm, both [T, H].
+        """The residual stream after this layer and its next norm, both [T, H], or [U, H] of some rows.
 
         Args:
             x_TH: the stream before it.
@@ -83,8 +85,12 @@ class DecoderLayer:
             batch: whose rows these are.
             kv: the caches.
             next_norm: of the next layer, or the model's last.
+            outputs: the rows that go on once the keys of all are written, with `per_layer_input_TP` for these alone;
+                None for all.
         """
-        attended_STH = self._attention(normed_TH, rope, batch, kv)
+        attended_STH = self._attention(normed_TH, rope, batch, kv, outputs)
+        if outputs is not None:
+            x_TH = x_TH[outputs.place_U]
         norms = [self._pre_feedforward_norm.norm, *(() if self._moe is None else self._moe.norms)]
         x_TH, *normed = self._kernels.add_then_norms(x_TH, attended_STH, self._post_attention_norm.norm, None, norms)
         post_norm = self._post_feedforward_norm.norm
@@ -97,6 +103,10 @@ class DecoderLayer:
             return x_TH, normed_TH
         (x_TH,) = self._kernels.add_then_norms(x_TH, output_STH, post_norm, None, [])
         return self._per_layer(x_TH, per_layer_input_TP, self._scalar, next_norm)
+
+    def write_kv(self, normed_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> None:
+        """Write the rows' keys and values, and compute nothing else, in a layer that owns KV."""
+        self._attention.queries(normed_TH, rope, batch, kv)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor of this layer."""

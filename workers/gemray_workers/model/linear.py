@@ -31,9 +31,9 @@ class ReplicatedLinear:
         """``x · weightᵀ`` [T, O]."""
         return self._weight.product(x_TI)
 
-    def summands(self, x_TI: Tensor) -> Tensor:
-        """Parts [S, T, O] of the same."""
-        return self._weight.summands(x_TI)
+    def summands(self, x_TI: Tensor, *, first: int = 0, length: int | None = None) -> Tensor:
+        """Parts [S, T, O] of the same, or of `length` outputs from `first` on."""
+        return self._weight.summands(x_TI, first, length)
 
     def wide_summands(self, x_TI: Tensor) -> Tensor:
         """Parts [S, T, O] of the same in the compute dtype, unrounded."""

@@ -33,8 +33,8 @@ class LinearWeight(Protocol):
         """Parts [S, T, O] of the product in the compute dtype, unrounded."""
         ...
 
-    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        """Parts [S, T, O - first] of the outputs from `first` on, whose sum in order is the product."""
+    def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
+        """Parts [S, T, O - first] of the outputs from `first` on, all or so many, whose sum in order is the product."""
         ...
 
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
@@ -101,8 +101,9 @@ class _PlainWeight(LinearWeight):
         return self._kernels.wide_summands(x_TI, self._weight_OI)
 
     @override
-    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        return self._kernels.summands(x_TI, self._weight_OI[first:])
+    def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
+        end = None if length is None else first + length
+        return self._kernels.summands(x_TI, self._weight_OI[first:end])
 
     @override
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ class PackedLinearWeight(LinearWeight):
         return self._products.wide_summands(x_TI)
 
     @override
-    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        return self._products.summands(x_TI, first)
+    def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
+        return self._products.summands(x_TI, first)[..., :length]
 
     @override
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:

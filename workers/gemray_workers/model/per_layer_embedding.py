@@ -23,7 +23,7 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 
 
 class PerLayerEmbedding:
-    """Computes every layer's input once a forward pass, before the first layer."""
+    """Computes the inputs of many layers at once, before the first of them."""
 
     def __init__(
         self, model: ModelConfig, config: PerLayerEmbeddingConfig, comm: Communicator, sharding: WeightSharding
@@ -45,15 +45,19 @@ class PerLayerEmbedding:
         self._projection_scale = model.hidden_size**-0.5
         self._norm = RMSNorm("per_layer_projection_norm", config.width, model.rms_norm_eps, sharding)
 
-    def __call__(self, token_ids_T: Tensor, embeddings_TH: Tensor) -> Tensor:
-        """Inputs of every layer [T, L, P].
+    def __call__(self, token_ids_T: Tensor, embeddings_TH: Tensor, layers: range) -> Tensor:
+        """Inputs [T, L, P] of some layers.
 
         Args:
             token_ids_T: ids beyond the table use its row 0.
             embeddings_TH: the scaled token embeddings.
+            layers: whose inputs, one behind the other; not empty.
         """
-        context_STO = self._projection.summands(embeddings_TH)
-        return self._per_layer_inputs(context_STO, self._table(token_ids_T), self._norm.norm, self._projection_scale)
+        width = self._config.width
+        first, length = layers.start * width, len(layers) * width
+        context_STO = self._projection.summands(embeddings_TH, first=first, length=length)
+        tokens_TO = self._table(token_ids_T, columns=slice(first, first + length))
+        return self._per_layer_inputs(context_STO, tokens_TO, self._norm.norm, self._projection_scale)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Table, projection and its norm."""

@@ -80,8 +80,9 @@ class _SideBySide(UnfusedWeight):
         return torch.cat([total(part_STO, part_STO.dtype) for part_STO in parts], dim=-1).unsqueeze(0)
 
     @override
-    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        return self.product(x_TI)[:, first:].unsqueeze(0)
+    def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
+        end = None if length is None else first + length
+        return self.product(x_TI)[:, first:end].unsqueeze(0)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:

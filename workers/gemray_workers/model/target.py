@@ -1,10 +1,13 @@
 """The target model: the text decoder of a Gemma 4 checkpoint, one rank's shard of it (spec section 1).
 
-Shape legend: T rows, H hidden size, L layers, P width of a per-layer embedding, F captured layers, R rows to score,
-V local vocabulary rows.
+Shape legend: T rows, U of them whose output is used, H hidden size, L layers, P width of a per-layer embedding, F
+captured layers, R rows to score, V local vocabulary rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,14 +17,14 @@ from gemray_workers.checkpoint.target import WeightTarget, bytes_held
 from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.attention import AttentionKernel
-from gemray_workers.model.batch import ForwardBatch, ForwardOutput
-from gemray_workers.model.config import ModelConfig
+from gemray_workers.model.batch import ForwardBatch, ForwardOutput, OutputRows
+from gemray_workers.model.config import LayerKind, ModelConfig
 from gemray_workers.model.decoder_layer import DecoderLayer
 from gemray_workers.model.kv_groups import check_tensor_parallel
 from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.norm import RMSNorm
 from gemray_workers.model.per_layer_embedding import PerLayerEmbedding
-from gemray_workers.model.rope import RotaryEmbeddings
+from gemray_workers.model.rope import CosSin, RotaryEmbeddings
 from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabParallelHead, head_table
 from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
@@ -36,6 +39,21 @@ _OTHER_MODALITIES = (
     "model.embed_audio.",
 )
 _DEAD_ON_KV_SHARED_LAYERS = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What some layers read beside the stream, for the rows that they run on."""
+
+    batch: ForwardBatch
+    rope: Mapping[LayerKind, CosSin]
+    first_layer: int
+    inputs_TLP: Tensor | None
+    """Per-layer embeddings of the layers from the first on, in models that have them."""
+
+    def input_of(self, index: int) -> Tensor | None:
+        """The embeddings [T, P] of layer `index`."""
+        return None if self.inputs_TLP is None else self.inputs_TLP[:, index - self.first_layer]
 
 
 class TargetModel:
@@ -81,29 +99,97 @@ class TargetModel:
         """Scaled token embeddings [T, H], as the first layer (and a drafter) reads them. Communicates."""
         return self.embedding(token_ids_T)
 
-    def forward(self, batch: ForwardBatch, kv: KVCaches, capture: tuple[int, ...] = ()) -> ForwardOutput:
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv: KVCaches,
+        capture: tuple[int, ...] = (),
+        outputs: OutputRows | None = None,
+    ) -> ForwardOutput:
         """Run every layer on the batch's rows, writing their keys and values into `kv`.
 
         Args:
             batch: the rows.
             kv: the caches that the batch's groups address.
-            capture: layers whose output to keep, in the order of the result.
+            capture: layers whose output of all rows to keep, in the order of the result.
+            outputs: the rows whose hidden states are wanted; None for all. The others end once the last layer that
+                owns KV has written their keys, or behind the last captured layer (spec 1.11).
         """
-        x_TH = self.embed(batch.token_ids_T)
-        inputs_TLP = None if self._per_layer_embedding is None else self._per_layer_embedding(batch.token_ids_T, x_TH)
-        rope = self._rope.cos_sin(batch.positions_T, self.dtype)
+        embedded_TH = self.embed(batch.token_ids_T)
+        split = len(self._layers) if outputs is None else self._first_narrowed(capture)
+        stage = self._stage(batch, embedded_TH, range(split))
+        x_TH, normed_TH = embedded_TH, self._layers[0].input_norm(embedded_TH)
         captured: dict[int, Tensor] = {}
-        normed_TH = self._layers[0].input_norm(x_TH)
-        next_norms = [*(layer.input_norm.norm for layer in self._layers[1:]), self._norm.norm]
-        for config, layer, next_norm in zip(self.config.layers, self._layers, next_norms, strict=True):
-            input_TP = None if inputs_TLP is None else inputs_TLP[:, config.index]
-            x_TH, normed_TH = layer(x_TH, normed_TH, rope[config.kind], input_TP, batch, kv, next_norm)
-            if config.index in capture:
-                captured[config.index] = x_TH
+        for index in range(split):
+            x_TH, normed_TH = self._run(index, x_TH, normed_TH, stage, kv)
+            if index in capture:
+                captured[index] = x_TH
+        if outputs is not None:
+            normed_TH = self._finish(split, x_TH, normed_TH, embedded_TH, stage, outputs, kv)
         return ForwardOutput(
-            hidden_TH=normed_TH,
+            hidden_UH=normed_TH,
             captured_TFH=torch.stack([captured[index] for index in capture], dim=1) if capture else None,
         )
+
+    def _first_narrowed(self, capture: tuple[int, ...]) -> int:
+        """The layer in or before which rows without outputs end; the number of layers where none does."""
+        last_owner = max(layer.index for layer in self.config.layers if layer.kv_donor is None)
+        return max(last_owner, 1 + max(capture, default=-1))
+
+    def _stage(self, batch: ForwardBatch, embedded_TH: Tensor, layers: range) -> _Stage:
+        embedding = self._per_layer_embedding
+        return _Stage(
+            batch=batch,
+            rope=self._rope.cos_sin(batch.positions_T, self.dtype),
+            first_layer=layers.start,
+            inputs_TLP=embedding(batch.token_ids_T, embedded_TH, layers) if embedding is not None and layers else None,
+        )
+
+    def _run(
+        self,
+        index: int,
+        x_TH: Tensor,
+        normed_TH: Tensor,
+        stage: _Stage,
+        kv: KVCaches,
+        outputs: OutputRows | None = None,
+        input_UP: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """One layer of all rows of a stage, or of those with outputs alone; then `input_UP` is theirs."""
+        layer, kind = self._layers[index], self.config.layers[index].kind
+        input_TP = stage.input_of(index) if outputs is None else input_UP
+        is_last = index + 1 == len(self._layers)
+        next_norm = (self._norm if is_last else self._layers[index + 1].input_norm).norm
+        return layer(x_TH, normed_TH, stage.rope[kind], input_TP, stage.batch, kv, next_norm, outputs)
+
+    def _finish(
+        self,
+        split: int,
+        x_TH: Tensor,
+        normed_TH: Tensor,
+        embedded_TH: Tensor,
+        stage: _Stage,
+        outputs: OutputRows,
+        kv: KVCaches,
+    ) -> Tensor:
+        """The hidden states [U, H] of the rows with outputs, by the layers from `split` on."""
+        place_U, num_layers = outputs.place_U, len(self._layers)
+        if split == num_layers:
+            return normed_TH[place_U]
+        config = self.config.layers[split]
+        owns_kv = config.kv_donor is None
+        if not len(place_U):
+            if owns_kv:
+                self._layers[split].write_kv(normed_TH, stage.rope[config.kind], stage.batch, kv)
+            return normed_TH[:0]
+        narrow = self._stage(outputs.batch, embedded_TH[place_U], range(split, num_layers))
+        if owns_kv:
+            x_UH, normed_UH = self._run(split, x_TH, normed_TH, stage, kv, outputs, narrow.input_of(split))
+        else:
+            x_UH, normed_UH = self._run(split, x_TH[place_U], normed_TH[place_U], narrow, kv)
+        for index in range(split + 1, num_layers):
+            x_UH, normed_UH = self._run(index, x_UH, normed_UH, narrow, kv)
+        return normed_UH
 
     def watch_experts(self, on_experts: OnExperts | None) -> None:
         """Tell `on_experts` of every layer's choices from now on, in the layers' order; None ends it.

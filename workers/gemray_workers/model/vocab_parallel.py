@@ -69,12 +69,13 @@ class VocabParallelEmbedding(VocabParallelTable):
         self._vocab_size = vocab_size
         self.scale = _rounded(scale, sharding.dtype)
 
-    def __call__(self, token_ids_T: Tensor, scale: float | None = None) -> Tensor:
-        """Scaled embeddings [T, H] on every rank, by `scale` in the place of its own; ids that no rank holds give
-        zeros."""
+    def __call__(self, token_ids_T: Tensor, scale: float | None = None, columns: slice = slice(None)) -> Tensor:
+        """Scaled embeddings [T, H] on every rank, or those `columns` of them, by `scale` in the place of its own; ids
+        that no rank holds give zeros."""
         scale = self.scale if scale is None else scale
+        table_VH = self.table_VH[:, columns]
         # One rank at most contributes to each row, so the sum of what is rounded already is exact.
-        return self._comm.all_reduce(self._embed(token_ids_T, self.table_VH, self._columns, scale, self._vocab_size))
+        return self._comm.all_reduce(self._embed(token_ids_T, table_VH, self._columns, scale, self._vocab_size))
 
 
 def head_table(

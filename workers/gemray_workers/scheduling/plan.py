@@ -50,6 +50,16 @@ class ScheduledRows(msgspec.Struct, frozen=True, array_like=True):
     drafter: int = 0
     """Which of the gang's drafters makes the drafts, by its place in `DrafterPlan.members`."""
 
+    @property
+    def num_outputs(self) -> int:
+        """Known rows, the last ones, whose output is used: the one that chooses a token, and those from the first that
+        gives a prompt log-probability on."""
+        wanted = 0
+        if self.prompt_logprobs_from is not None:
+            # The row before a position gives its token's log-probability.
+            wanted = self.start + self.num_known + 1 - max(self.prompt_logprobs_from, 1)
+        return min(max(wanted, int(self.samples)), self.num_known)
+
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step. An empty plan (nothing scheduled) only applies admissions, grants and releases."""

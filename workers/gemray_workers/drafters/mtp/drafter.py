@@ -85,12 +85,15 @@ class MTPDrafter:
         self, rows: CycleRows, packed: PackedRows, slots: SlotTable, output: ForwardOutput, accepted_A: Tensor
     ) -> None:
         """Keep the hidden state of each sequence's last committed row."""
+        if not len(output.hidden_UH):
+            return  # prompt chunks alone, none of which chooses a token: a later one writes the state
+        outputs = packed.outputs
         slots.row_kernels.keep_last_rows(
-            output.hidden_TH, rows.cut_5A, packed.layout.first_A, accepted_A, self._state_NH
+            output.hidden_UH, outputs.cut_5A, outputs.layout.first_A, accepted_A, self._state_NH
         )
 
     def reset(self, slot: int) -> None:
-        """The state is written by the first chunk of a new sequence, before it is ever read."""
+        """The state is written by the chunk that chooses a sequence's next token, before it is ever read."""
 
 
 def _forward_batch(queries: QueryLayout, groups: Sequence[str]) -> ForwardBatch:
