@@ -89,6 +89,8 @@ class OfflineRank:
     def _decode(self, work: Decode, profiles: Path | None) -> Row | None:
         prefills = [self._run(work, max_tokens=1) for _ in range(self._setup.prefills)][1:]
         decode = self._run(work, steps=self._setup.steps)
+        if decode is not None:
+            self._maker.require_steps(work, decode.steps)
         experts = self._experts(work)
         busy_ms = self._busy_ms(work, profiles) if self._setup.profile else None
         if decode is None:

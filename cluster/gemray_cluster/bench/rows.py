@@ -30,6 +30,14 @@ class RowMaker:
     """Operations a second; 0 where no prompt is measured."""
     device: torch.device
 
+    def require_steps(self, work: Decode, steps: Sequence[Step]) -> None:
+        """Raise MeasurementFailed when no step decoded the whole batch."""
+        if not steps:
+            raise MeasurementFailed(
+                f"no step decoded all {work.batch} sequences together: kv_memory = "
+                f"{self.setup.kv_memory / 2**30:.1f} GiB holds fewer; a larger one, or a smaller batch, is allowed"
+            )
+
     def decode(
         self,
         work: Decode,
@@ -39,9 +47,7 @@ class RowMaker:
         experts: ExpertsTouched | None,
         busy_ms: float | None,
     ) -> Row:
-        """A batch's row. Raises MeasurementFailed when no step decoded all of it."""
-        if not steps:
-            raise MeasurementFailed(f"no step of {work} decoded all of it: more steps, or more KV memory")
+        """A batch's row."""
         setup = self.setup
         num_tokens = sum(step.num_tokens for step in steps)
         return Row(
