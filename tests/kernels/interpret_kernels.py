@@ -28,6 +28,7 @@ CASES = {
     "chunks and a prompt": AttentionCase(LONG, 4, 1, 32),
     "chunks and a prompt, windowed": AttentionCase(LONG, 4, 1, 32, window=200),
     "chunks, neither causal nor whole": AttentionCase(LONG, 4, 1, 32, window=130, causal=False),
+    "chunk and padding": AttentionCase([(50, 60), (3, 20), (45, 0)], 4, 2, 16),
     "no rows, no keys": AttentionCase(EDGES, 4, 4, 16),
     "three heads a KV head": AttentionCase([(50, 60)], 6, 2, 16),
     "head dim of no power of two": AttentionCase([(3, 150)], 4, 2, 24),

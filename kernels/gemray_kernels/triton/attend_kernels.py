@@ -83,10 +83,9 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     BLOCK_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    SPLIT: tl.constexpr,
     SEARCH: tl.constexpr,
 ):
-    """Attend with one block of rows over one chunk of keys, or over all keys.
+    """Attend with one block of rows over one chunk of keys.
 
     `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it.
     """
@@ -108,7 +107,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     kv_len = tl.load(kv_len_S + sequence).to(tl.int32)
     # Rows that see no key, padding among them, are few rows however many there are: they get their zeros there.
-    if first_row >= num_rows or ((num_rows <= MAX_SPLIT_ROWS) | (kv_len == 0)) != SPLIT:
+    if first_row >= num_rows or (num_rows > MAX_SPLIT_ROWS and kv_len > 0):
         return
 
     pair_M = tl.arange(0, BLOCK_M)
@@ -123,20 +122,18 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     end = kv_len
     if CAUSAL:
         end = kv_len - num_rows + last_row + 1
-    is_direct = True
     chunk = tl.program_id(2)
-    if SPLIT:
-        chunk_keys = _chunk_keys(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)
-        first_chunk = _first_key(kv_len - num_rows, WINDOW) // chunk_keys
-        is_direct = (kv_len - 1) // chunk_keys - first_chunk < 1
-        if is_direct:
-            if chunk > 0:
-                return
-        else:
-            begin = tl.maximum(begin, (first_chunk + chunk) * chunk_keys)
-            end = tl.minimum(end, (first_chunk + chunk + 1) * chunk_keys)
-            if begin >= end:
-                return
+    chunk_keys = _chunk_keys(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)
+    first_chunk = _first_key(kv_len - num_rows, WINDOW) // chunk_keys
+    is_direct = (kv_len - 1) // chunk_keys - first_chunk < 1
+    if is_direct:
+        if chunk > 0:
+            return
+    else:
+        begin = tl.maximum(begin, (first_chunk + chunk) * chunk_keys)
+        end = tl.minimum(end, (first_chunk + chunk + 1) * chunk_keys)
+        if begin >= end:
+            return
 
     d_D = tl.arange(0, BLOCK_D)
     in_head_D = d_D < HEAD_DIM

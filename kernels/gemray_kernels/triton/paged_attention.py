@@ -25,6 +25,7 @@ from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.attend_kernels import attend_kernel, combine_kernel
+from gemray_kernels.triton.attend_long import attend_long_kernel
 from gemray_kernels.triton.early_start import starts_early
 
 MIN_CHUNK = 32
@@ -118,47 +119,42 @@ def paged_attention(
         "launch_pdl": early,
     }
 
-    def attend(tile: Tile, *, split: bool) -> None:
-        block_rows = tile.pairs // group
-        blocks = num_rows // block_rows + num_seqs
-        blocks_per_seq = triton.cdiv(num_rows, block_rows)
-        # Which sequence a block belongs to is looked up, but where few rows make so few blocks a sequence.
-        search = num_rows > FEW_ROWS or blocks <= num_seqs * blocks_per_seq
-        attend_kernel[(blocks if search else num_seqs * blocks_per_seq, num_kv_heads, grid_chunks if split else 1)](
-            q_TND,
-            k_pages,
-            v_pages,
-            block_table_SP,
-            query_start_Z,
-            kv_len_S,
-            out_TND,
-            partial_o,
-            partial_ml,
-            num_seqs,
-            blocks_per_seq,
-            scale * k_scale * LOG2_E,
-            q_TND.stride(0),
-            q_TND.stride(1),
-            k_pages.stride(0),
-            k_pages.stride(1),
-            k_pages.stride(2),
-            block_table_SP.stride(0),
-            v_scale if k_pages.dtype == FP8 else None,
-            **common,
-            PAGE_SIZE=page_size,
-            BLOCK_ROWS=block_rows,
-            BLOCK_M=tile.pairs,
-            BLOCK_L=tile.keys,
-            SPLIT=split,
-            SEARCH=search,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-
+    strides = (q_TND.stride(0), q_TND.stride(1), *k_pages.stride()[:3], block_table_SP.stride(0))
     if tile is None:
         pairs = group * triton.cdiv(num_rows, num_seqs)
         tile = short_tile(q_TND.dtype, head_dim, pairs, group, num_rows, is_fp8=k_pages.dtype == FP8)
-    attend(tile, split=True)
+    has_long = (num_rows if most_rows is None else min(most_rows, num_rows)) > FEW_ROWS
+    block_rows = tile.pairs // group
+    blocks = num_rows // block_rows + num_seqs
+    # Beside a long chunk, whose rows are the other kernel's, a short sequence still has few blocks; programs that find
+    # nothing to do cost more than what they would look for, one for each chunk of keys.
+    blocks_per_seq = triton.cdiv(min(num_rows, FEW_ROWS) if has_long else num_rows, block_rows)
+    # Which sequence a block belongs to is looked up, but where few rows make so few blocks a sequence.
+    search = blocks <= num_seqs * blocks_per_seq or (num_rows > FEW_ROWS and not has_long)
+    attend_kernel[(blocks if search else num_seqs * blocks_per_seq, num_kv_heads, grid_chunks)](
+        q_TND,
+        k_pages,
+        v_pages,
+        block_table_SP,
+        query_start_Z,
+        kv_len_S,
+        out_TND,
+        partial_o,
+        partial_ml,
+        num_seqs,
+        blocks_per_seq,
+        scale * k_scale * LOG2_E,
+        *strides,
+        v_scale if k_pages.dtype == FP8 else None,
+        **common,
+        PAGE_SIZE=page_size,
+        BLOCK_ROWS=block_rows,
+        BLOCK_M=tile.pairs,
+        BLOCK_L=tile.keys,
+        SEARCH=search,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     combine_kernel[(slots_R, num_heads)](
         out_TND,
         partial_o,
@@ -170,8 +166,38 @@ def paged_attention(
         BLOCK_C=triton.next_power_of_2(grid_chunks),
         num_warps=4,
     )
-    if (num_rows if most_rows is None else min(most_rows, num_rows)) > FEW_ROWS:
-        attend(long_tile(q_TND.dtype, head_dim, group), split=False)
+    if has_long:
+        long = long_tile(q_TND.dtype, head_dim, group)
+        block_rows = long.pairs // group
+        attend_long_kernel[(num_rows // block_rows + num_seqs, num_kv_heads)](
+            q_TND,
+            k_pages,
+            v_pages,
+            block_table_SP,
+            query_start_Z,
+            kv_len_S,
+            out_TND,
+            num_seqs,
+            scale * k_scale * LOG2_E,
+            *strides,
+            v_scale if k_pages.dtype == FP8 else None,
+            WINDOW=window or 0,
+            CAUSAL=causal,
+            NUM_HEADS=num_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            BLOCK_D=common["BLOCK_D"],
+            FEW_ROWS=FEW_ROWS,
+            BLOCK_S=block_seqs,
+            EARLY=early,
+            launch_pdl=early,
+            PAGE_SIZE=page_size,
+            BLOCK_ROWS=block_rows,
+            BLOCK_M=long.pairs,
+            BLOCK_L=long.keys,
+            num_warps=long.num_warps,
+            num_stages=long.num_stages,
+        )
     return out_TND
 
 
