@@ -38,7 +38,11 @@ FormatName = Literal[
 ]
 Tensors = dict[str, Tensor]
 
-_LAYER = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.\w+_proj|router\.proj)\.weight$")
+_LAYER = re.compile(
+    r"(layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.\w+_proj|router\.proj)"
+    r"|(^|\.)(fc|pre_projection|post_projection|masked_embedding\.centroids))\.weight$"
+)
+"""Linear layers of targets and of drafters; experts are another thing."""
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj$")
 _IGNORED = ["lm_head", "re:.*per_layer.*", "re:.*(vision|audio).*"]
 _EXCLUDED = ["lm_head", "*per_layer*", "model.vision_tower*", "model.audio_tower*", "model.embed_vision*"]
@@ -71,7 +75,8 @@ def quantized_checkpoint(
         layout: how experts lie on disk.
     """
     packed, plain = _copy_of(source), _copy_of(source)
-    tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
+    found = load_file(source / "model.safetensors")
+    tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in found.items()}
     stored: Tensors = {}
     meant = dict(tensors)
     used: dict[str, FormatName] = {}
@@ -83,9 +88,9 @@ def quantized_checkpoint(
             return weight_OI
         used[name] = format_name
         form = library_format(format_name)
-        found = form.compress(weight_OI)
-        stored.update({f"{name}.{field}": tensor.contiguous() for field, tensor in found.items()})
-        return form.decompress(found)
+        fields = form.compress(weight_OI)
+        stored.update({f"{name}.{field}": tensor.contiguous() for field, tensor in fields.items()})
+        return form.decompress(fields)
 
     for name, tensor in tensors.items():
         if _LAYER.search(name):

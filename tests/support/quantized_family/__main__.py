@@ -1,4 +1,7 @@
-"""``python -m support.quantized_family --output FILE``: `gemray-tiny` in every format, as a table."""
+"""``python -m support.quantized_family --output FILE``: `gemray-tiny` in every format, as a table.
+
+With ``--caches`` it is as it is on disk, over KV pages of each dtype.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,27 @@ from pathlib import Path
 from typing import get_args
 
 from support.checkpoints.quantized import FormatName
-from support.quantized_family.measure import Measured, measure, table
+from support.quantized_family.measure import CACHES, Measured, measure, table, table_of_caches
 
 
 def main() -> int:
-    """Measure every format; 1 when ids with a drafter differed from those without."""
+    """Measure every format, or every cache; 1 when ids with a drafter differed from those without."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=415, help="held-out prompts for the loss (default all, 415)")
     parser.add_argument("--requests", type=int, default=24, help="requests for acceptance (default 24)")
+    parser.add_argument("--caches", action="store_true", help="measure plain weights over every cache")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    counts = {"num_prompts": arguments.prompts, "num_requests": arguments.requests}
+    if arguments.caches:
+        caches = {}
+        for dtype, kv_dtype in CACHES:
+            caches[dtype, kv_dtype] = measure(None, kv_dtype=kv_dtype, dtype=dtype, **counts)
+            arguments.output.write_text("\n".join(table_of_caches(caches)) + "\n")
+        return any(row.ids_differ for row in caches.values())
     found: list[Measured] = []
     for name in (None, *get_args(FormatName)):
-        found.append(measure(name, num_prompts=arguments.prompts, num_requests=arguments.requests))
+        found.append(measure(name, **counts))
         arguments.output.write_text("\n".join(table(found)) + "\n")
     return any(row.ids_differ for row in found)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 from gemray_workers.config import KVDTypeName
 from gemray_workers.embedded import EmbeddedName, embedded_path
 from gemray_workers.messages import Submit
+from gemray_workers.model.kv_groups import kv_group_specs
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.checkpoints.quantized import FormatName, quantized_checkpoint
@@ -39,6 +40,8 @@ class Measured:
     """Accepted drafts and the token that each round adds."""
     ids_differ: int
     """Requests whose ids with a drafter are not those without."""
+    kv_bytes: int
+    """Bytes of one token's keys and values, in all layers."""
 
 
 @torch.no_grad()
@@ -75,7 +78,8 @@ def measure(
         directory, _ = quantized_checkpoint(directory, lambda _layer: name)
     model = loaded_model(directory, SoloCommunicator(), dtype)
     prompts = [prompt["ids"] for prompt in held_out_prompts(num_prompts)]
-    nats = held_out_nats(model, prompts, engine_config(directory, dtype=_name(dtype), kv_dtype=kv_dtype).torch_kv_dtype)
+    pages_dtype = engine_config(directory, dtype=str(dtype).removeprefix("torch."), kv_dtype=kv_dtype).torch_kv_dtype
+    nats = held_out_nats(model, prompts, pages_dtype)
     submits = held_out_requests(num_requests, MAX_TOKENS, stop_token_ids=tuple(_stop_ids(directory)))
     plain = _serve(model, directory, None, None, submits, kv_dtype)
     rounds, ids_differ = {}, 0
@@ -84,7 +88,9 @@ def measure(
         rounds[drafter] = 1 + run.speculation.accepted / run.speculation.rounds
         ids_differ += sum(run.ids[submit.request_id] != plain.ids[submit.request_id] for submit in submits)
     in_memory = loaded_model(directory, SoloCommunicator(), torch.bfloat16).weight_bytes
-    return Measured(name or "bfloat16", in_memory, nats, rounds, ids_differ)
+    specs = kv_group_specs(model.config, tp_size=1, page_size=16, dtype=pages_dtype)
+    kv_bytes = sum(spec.bytes_per_token for spec in specs)
+    return Measured(name or "bfloat16", in_memory, nats, rounds, ids_differ, kv_bytes)
 
 
 def _serve(
@@ -98,10 +104,6 @@ def _serve(
     path = None if drafter is None else embedded_path(drafter)
     rig = Rig(model, directory, drafter_path=path, num_draft_tokens=most, kv_dtype=kv_dtype)
     return rig.run(list(submits), prefill_chunk=128, max_step_tokens=1024, max_model_len=512, num_slots=16)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _stop_ids(directory: Path) -> list[int]:
@@ -121,4 +123,30 @@ def table(found: Sequence[Measured]) -> list[str]:
         more = row.nats - first.nats
         size = row.weight_bytes / 1e6
         lines.append(f"| {row.name} | {size:.2f} | {row.nats:.4f} | {more:+.4f} | {rates} | {row.ids_differ} |")
+    return lines
+
+
+CACHES: tuple[tuple[torch.dtype, KVDTypeName], ...] = (
+    (torch.float32, "auto"),
+    (torch.float32, "fp8_e4m3"),
+    (torch.bfloat16, "auto"),
+    (torch.bfloat16, "fp8_e4m3"),
+)
+"""Dtypes of the model and of its KV pages."""
+
+
+def table_of_caches(found: Mapping[tuple[torch.dtype, KVDTypeName], Measured]) -> list[str]:
+    """Markdown: a row a cache, with what it costs beside pages of the model's dtype."""
+    lines = [
+        "| model | KV pages | KV bytes a token | held-out nats | more | MTP 4 a round | DFlash 15 | ids differ |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (dtype, kv_dtype), row in found.items():
+        rates = " | ".join(f"{rate:.2f}" for rate in row.tokens_per_round.values())
+        model = str(dtype).removeprefix("torch.")
+        pages = model if kv_dtype == "auto" else kv_dtype
+        more = row.nats - found[dtype, "auto"].nats
+        lines.append(
+            f"| {model} | {pages} | {row.kv_bytes} | {row.nats:.4f} | {more:+.4f} | {rates} | {row.ids_differ} |"
+        )
     return lines

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gemray_workers.checkpoint.loader import check_weights
+from gemray_workers.embedded import embedded_path
 from gemray_workers.errors import CheckpointError, InvalidField
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel
@@ -62,6 +63,17 @@ def test_logits_are_those_of_transformers_with_decompressed_weights(shape: Shape
     assert (logits - expected).abs().max() <= TOLERANCE
     original = prompt_logits(solo(tiny_checkpoint(shape)), PROMPT)
     assert (original - expected).abs().max() > 1000 * TOLERANCE, "quantizing changed nothing"
+
+
+def test_groups_of_128(run_on_gang: RunOnGang) -> None:
+    """In the embedded model, whose rows have 256 and 512 inputs; on 2 and 4 ranks parts of the 256 end at a group's
+    border, and inside a group."""
+    packed, plain = quantized_checkpoint(embedded_path("gemray-tiny"), lambda _layer: "int4-g128")
+    assert (prompt_logits(solo(packed), PROMPT) - hf_logits(plain)).abs().max() <= TOLERANCE
+    expected = prompt_logits(solo(packed, torch.float64), PROMPT)
+    for size in (2, 4):
+        (logits,) = run_on_gang(size, quantized_logits_on_rank, [packed], PROMPT, timeout_s=HANG_S)[0]
+        assert (logits - expected).abs().max() <= 1e-11
 
 
 @pytest.mark.parametrize("library", get_args(Library))
