@@ -33,6 +33,26 @@ def is_every_interface(host: str) -> bool:
     return any(address.is_unspecified for address in _addresses(host.strip("[]")))
 
 
+def from_here(host: str) -> str:
+    """The host by which clients on this machine reach a server that listens on `host`."""
+    if not is_every_interface(host):
+        return host
+    return "::1" if ":" in host else "127.0.0.1"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """HOST:PORT, with the brackets that an IPv6 address takes."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening_in_words(host: str, port: int, url: str = "{}") -> str:
+    """Where a server listens; the last word is what clients on this machine ask. `url` has {} for HOST:PORT."""
+    here = url.format(host_and_port(from_here(host), port))
+    if not is_every_interface(host):
+        return here
+    return f"{url.format(host_and_port(host, port))}, all addresses of this machine: from here {here}"
+
+
 def _addresses(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """The address that is written as `name`, and the IPv4 one inside it; none for other names."""
     try:

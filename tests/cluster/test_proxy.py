@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from gemray.channel_options import NO_PROXY, client_options, is_every_interface
+from gemray.channel_options import NO_PROXY, client_options, is_every_interface, listening_in_words
 from gemray.client.connection import connected
 from gemray.client.server_address import ServerAddress
 from gemray.v1 import generation_pb2 as pb
@@ -63,3 +63,20 @@ def test_other_machines_may_be_behind_a_proxy(host: str) -> None:
 @pytest.mark.parametrize(("host", "every"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("::1", False)])
 def test_every_interface(host: str, every: bool) -> None:
     assert is_every_interface(host) is every
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.0.0.1", "127.0.0.1:7"),
+        ("::1", "[::1]:7"),
+        ("10.0.0.1", "10.0.0.1:7"),
+        ("0.0.0.0", "0.0.0.0:7, all addresses of this machine: from here 127.0.0.1:7"),
+        ("::", "[::]:7, all addresses of this machine: from here [::1]:7"),
+    ],
+)
+def test_where_a_server_listens_is_told_as_it_is(host: str, words: str) -> None:
+    told = listening_in_words(host, 7)
+    assert told == words
+    here = told.rsplit(maxsplit=1)[-1]
+    assert listening_in_words(host, 7, "http://{}/v1").rsplit(maxsplit=1)[-1] == f"http://{here}/v1"

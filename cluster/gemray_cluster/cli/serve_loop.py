@@ -51,7 +51,7 @@ async def _run(
         told_to_end.set()
 
     def say_listening(server: GenerationServer) -> None:
-        tell(f"listening on {server.address}; starting the gang")
+        tell(f"listening on {server.listens_on}; starting the gang")
 
     def listen_to_signals() -> None:
         for number in SIGNALS:
@@ -70,7 +70,7 @@ async def _run(
                 running = await stack.enter_async_context(serving(settings, listening=say_listening, progress=progress))
             ready.set()
             weights = " with random weights" if settings.random_weights else ""
-            tell(f"ready: serving {settings.model}{weights} on {running.server.address}")
+            tell(f"ready: serving {settings.model}{weights} on {running.server.listens_on}")
             await _until_told_or_failed(running, told_to_end)
             tell(f"draining {running.server.limiter.active} requests")
     except asyncio.CancelledError:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gemray.channel_options import from_here, host_and_port, listening_in_words
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import ReplicatedGang
 from gemray_cluster.server.auth import BearerAuth
@@ -64,8 +65,12 @@ class GenerationServer:
     @property
     def address(self) -> str:
         """host:port for clients on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return host_and_port(from_here(self._config.host), self.port)
+
+    @property
+    def listens_on(self) -> str:
+        """Where the server listens, in words that end with `address`."""
+        return listening_in_words(self._config.host, self.port)
 
     async def start(self) -> None:
         """Bind and serve; raises AddressUnavailable, and InvalidField for unreadable TLS or token files."""
@@ -81,7 +86,7 @@ class GenerationServer:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         add_reflection(server, (SERVICE_NAME, health.full_name))
-        where = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
+        where = host_and_port(config.host, config.port)
         try:
             self.port = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
         except RuntimeError as error:

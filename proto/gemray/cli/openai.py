@@ -80,12 +80,12 @@ def openai(
     )
     listening = Listening(host, port, http_tls_cert_file, http_tls_key_file)
     warn(listening)
-    asyncio.run(serve(application(settings), listening, lambda url: announce(url, address)))
+    asyncio.run(serve(application(settings), listening, lambda where: announce(where, address)))
 
 
-def announce(url: str, address: str) -> None:
+def announce(where: str, address: str) -> None:
     """Say where the API is."""
-    print(f"ready: {url} (server {address})", file=sys.stderr, flush=True)
+    print(f"ready: {where} (server {address})", file=sys.stderr, flush=True)
 
 
 def warn(listening: Listening) -> None:

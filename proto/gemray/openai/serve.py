@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from typing_extensions import override
 
+from gemray.channel_options import listening_in_words
 from gemray.client import InvalidOption
 from gemray.client.tls import read_key_pair
 
@@ -64,7 +65,7 @@ class Listening:
 async def serve(app: ASGIApp, listening: Listening, told: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C, which let answers finish; a second one does not.
 
-    `told` gets the base URL once the port is open. Raises InvalidOption.
+    `told` gets the base URL, in words, once the port is open. Raises InvalidOption.
     """
     with listening.open() as port:
         config = uvicorn.Config(
@@ -78,8 +79,8 @@ async def serve(app: ASGIApp, listening: Listening, told: Callable[[str], None])
             ssl_keyfile=listening.tls_key_file,
         )
         host, number = port.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        await _Server(config, lambda: told(f"{listening.scheme}://{shown}:{number}/v1")).serve(sockets=[port])
+        where = listening_in_words(host, number, f"{listening.scheme}://{{}}/v1")
+        await _Server(config, lambda: told(where)).serve(sockets=[port])
 
 
 class _Server(uvicorn.Server):

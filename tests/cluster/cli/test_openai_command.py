@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 from typing import Any
@@ -57,7 +58,11 @@ async def test_an_open_port_without_tls_is_warned_of() -> None:
         assert process.stderr is not None
         lines = [await asyncio.wait_for(process.stderr.readline(), HANG_S) for _ in range(2)]
         assert lines[0].startswith(b"warning: 0.0.0.0 is reached from other machines")
-        assert lines[1].startswith(b"ready: http://0.0.0.0:")
+        assert re.fullmatch(
+            rb"ready: http://0\.0\.0\.0:(\d+)/v1, all addresses of this machine: from here "
+            rb"http://127\.0\.0\.1:\1/v1 \(server 127\.0\.0\.1:1\)\n",
+            lines[1],
+        )
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), HANG_S) == 0
     finally:
