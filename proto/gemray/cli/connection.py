@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -63,6 +64,15 @@ class Connection:
         return Retry(first_s=self.patience, resume_s=self.patience)
 
 
+def quiet_grpc() -> None:
+    """Keep gRPC's own log lines off stderr, unless a variable of gRPC's asks for them: errors are told in a sentence.
+
+    To be called before gRPC is imported.
+    """
+    if "GRPC_TRACE" not in os.environ:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def with_credentials(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of its parameter `credentials`."""
     return _with_flags(command, "credentials", _credentials)
@@ -98,6 +108,7 @@ def _with_flags(command: Callable[..., None], name: str, make: Callable[..., obj
 
     @wraps(command)
     def run(**given: Any) -> None:
+        quiet_grpc()
         made = make(**{flag.name: given.pop(flag.name) for flag in flags})
         command(**given, **{name: made})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemray.cli import options
+from gemray.cli.connection import quiet_grpc
 
 if TYPE_CHECKING:
     from gemray.openai.serve import Listening
@@ -55,6 +56,7 @@ def openai(
     except ImportError:
         sys.exit("error: the gateway needs more packages: pip install 'gemray[openai]' (or 'gemray-client[openai]')")
     del starlette, uvicorn
+    quiet_grpc()
 
     import asyncio
 

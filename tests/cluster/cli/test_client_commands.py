@@ -188,6 +188,15 @@ def test_a_token_is_not_sent_in_plain_text(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_handshake_that_fails_is_one_sentence(served: Serving) -> None:
+    """gRPC has log lines of its own for it, which nobody has asked for."""
+    code, out, err = await run("info", "--address", served.server.address, "--tls")
+    assert (code, out) == (5, "")
+    assert err.startswith(f"error: {served.server.address}: UNAVAILABLE: ")
+    assert err.count("\n") == 1
+
+
 def test_a_misspelt_flag_is_told() -> None:
     result = gemray("serve", "--kv-memroy", "2GiB")
     assert result.returncode == 2
