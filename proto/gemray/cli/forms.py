@@ -47,4 +47,4 @@ def read_form(
 
 def read_json(flag: str, given: str) -> str:
     """JSON as it stands, or what the file of that name holds; raises InvalidOption."""
-    return given if given.lstrip()[:1] in ("{", "[") else read_text(flag, given)
+    return given if given.lstrip()[:1] in ("{", "[") else read_text(flag, given, "JSON that begins with { or [, or ")

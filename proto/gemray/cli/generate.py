@@ -63,6 +63,8 @@ def generate(
     from gemray.client import InvalidOption
     from gemray.v1 import generation_pb2 as pb
 
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise InvalidOption("timeout", timeout, "seconds, more than 0")
     if raw and (system is not None or thinking is not None or tools is not None):
         raise InvalidOption("raw", True, "unset with --system, --thinking and --tools, which are parts of a chat")
     if stream and not json and (n or 1) > 1:
@@ -102,13 +104,27 @@ def _prompt(prompt: str | None, files: list[str]) -> str:
     """The argument and the files behind it, an empty line between them; stdin where it is named, or nothing else is."""
     from gemray.client import InvalidOption
 
-    sources = [] if prompt is None else [sys.stdin.read() if prompt == STDIN else prompt]
-    sources += [sys.stdin.read() if path == STDIN else options.read_text("file", path) for path in files]
+    if [prompt, *files].count(STDIN) > 1:
+        raise InvalidOption("file", STDIN, "named once: stdin is read to its end")
+    sources = [] if prompt is None else [_read_stdin() if prompt == STDIN else prompt]
+    sources += [_read_stdin() if path == STDIN else options.read_text("file", path) for path in files]
     if not sources:
         if sys.stdin.isatty():
             raise InvalidOption("prompt", None, "a text, - for stdin, or --file")
-        sources.append(sys.stdin.read())
-    return "\n\n".join(source.rstrip("\n") for source in sources) if len(sources) > 1 else sources[0]
+        sources.append(_read_stdin())
+    text = "\n\n".join(source.rstrip("\n") for source in sources) if len(sources) > 1 else sources[0]
+    if not text.strip():
+        raise InvalidOption("prompt", text[:20], "a text that is not blank, from the argument, --file or stdin")
+    return text
+
+
+def _read_stdin() -> str:
+    from gemray.client import InvalidOption
+
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidOption("stdin", f"byte {error.start}", "UTF-8 text") from error
 
 
 def _print_text(client: Client, request: pb.GenerateStreamRequest, timeout: float | None, *, stream: bool) -> None:

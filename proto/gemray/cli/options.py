@@ -47,12 +47,12 @@ Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help=
 DEFAULT_SERVER = "127.0.0.1:50051"
 
 
-def read_text(flag: str, path: str) -> str:
-    """What a file holds; raises InvalidOption, naming `flag`."""
+def read_text(flag: str, path: str, allowed_too: str = "") -> str:
+    """What a file holds; raises InvalidOption, naming `flag` and what else it takes."""
     from gemray.client import InvalidOption
 
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InvalidOption(flag, path, f"a readable text file ({why})") from error
+        raise InvalidOption(flag, path, f"{allowed_too}a readable text file ({why})") from error

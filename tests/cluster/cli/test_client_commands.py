@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gemray_cluster.cli import main
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.calls import call_ids
 from support.cluster.command import gemray, run
@@ -50,6 +52,39 @@ async def test_generate_without_a_prompt_reads_stdin(served: Serving, tokenizer:
     code, out, _ = await run("generate", "--raw", "--address", served.server.address, stdin="Hello")
     assert (code, out) == (0, "Hi\n")
     assert served.gang.submitted[-1].prompt_ids == tokenizer.encode("Hello")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "told"),
+    [
+        ((), b"", "prompt = '' is not allowed: a text that is not blank"),
+        (("--raw",), b" \n", "prompt = ' \\n' is not allowed: a text that is not blank"),
+        (("-", "--file", "-"), b"Hi", "file = '-' is not allowed: named once"),
+        ((), b"a\xffb", "stdin = 'byte 1' is not allowed: UTF-8 text"),
+        (("Hi", "--timeout", "0"), b"", "timeout = 0.0 is not allowed: seconds, more than 0"),
+        (
+            ("Hi", "--schema", "none"),
+            b"",
+            "schema = 'none' is not allowed: JSON that begins with { or [, or a readable",
+        ),
+    ],
+)
+def test_generate_says_what_is_wrong_with_its_input(
+    arguments: tuple[str, ...],
+    stdin: bytes,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gemray", "generate", *arguments])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    monkeypatch.setenv("GRPC_TRACE", "")  # this process's gRPC stays as it is
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith(f"error: {told}")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.asyncio(loop_scope="module")
