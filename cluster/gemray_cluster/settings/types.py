@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from gemray_workers.checkpoint.hub import NotInCache, find_in_cache, is_hub_name
+from gemray_workers.checkpoint.hub import SIMILAR, NotInCache, find_in_cache, is_hub_name
 from gemray_workers.embedded import EMBEDDED_NAMES, embedded_path, is_embedded
 
 T = TypeVar("T")
@@ -105,6 +106,9 @@ def model_directory(text: str, base: Path = Path()) -> str:
         return path
     if is_embedded(text):
         return str(embedded_path(text))
+    near = get_close_matches(text, EMBEDDED_NAMES, n=1, cutoff=SIMILAR)
+    if near and "/" not in text:
+        raise NotAllowed(f"{MODEL.allowed}; did you mean {near[0]}?")
     if not is_hub_name(text):
         return path
     try:

@@ -253,3 +253,10 @@ def test_a_model_that_is_not_in_the_cache_comes_with_the_command_that_brings_it(
         "model = 'google/gemma-4-31b-it' (from flag --model) is not allowed: a directory"
     )
     assert f"cache ({tmp_path}), into which `hf download google/gemma-4-31b-it` brings it" in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["model", "drafter"])
+def test_a_misspelt_embedded_name_comes_with_the_one_that_is_meant(flag: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        ServeSettings.load({"model": "gemray-tiny", flag: "gemray-tiny-asistant"}, {})
+    assert str(caught.value).endswith("; did you mean gemray-tiny-assistant?")

@@ -52,6 +52,24 @@ def test_what_is_not_there_comes_with_the_command_that_brings_it(cache: Path, na
     assert "download" not in command or str(cache) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gogle/gemma-4-31B-it", "; did you mean google/gemma-4-31B-it?"),
+        ("google/gemma-4-31b-it", "; did you mean google/gemma-4-31B-it?"),
+        ("google/gema-4-e2b@v9", "; did you mean google/gemma-4-e2b, which is there?"),
+        ("google/gemma-4-31B-it", ""),
+        ("google/gemma-4-e2b@v9", ""),
+        ("mistralai/Mistral-7B-v0.1", ""),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_a_misspelt_name_comes_with_the_one_that_is_probably_meant(name: str, hint: str) -> None:
+    with pytest.raises(NotInCache) as caught:
+        find_in_cache(name)
+    assert str(caught.value).endswith(f"where a model asks for consent){hint}")
+
+
 def test_what_is_on_the_disk_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_hub_name("google/gemma")

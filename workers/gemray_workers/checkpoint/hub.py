@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@(?P<revision>[\w.-][\w./-]*))?")
 _FOLDER = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
+
+_SIZES = ("E2B", "E4B", "12B", "26B-A4B", "31B")
+PUBLISHED = (
+    *(f"google/gemma-4-{size}{kind}" for size in _SIZES for kind in ("-it", "", "-it-assistant")),
+    "z-lab/gemma-4-31B-it-DFlash",
+    "z-lab/gemma-4-26B-A4B-it-DFlash",
+)
+"""Models and drafters that misspelt names are compared with; others are served as well."""
+SIMILAR = 0.85
+"""Likeness of two names from which on the one may stand for the other: names of one family are alike."""
 
 
 class NotInCache(LookupError):
@@ -57,7 +68,29 @@ def find_in_cache(name: str) -> str:
         raise NotInCache(
             f"a directory, or a model in the Hugging Face cache ({constants.HF_HUB_CACHE}), into which "
             f"`hf download {repo}{at_revision}` brings it (after `hf auth login` where a model asks for consent)"
+            f"{_hint(repo)}"
         ) from error
+
+
+def _hint(repo: str) -> str:
+    """The name that was probably meant, if this one is misspelt: one of the cache, or of those that are published."""
+    cached = _names_in_cache()
+    known = {name.lower(): name for name in (*PUBLISHED, *cached)}
+    if repo in known.values():
+        return ""
+    near = get_close_matches(repo.lower(), known, n=1, cutoff=SIMILAR)
+    if not near:
+        return ""
+    name = known[near[0]]
+    return f"; did you mean {name}{', which is there' if name in cached else ''}?"
+
+
+def _names_in_cache() -> list[str]:
+    from huggingface_hub import constants
+
+    snapshots = Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots")
+    folders = (_FOLDER.fullmatch(path.parent.name) for path in snapshots)
+    return sorted(f"{folder['org']}/{folder['name']}" for folder in folders if folder is not None)
 
 
 def snapshot_of(path: str) -> Snapshot | None:
