@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from gemray.cli.openai import openai
 from support.deployment.helm_chart import CHART, ROOT
 
 DOCKERFILE = ROOT / "helm" / "docker" / "Dockerfile"
@@ -59,7 +61,8 @@ def test_image_user_and_ports_are_those_of_the_chart() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     security = values["securityContext"]["pod"]
     assert _instructions("USER") == [f"{security['runAsUser']}:{security['runAsGroup']}"]
-    assert _instructions("EXPOSE") == [f"{values['server']['port']} {values['metrics']['port']}"]
+    gateway = inspect.signature(openai).parameters["port"].default
+    assert _instructions("EXPOSE") == [f"{values['server']['port']} {values['metrics']['port']} {gateway}"]
 
 
 def test_ray_in_the_image_is_the_one_of_the_chart() -> None:
