@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from gemray.openai.errors import HttpError
 from gemray.openai.fields import Fields, check_text
 from gemray.openai.forms import read_form
 from gemray.openai.messages import read_messages
@@ -118,9 +117,6 @@ def _read_template(fields: Fields, chat: pb.Chat) -> None:
             chat.chat_template_kwargs_json = check_text("chat_template_kwargs", text)
     continues = fields.boolean("continue_final_message") or False
     if fields.boolean("add_generation_prompt") is continues:
-        raise HttpError(
-            400,
-            "add_generation_prompt is not allowed: the opposite of continue_final_message, or unset",
-            param="add_generation_prompt",
-        )
+        allowed = f"the opposite of continue_final_message, which is {str(continues).lower()}, or unset"
+        raise fields.refusal("add_generation_prompt", allowed)
     chat.continue_final_message = continues

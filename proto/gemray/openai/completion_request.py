@@ -8,6 +8,7 @@ from gemray.openai.chat_request import Asked, read_delivery, read_n
 from gemray.openai.errors import bad_field
 from gemray.openai.fields import Fields, check_text
 from gemray.openai.forms import read_form
+from gemray.openai.lists import check_prompt_ids
 from gemray.openai.sampling import read_ids, read_sampling, read_speculation
 from gemray.v1 import generation_pb2 as pb
 
@@ -48,6 +49,8 @@ def read_completion_request(fields: Fields) -> Asked:
 
 def _read_prompt(prompt: Any, request: pb.GenerateStreamRequest) -> None:
     one = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int) else prompt
+    if isinstance(one, list):
+        check_prompt_ids("prompt", one)
     if isinstance(one, str):
         request.text = check_text("prompt", one)
     elif isinstance(one, list) and one and all(isinstance(token_id, int) for token_id in one):

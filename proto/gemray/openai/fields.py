@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from difflib import get_close_matches
 from typing import Any
 
 from gemray.openai.errors import HttpError, bad_field
+from gemray.openai.lists import check_length
 
 INT32 = (-(2**31), 2**31 - 1)
 UINT32 = (0, 2**32 - 1)
 UINT64 = (0, 2**64 - 1)
 """What the protocol's integers hold."""
+SIMILAR = 0.75
+"""Likeness of two names from which on the one may stand for the other."""
+MAX_NAME_CHARS = 64
+"""Most characters of a name that is compared with others: it may be as long as a body."""
 
 
 class Fields:
@@ -70,8 +76,10 @@ class Fields:
         return None if value is None else float(value)
 
     def array(self, name: str) -> list[Any] | None:
-        """An array; raises HttpError."""
+        """An array of no more entries than it may have; raises HttpError."""
         value: list[Any] | None = self._typed(name, lambda value: isinstance(value, list), "an array")
+        if value is not None:
+            check_length(name, self.name_of(name), value)
         return value
 
     def object(self, name: str) -> Fields | None:
@@ -92,7 +100,9 @@ class Fields:
             if value is None or name in self.known or name in without_effect:
                 continue
             param = self.name_of(name)
-            raise HttpError(400, f"{param} is not supported here", param=param, code="unsupported_parameter")
+            near = get_close_matches(name[:MAX_NAME_CHARS], self.known, n=1, cutoff=SIMILAR)
+            hint = f"; did you mean {self.name_of(near[0])}?" if near else ""
+            raise HttpError(400, f"{param} is not supported here{hint}", param=param, code="unsupported_parameter")
 
     def _typed(self, name: str, fits: Callable[[Any], bool], allowed: str) -> Any:
         value = self.any(name)

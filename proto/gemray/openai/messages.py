@@ -6,6 +6,7 @@ from typing import Any
 
 from gemray.openai.errors import HttpError, bad_field
 from gemray.openai.fields import Fields, check_text
+from gemray.openai.lists import check_length
 from gemray.v1 import generation_pb2 as pb
 
 WITHOUT_EFFECT = ("annotations", "refusal", "audio", "function_call")
@@ -18,6 +19,7 @@ def read_messages(messages: object) -> list[pb.ChatMessage]:
     """Each message; raises HttpError."""
     if not isinstance(messages, list):
         raise bad_field("messages", messages, "an array of messages")
+    check_length("messages", "messages", messages)
     return [_read(Fields(message, f"messages[{index}]")) for index, message in enumerate(messages)]
 
 

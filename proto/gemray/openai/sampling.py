@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gemray.openai.errors import bad_field
 from gemray.openai.fields import UINT32, UINT64, Fields, check_text, is_number
+from gemray.openai.lists import check_length
 from gemray.v1 import generation_pb2 as pb
 
 
@@ -91,6 +92,7 @@ def _read_bias(fields: Fields) -> dict[int, float]:
         return {}
     if not isinstance(bias, dict):
         raise fields.refusal("logit_bias", "an object of token ids and numbers")
+    check_length("logit_bias", "logit_bias", bias)
     read = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= UINT32[1]):

@@ -12,8 +12,11 @@ from gemray.openai.chat_request import EFFORTS, WITHOUT_EFFECT, Asked, read_chat
 from gemray.openai.completion_request import read_completion_request
 from gemray.openai.errors import HttpError
 from gemray.openai.fields import Fields
+from gemray.openai.lists import MOST_ENTRIES, MOST_PROMPT_IDS
 from gemray.openai.sampling import PARAMETERS, SEED_BITS
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.chat import MAX_TOOLS
+from gemray_cluster.server.limits import LIMITS
 
 ASKED = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -238,7 +241,39 @@ def test_what_is_wrong_with_a_completion_is_named(body: dict[str, Any], param: s
 
 def test_an_unknown_field_is_not_passed_over() -> None:
     error = refusal({"messages": [ASKED], "temprature": 1})
-    assert (error.code, error.message) == ("unsupported_parameter", "temprature is not supported here")
+    assert error.code == "unsupported_parameter"
+    assert error.message == "temprature is not supported here; did you mean temperature?"
+    assert refusal({"messages": [ASKED], "nothing_like_it": 1}).message == "nothing_like_it is not supported here"
+    misplaced = {"messages": [ASKED], "stream": True, "stream_options": {"include_usages": True}}
+    assert "did you mean stream_options.include_usage?" in refusal(misplaced).message
+
+
+@pytest.mark.parametrize("name", MOST_ENTRIES)
+def test_lists_are_refused_by_their_length(name: str) -> None:
+    """The entries are no entries, which nobody gets to see."""
+    many: Any = [None] * (MOST_ENTRIES[name] + 1)
+    body: dict[str, Any] = {"messages": [ASKED], name: many}
+    if name == "tool_calls":
+        body = {"messages": [ASKED, {"role": "assistant", "tool_calls": many}]}
+    elif name == "choice":
+        body["structured_outputs"] = {"choice": body.pop("choice")}
+    elif name == "logit_bias":
+        body[name] = {str(index): None for index in range(len(many))}
+    error = refusal(body)
+    assert (error.param or "").rpartition(".")[2] == name
+    assert error.message == f"{error.param} has {len(many)} entries, at most {len(many) - 1} are allowed"
+
+
+def test_lengths_are_those_of_the_protocol() -> None:
+    entries = {name.rpartition(".")[2]: limit.entries for name, limit in LIMITS.items()}
+    stated = {**entries, "choice": entries["texts"], "tools": MAX_TOOLS}
+    stated |= dict.fromkeys(("allowed_token_ids", "logit_bias"), 262_144)
+    assert {name: stated[name] for name in MOST_ENTRIES} == MOST_ENTRIES
+
+
+def test_a_prompt_longer_than_any_is_refused_by_its_length() -> None:
+    error = refusal({"prompt": [None] * (MOST_PROMPT_IDS + 1)}, read_completion_request)
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
 
 
 def test_a_name_of_megabytes_is_cut() -> None:
