@@ -86,4 +86,4 @@ def check_function_name(field: str, name: str) -> str:
 
 def _refuse(field: str, is_set: bool, owner: str) -> None:
     if is_set:
-        raise InvalidField(field, Summary("set"), f"unset but in {owner}")
+        raise InvalidField(field, Summary("set"), f"only in {owner}")

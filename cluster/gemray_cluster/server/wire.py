@@ -70,7 +70,9 @@ def count_fields(data: bytes, descriptor: Any) -> int:
                     num_messages += 1
                     if num_messages > MAX_MESSAGES:
                         raise InvalidField(
-                            "request", Summary(f"more than {MAX_MESSAGES} messages"), "fewer in a request"
+                            "request",
+                            Summary(f"more than {MAX_MESSAGES} messages"),
+                            f"at most {MAX_MESSAGES}: of chats, calls and lists of ids, all together",
                         )
                     open_messages.append((at, min(at + length, stop), inner))
                 at += length

@@ -24,7 +24,7 @@ from gemray_cluster.text.control_tokens import (
 )
 from gemray_cluster.text.tokenizer_settings import check_ids, switch_off_silent_changes
 from gemray_workers.checkpoint.json_file import refuse_broken_link
-from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.errors import CheckpointError, InvalidField, Summary
 from gemray_workers.grammar.special_tokens import SPECIAL_TOKENS, control_ids, hidden_ids
 from gemray_workers.grammar.token_bytes import bytes_of_tokens
 from gemray_workers.grammar.vocabulary import grammar_vocabulary
@@ -151,7 +151,7 @@ class ChatTokenizer:
         the checkpoint has no template or the template refuses the messages.
         """
         if not self.has_chat_template:
-            raise InvalidField("chat", "messages", "text or token_ids: this checkpoint has no chat template")
+            raise InvalidField("chat", Summary("set"), "text or token_ids: this checkpoint has no chat template")
         chat = TemplateInput([dict(message) for message in messages], list(tools or []), dict(variables or {}))
         self._check_variables(chat.variables)
         if enable_thinking is not None:
@@ -205,7 +205,8 @@ class ChatTokenizer:
                 **chat.variables,
             )
         except Exception as error:  # a template is a program of the checkpoint's, and may raise anything
-            raise InvalidField("chat", "messages", f"what the chat template accepts ({error})") from error
+            what = Summary(f"{len(chat.messages)} messages")
+            raise InvalidField("chat", what, f"what the checkpoint's chat template takes ({error})") from error
         return str(rendered)
 
     def encode_rendered(self, rendered: RenderedText) -> list[int]:

@@ -260,10 +260,10 @@ async def test_a_required_call_is_the_only_form(served: Serving) -> None:
 
 
 BAD = [
-    ("name", [pb.ChatMessage(role="user", name="f")], "unset but in a tool's message"),
-    ("tool_call_id", [pb.ChatMessage(role="user", tool_call_id="1")], "unset but in a tool's message"),
-    ("reasoning", [pb.ChatMessage(role="user", reasoning="hm")], "unset but in an assistant's message"),
-    ("tool_calls", [pb.ChatMessage(role="tool", tool_calls=[pb.ToolCall(name="f")])], "unset but in an assistant's"),
+    ("name", [pb.ChatMessage(role="user", name="f")], "only in a tool's message"),
+    ("tool_call_id", [pb.ChatMessage(role="user", tool_call_id="1")], "only in a tool's message"),
+    ("reasoning", [pb.ChatMessage(role="user", reasoning="hm")], "only in an assistant's message"),
+    ("tool_calls", [pb.ChatMessage(role="tool", tool_calls=[pb.ToolCall(name="f")])], "only in an assistant's"),
     ("name", [pb.ChatMessage(role="tool", name="f g")], "letters, digits"),
     ("tool_call_id", [pb.ChatMessage(role="tool", tool_call_id="1")], "the id of a call in a message before it"),
     ("name", [called(id="1", name="f"), pb.ChatMessage(role="tool", tool_call_id="1", name="g")], "f, the function"),
