@@ -11,8 +11,10 @@ from gemray_cluster.server.errors import AnswerTooLarge
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.sampling.params import SamplingParams
 
+DEFAULT_CLIENT_BYTES = 4_000_000
+"""Most bytes of text in an answer that every client takes: gRPC's take messages of 4 MiB unless told otherwise."""
 STREAM_MESSAGE_BYTES = 1 << 20
-"""Bytes of log-probabilities in one message of a stream: gRPC's clients take 4 MiB unless told otherwise."""
+"""Bytes of log-probabilities in one message of a stream."""
 _TAG_AND_LENGTH = 3
 """Bytes before an entry of a list whose entries have at least 128 and at most 16,383."""
 
@@ -37,12 +39,23 @@ def refuse_what_no_answer_carries(
     )
 
 
-def refuse_too_large(num_bytes: int, max_message_bytes: int) -> None:
-    """Raise AnswerTooLarge for a message that gRPC would not carry."""
+def refuse_long_text(field: str, num_bytes: int, what: str) -> None:
+    """Raise InvalidField where a request would be answered by more text than every client takes."""
+    if num_bytes > DEFAULT_CLIENT_BYTES:
+        raise InvalidField(
+            field, Summary(what), f"at most {DEFAULT_CLIENT_BYTES} bytes of text in an answer, these are {num_bytes}"
+        )
+
+
+def refuse_too_large(
+    num_bytes: int,
+    max_message_bytes: int,
+    instead: str = "less (max_tokens, logprobs, prompt_logprobs), or use GenerateStream",
+) -> None:
+    """Raise AnswerTooLarge for a message that gRPC would not carry; `instead` is what to ask for."""
     if num_bytes > max_message_bytes:
         raise AnswerTooLarge(
-            f"the answer has {num_bytes} bytes, max_message_bytes = {max_message_bytes}: ask for less "
-            "(max_tokens, logprobs, prompt_logprobs), or use GenerateStream"
+            f"the answer has {num_bytes} bytes, max_message_bytes = {max_message_bytes}: ask for {instead}"
         )
 
 

@@ -18,6 +18,9 @@ from gemray_workers.grammar.compiler import MAX_CHOICES, MAX_GRAMMAR_BYTES
 from gemray_workers.sampling.bounds import MAX_STOP_CHARS, MAX_STOP_STRINGS
 
 KIB, MIB = 1 << 10, 1 << 20
+MAX_TOKENIZE_BYTES = 960 * KIB
+"""Most bytes of a text or a chat for Tokenize. Its answer has the text and up to three bytes of ids for each of its
+bytes: less than the 4 MiB that gRPC's clients take."""
 MODEL_LENGTH = "the model's length"
 VOCABULARY = "the vocabulary"
 
@@ -85,7 +88,7 @@ LIMITS: Mapping[str, Limit] = {
     "Structured.regex": Limit(num_bytes=MAX_GRAMMAR_BYTES),
     "Structured.lark": Limit(num_bytes=MAX_GRAMMAR_BYTES),
     "Choices.texts": Limit(entries=MAX_CHOICES, noun="texts", num_bytes=MAX_GRAMMAR_BYTES),
-    "TokenizeRequest.text": Limit(num_bytes=4 * MIB),
+    "TokenizeRequest.text": Limit(num_bytes=MAX_TOKENIZE_BYTES),
     "DetokenizeRequest.token_ids": Limit(entries=MIB, noun="ids"),
 }
 """By message and field."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.fields import integer
 from gemray_cluster.text.detokenizer import Detokenizer
 from gemray_cluster.text.tokenizer import BOS_ID, ChatTokenizer
 from gemray_workers.errors import InvalidField, Summary
@@ -20,9 +19,11 @@ def read_kept_tokens(sampling: pb.SamplingParameters, *, max_model_len: int) -> 
     kept = sampling.truncate_prompt_tokens
     if kept == ALL_THAT_FITS:
         return max(1, max_model_len - (sampling.max_tokens if sampling.HasField("max_tokens") else 1))
-    if kept == 0:
-        raise InvalidField("sampling.truncate_prompt_tokens", 0, "-1, or an integer >= 1")
-    return integer("sampling.truncate_prompt_tokens", kept, 1, None)
+    if kept < 1:
+        raise InvalidField(
+            "sampling.truncate_prompt_tokens", kept, f"{ALL_THAT_FITS} (as many as fit), or an integer >= 1"
+        )
+    return kept
 
 
 def newest(ids: Sequence[int], most: int | None, *, keeps_bos: bool) -> list[int]:
@@ -43,6 +44,12 @@ def text_of(ids: Sequence[int], tokenizer: ChatTokenizer, *, shows_special: bool
         control = detokenizer.control_of(token_id) if shows_special else ""
         pieces.append(detokenizer.flush() + control if control else detokenizer.push(token_id))
     return "".join(pieces) + detokenizer.flush()
+
+
+def text_bytes(ids: Iterable[int], tokenizer: ChatTokenizer, *, shows_special: bool) -> int:
+    """Bytes of the text of ids, parts of characters counting as they are; far cheaper than the text."""
+    spellings = tokenizer.control_spellings if shows_special else {}
+    return sum(len(spellings.get(token_id, "").encode() or tokenizer.bytes_of(token_id)) for token_id in ids)
 
 
 def shows_special(request: pb.SamplingParameters | pb.DetokenizeRequest) -> bool:

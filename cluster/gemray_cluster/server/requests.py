@@ -10,12 +10,26 @@ from functools import cached_property
 import msgspec
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
+from gemray_cluster.server.answer_size import refuse_long_text, refuse_what_no_answer_carries
 from gemray_cluster.server.bad_words import read_bad_words
 from gemray_cluster.server.chat import ChatInput, read_chat
 from gemray_cluster.server.fields import at_most, check_token_ids
 from gemray_cluster.server.limits import LIMITS, check_limits
-from gemray_cluster.server.prompt_text import newest, read_echo, read_kept_tokens, shows_special, text_of
+from gemray_cluster.server.prompt_size import (
+    GenerationRequest,
+    check_prompt_length,
+    check_prompt_size,
+    check_tokenize_bytes,
+    check_tokenize_size,
+)
+from gemray_cluster.server.prompt_text import (
+    newest,
+    read_echo,
+    read_kept_tokens,
+    shows_special,
+    text_bytes,
+    text_of,
+)
 from gemray_cluster.server.required_calls import read_required_calls
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.server.structured import read_structured
@@ -38,25 +52,8 @@ NUM_SEEDS = 1 << 64
 """Seeds go round: behind the largest comes 0."""
 BYTES_PER_MESSAGE = 64
 """Bytes of plain text that are cut into tokens while a template writes one message."""
-MAX_TOKENIZE_BYTES = 4 << 20
-"""Most bytes of a text or a chat for Tokenize, which needs no model whose length could bound it."""
 BYTES_PER_ID = 16
 """Bytes of plain text that are cut into tokens while one id is written."""
-
-GenerationRequest = pb.GenerateRequest | pb.GenerateStreamRequest
-
-
-class PromptTooLong(InvalidField):
-    """The prompt leaves no room for a single token; the message says both numbers."""
-
-    def __init__(self, field: str, num_tokens: int, max_model_len: int) -> None:
-        super().__init__(
-            field, num_tokens, f"a prompt of at most {max_model_len - 1} tokens (this server fits {max_model_len})"
-        )
-        self.args = (
-            f"{field} has {num_tokens} tokens, but the prompt may have at most {max_model_len - 1}: "
-            f"this server fits {max_model_len} tokens, prompt and output together",
-        )
 
 
 @dataclass(frozen=True)
@@ -116,6 +113,10 @@ class RequestReader:
         """Build `grammars` now: nothing else of the process runs meanwhile, up to two seconds."""
         _ = self.grammars
 
+    def check_size(self, request: GenerationRequest, model: ModelInfo) -> None:
+        """Refuse an input that cannot fit, by its size alone; raises InvalidField. Takes no time."""
+        check_prompt_size(request, model, longest_token=self.tokenizer.longest_token)
+
     def read(
         self, request: GenerationRequest, request_id: str, model: ModelInfo, *, max_answer_bytes: int | None = None
     ) -> AcceptedRequest:
@@ -157,31 +158,35 @@ class RequestReader:
             cache_salt=request.cache_salt,
         )
         others = tuple(_other(submit, index, ids) for index, ids in enumerate(other_ids, start=1))
+        echo = read_echo(request, prompt_ids, self.tokenizer)
+        num_answers = 1 + len(others)
+        refuse_long_text("sampling.echo", num_answers * len(echo.encode()), f"true for {num_answers} answers")
         return AcceptedRequest(
             submit,
             output,
             others,
-            echo=read_echo(request, prompt_ids, self.tokenizer),
+            echo=echo,
             names_tokens=request.sampling.logprob_text,
         )
 
     def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """The ids that a generation would run, and their text; raises InvalidField. Slow for long texts, as `read`."""
-        kind = request.WhichOneof("input")
-        if kind is None:
-            raise InvalidField("input", None, "one of text, chat")
-        check_limits(request)
-        num_bytes = _num_bytes(request)
-        if num_bytes > MAX_TOKENIZE_BYTES:
-            raise InvalidField(kind, Summary(f"{num_bytes} bytes"), f"at most {MAX_TOKENIZE_BYTES}")
-        rendered = RenderedText(request.text) if kind == "text" else self._render(read_chat(request.chat))
-        return pb.TokenizeResponse(token_ids=self._encode(kind, rendered), text=rendered.text)
+        check_tokenize_size(request)
+        is_chat = request.HasField("chat")
+        rendered = self._render(read_chat(request.chat)) if is_chat else RenderedText(request.text)
+        field = "chat" if is_chat else "text"
+        check_tokenize_bytes(field, len(rendered.text.encode()))
+        return pb.TokenizeResponse(token_ids=self._encode(field, rendered), text=rendered.text)
 
     def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         """The text of token ids; raises InvalidField."""
         check_limits(request)
         ids = check_token_ids("token_ids", request.token_ids, self.vocab_size)
-        return pb.DetokenizeResponse(text=text_of(ids, self.tokenizer, shows_special=shows_special(request)))
+        shown, what = shows_special(request), f"{len(ids)} ids"
+        refuse_long_text("token_ids", text_bytes(ids, self.tokenizer, shows_special=shown), what)
+        text = text_of(ids, self.tokenizer, shows_special=shown)
+        refuse_long_text("token_ids", len(text.encode()), what)  # each part of a character may have become U+FFFD
+        return pb.DetokenizeResponse(text=text)
 
     def _call_rules(self, chat: ChatInput | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ids that a chat forbids, ids that end its answer) for the sake of calls."""
@@ -206,19 +211,17 @@ class RequestReader:
 
     def _prompt(self, request: GenerationRequest, model: ModelInfo) -> tuple[ChatInput | None, list[int]]:
         """(the chat, if the prompt is one; its ids)."""
-        kind = request.WhichOneof("input")
-        if kind is None:
-            raise InvalidField("input", None, "one of text, token_ids, chat")
+        self.check_size(request, model)
         kept = read_kept_tokens(request.sampling, max_model_len=model.max_model_len)
-        if kind == "token_ids":
-            given = request.token_ids.ids
-            _check_prompt_length(kind, len(given) if kept is None else min(kept, len(given)), model)
-            return None, newest(check_token_ids("token_ids.ids", given, self.vocab_size), kept, keeps_bos=False)
-        self._check_num_bytes(kind, _num_bytes(request), model, is_cut=kept is not None)
-        chat = read_chat(request.chat) if kind == "chat" else None
+        if request.HasField("token_ids"):
+            ids = newest(request.token_ids.ids, kept, keeps_bos=False)
+            check_prompt_length("token_ids", len(ids), model)
+            return None, list(check_token_ids("token_ids.ids", ids, self.vocab_size))
+        chat = read_chat(request.chat) if request.HasField("chat") else None
+        field = "text" if chat is None else "chat"
         rendered = RenderedText(request.text) if chat is None else self._render(chat)
-        ids = newest(self._encode(kind, rendered) if rendered.text else [], kept, keeps_bos=True)
-        _check_prompt_length(kind, len(ids), model)
+        ids = newest(self._encode(field, rendered) if rendered.text else [], kept, keeps_bos=True)
+        check_prompt_length(field, len(ids), model)
         return chat, ids
 
     def _emitted_ids(self, request: GenerationRequest, params: SamplingParams) -> list[list[int]]:
@@ -233,25 +236,19 @@ class RequestReader:
         elif request.emitted_by_answer:
             raise InvalidField("emitted_by_answer", Summary("set"), "emitted_token_ids where sampling.n is 1")
         for field, ids in fields.items():
-            at_most(field, ids, params.max_tokens, "ids, which is what max_tokens and the model's length allow")
+            if len(ids) > params.max_tokens:
+                raise InvalidField(
+                    field,
+                    Summary(f"{len(ids)} ids"),
+                    f"at most {params.max_tokens} ids, what max_tokens and the model's length leave: they are what an "
+                    "earlier call of the same request has given",
+                )
             if ids and not request.sampling.HasField("seed"):
-                raise InvalidField("sampling.seed", Summary("unset"), f"the seed of the calls that gave {field}")
+                raise InvalidField(
+                    "sampling.seed", Summary("unset"), f"the seed of the earlier call that has given {field}"
+                )
         emitted = [list(check_token_ids(field, ids, self.vocab_size)) for field, ids in fields.items()]
         return emitted + [[] for _ in range(num_answers - len(emitted))]
-
-    def _check_num_bytes(self, field: str, num_bytes: int, model: ModelInfo, *, is_cut: bool) -> None:
-        """Refuse what no tokenizing could make fit: cutting megabytes into tokens takes seconds. What is to be cut
-        (`is_cut`) may be as long as a text for Tokenize."""
-        most = model.max_model_len * self.tokenizer.longest_token
-        if is_cut and num_bytes <= MAX_TOKENIZE_BYTES:
-            return
-        if num_bytes > most:
-            raise InvalidField(
-                field,
-                Summary(f"{num_bytes} bytes"),
-                f"at most {most}: this server fits {model.max_model_len} tokens of at most "
-                f"{self.tokenizer.longest_token} bytes, prompt and output together",
-            )
 
     def _render(self, chat: ChatInput) -> RenderedText:
         return self.tokenizer.render_chat(
@@ -282,13 +279,6 @@ def _other(first: Submit, index: int, emitted_ids: list[int]) -> Submit:
     return msgspec.structs.replace(first, params=params, emitted_ids=emitted_ids, num_prompt_logprobs=0)
 
 
-def _check_prompt_length(field: str, num_tokens: int, model: ModelInfo) -> None:
-    if num_tokens == 0:
-        raise InvalidField(field, Summary("empty"), "a prompt of at least one token")
-    if num_tokens >= model.max_model_len:
-        raise PromptTooLong(field, num_tokens, model.max_model_len)
-
-
 def read_request_id(request: GenerationRequest) -> str:
     """The client's id, or a new one; raises InvalidField. Ids travel in metadata, hence plain ASCII."""
     if not request.HasField("request_id"):
@@ -298,11 +288,6 @@ def read_request_id(request: GenerationRequest) -> str:
     if not 0 < len(request_id) <= most or not all("!" <= char <= "~" for char in request_id):
         raise InvalidField("request_id", Summary.of_text(request_id), f"1 to {most} visible ASCII characters")
     return request_id
-
-
-def _num_bytes(request: GenerationRequest | pb.TokenizeRequest) -> int:
-    """Bytes of a request's input, before any template."""
-    return len(request.text.encode()) if request.WhichOneof("input") == "text" else request.chat.ByteSize()
 
 
 def text_cost(request: GenerationRequest | pb.TokenizeRequest) -> int:

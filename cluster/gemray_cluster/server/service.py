@@ -16,10 +16,12 @@ from gemray_cluster.server.answer_size import in_messages, refuse_too_large
 from gemray_cluster.server.answers import Answers
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import EngineFault
+from gemray_cluster.server.limits import check_limits
 from gemray_cluster.server.live_calls import LiveCalls
 from gemray_cluster.server.outbox import Outbox, outbox
+from gemray_cluster.server.prompt_size import GenerationRequest, check_tokenize_size
 from gemray_cluster.server.request_limiter import RequestLimiter
-from gemray_cluster.server.requests import BYTES_PER_ID, GenerationRequest, RequestReader, read_request_id, text_cost
+from gemray_cluster.server.requests import BYTES_PER_ID, RequestReader, read_request_id, text_cost
 from gemray_cluster.server.sampling import read_num_answers
 from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
@@ -114,19 +116,25 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Needs only the tokenizer, so it also works while the gang starts."""
         async with errors_as_statuses(context):
             with self._tokenizing.admit():
-                return await self._text_work.run(
+                check_tokenize_size(request)
+                answer = await self._text_work.run(
                     context.peer(), text_cost(request), partial(self._reader.tokenize, request)
                 )
+                refuse_too_large(answer.ByteSize(), self._config.max_message_bytes, "a shorter text")
+                return answer
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Needs only the tokenizer, as Tokenize."""
         async with errors_as_statuses(context):
             with self._tokenizing.admit():
-                return await self._text_work.run(
+                check_limits(request)
+                answer = await self._text_work.run(
                     context.peer(),
                     BYTES_PER_ID * len(request.token_ids),
                     partial(self._reader.detokenize, request),
                 )
+                refuse_too_large(answer.ByteSize(), self._config.max_message_bytes, "fewer ids")
+                return answer
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """UNAVAILABLE until the gang has loaded."""
@@ -158,6 +166,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             if self._gang.state is not GangState.SERVING:
                 raise GangUnavailable(why_not_serving(self._gang))
             model = self._gang.info.model
+            self._reader.check_size(request, model)  # here, where it waits for no other text
             read = partial(self._reader.read, request, request_id, model, max_answer_bytes=max_answer_bytes)
             accepted = await self._text_work.run(context.peer(), text_cost(request), read)
             grammar = accepted.submit.params.grammar

@@ -189,7 +189,7 @@ def test_entries_are_told_by_their_place(reader: RequestReader, name: str, body:
 
 
 def test_the_other_calls(reader: RequestReader) -> None:
-    with pytest.raises(InvalidField, match="at most 4194304"):
-        reader.tokenize(pb.TokenizeRequest(text="x" * (4 * KIB * KIB + 1)))
+    with pytest.raises(InvalidField, match="at most 983040 bytes"):
+        reader.tokenize(pb.TokenizeRequest(text="x" * (960 * KIB + 1)))
     with pytest.raises(InvalidField, match="at most 1048576 ids"):
         reader.detokenize(pb.DetokenizeRequest(token_ids=[7] * (KIB * KIB + 1)))

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server import answer_size
 from gemray_cluster.server.answer_size import refuse_what_no_answer_carries
 from gemray_cluster.text.token_text import TokenText
 from gemray_cluster.text.tokenizer import BOS_ID, ChatTokenizer
@@ -59,7 +60,9 @@ async def test_as_many_as_fit(served: Serving) -> None:
 async def test_what_cannot_be_kept(served: Serving, kept: int, field: str | None) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await prompt_of(served, kept, text=LONG)
-    assert bad_request_of(caught.value)[0] == (field or "sampling.truncate_prompt_tokens")
+    named, words = bad_request_of(caught.value)
+    assert named == (field or "sampling.truncate_prompt_tokens")
+    assert field == "text" or words == f"{named} = {kept} is not allowed: -1 (as many as fit), or an integer >= 1"
 
 
 async def test_a_text_far_too_long_can_be_cut(served: Serving, tokenizer: ChatTokenizer) -> None:
@@ -108,6 +111,21 @@ async def test_a_chat_with_nothing_to_echo(served: Serving) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.stub.Generate(pb.GenerateRequest(chat=chat, sampling=pb.SamplingParameters(echo=True)))
     assert bad_request_of(caught.value)[0] == "sampling.echo"
+
+
+async def test_echoes_that_few_clients_would_take_are_refused(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_size, "DEFAULT_CLIENT_BYTES", 30)
+    for n, fits in ((3, True), (4, False)):
+        request = pb.GenerateRequest(text="ten bytes!", sampling=pb.SamplingParameters(echo=True, n=n, max_tokens=1))
+        if fits:
+            assert len((await served.stub.Generate(request)).other_answers) == n - 1
+            continue
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Generate(request)
+        assert bad_request_of(caught.value) == (
+            "sampling.echo",
+            "sampling.echo = true for 4 answers is not allowed: at most 30 bytes of text in an answer, these are 40",
+        )
 
 
 async def test_log_probabilities_name_their_tokens(served: Serving, tokenizer: ChatTokenizer) -> None:

@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.limits import MAX_TOKENIZE_BYTES
+from gemray_cluster.server.text_work import MAX_LONG_BYTES_OF_CALLER
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.bad_client import tokenize_at_once
 from support.cluster.fake_gang import FakeGang, Script, gang_info
@@ -134,15 +136,16 @@ async def test_deep_tools(served: Serving, method: str, deep: str) -> None:
 
 
 async def test_many_long_tokenize_calls_hold_up_nobody(tokenizer: ChatTokenizer) -> None:
-    """40 calls of 1 MiB: those that are taken wait for each other, the rest may come again; memory stays bounded."""
-    text = (MANUAL * (MIB // len(MANUAL)))[: MIB - 100]
+    """40 calls of 959 KiB: those that are taken wait for each other, the rest may come again; memory stays bounded."""
+    text = (MANUAL * (MIB // len(MANUAL)))[: MAX_TOKENIZE_BYTES - 100]
+    most = MAX_LONG_BYTES_OF_CALLER // len(text)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with (
         serving(tokenizer, FakeGang(Script([120, 121, 106]))) as served,
         neighbour(served.server.address) as answers,
     ):
         calls = [asyncio.ensure_future(served.stub.Tokenize(pb.TokenizeRequest(text=text))) for _ in range(40)]
-        while not all(call.done() for call in calls[32:]) or sum(call.done() for call in calls) < 8 + 2:
+        while not all(call.done() for call in calls[most:]) or sum(call.done() for call in calls) < 40 - most + 2:
             await asyncio.sleep(0.01)
         answered = len(answers)
         while len(answers) <= answered + 3 and not all(call.done() for call in calls):
@@ -150,7 +153,7 @@ async def test_many_long_tokenize_calls_hold_up_nobody(tokenizer: ChatTokenizer)
         assert len(answers) > 3
         taken = [call for call in calls if not call.done() or call.exception() is None]
         refused = [call.exception() for call in calls if call not in taken]
-        assert len(taken) == 32, "MiB of one connection"
+        assert len(taken) == most, "32 MiB of one connection"
         assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert {retry_delay_of(error) for error in refused} == {1}
         assert len({len(call.result().token_ids) for call in taken if call.done()}) == 1
@@ -183,7 +186,7 @@ async def test_chats_as_large_as_allowed_hold_up_nobody(served: Serving) -> None
 async def test_a_cancelled_call_gives_its_place_back(tokenizer: ChatTokenizer) -> None:
     async with serving(tokenizer, FakeGang(), max_live_requests=8) as served:
         for _ in range(20):
-            call = served.stub.Tokenize(pb.TokenizeRequest(text=MANUAL * 4000), timeout=0.05)
+            call = served.stub.Tokenize(pb.TokenizeRequest(text=MANUAL * 18_000), timeout=0.05)
             with pytest.raises(grpc.aio.AioRpcError, match=r"DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED"):
                 await call
         async with asyncio.timeout(HANG_S):
