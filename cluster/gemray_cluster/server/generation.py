@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+import msgspec
+
 from gemray_cluster.gang.client import GangClient, GangUnavailable
 from gemray_cluster.observability.request_trace import advanced, submitted
 from gemray_cluster.server.errors import EngineFault
@@ -62,7 +64,8 @@ class Generation:
             return
         submitted(self.request.submit)
         async with aclosing(self._gang.generate(self.request.submit)) as deltas:
-            async for delta in deltas:
+            async for given in deltas:
+                delta = given if self.request.generates else _without_tokens(given)
                 advanced(delta, self._index)
                 if delta.finish == "fault":
                     raise EngineFault(f"{self._name}the engine could not go on: {delta.fault or 'no reason given'}")
@@ -76,7 +79,8 @@ class Generation:
                     # A delta holds the accepted drafts of its round and one token more; a stop string may cut it.
                     dropped = range(len(piece.token_ids), len(delta.token_ids) - 1)
                     self.speculation = delta.speculation.without_acceptances(dropped)
-                if self._echo and piece.token_ids:  # with a token, by which a client knows that it has come
+                # With a token, by which a client knows that it has come, or with the end.
+                if self._echo and (piece.token_ids or piece.ending):
                     piece, self._echo = replace(piece, text=self._echo + piece.text), ""
                 self.ending = piece.ending
                 if not piece.is_empty:
@@ -109,6 +113,15 @@ class Generation:
             matched_stop_id=ids[-1] if finish == "stop_token" else None,
         )
         self.ending = self._output.push(earlier).ending
+
+
+def _without_tokens(delta: SequenceDelta) -> SequenceDelta:
+    """A delta of a request for its prompt alone, which the engine's first token ends."""
+    if not delta.token_ids or delta.finish in ("fault", "unmet", "cancelled"):
+        return delta
+    return msgspec.structs.replace(
+        delta, token_ids=[], logprobs=None, finish="length", matched_stop_id=None, speculation=None
+    )
 
 
 def _open_thought(tokenizer: ChatTokenizer, prompt_ids: Sequence[int]) -> str | None:

@@ -18,7 +18,7 @@ def read_kept_tokens(sampling: pb.SamplingParameters, *, max_model_len: int) -> 
         return None
     kept = sampling.truncate_prompt_tokens
     if kept == ALL_THAT_FITS:
-        return max(1, max_model_len - (sampling.max_tokens if sampling.HasField("max_tokens") else 1))
+        return max(1, max_model_len - max(1, sampling.max_tokens))  # unset is 0
     if kept < 1:
         raise InvalidField(
             "sampling.truncate_prompt_tokens", kept, f"{ALL_THAT_FITS} (as many as fit), or an integer >= 1"

@@ -67,6 +67,8 @@ class AcceptedRequest:
     """The answers behind the first, where there are several."""
     echo: str = ""
     """What the text of each begins with."""
+    generates: bool = True
+    """False where the prompt alone is asked for: what the engine gives behind it is dropped."""
     names_tokens: bool = False
     """Whether log-probabilities tell the text of their tokens."""
 
@@ -149,6 +151,9 @@ class RequestReader:
                 most_token_bytes=self.token_text.most_bytes if request.sampling.logprob_text else 0,
             )
         first_ids, *other_ids = self._emitted_ids(request, params)
+        generates = params.max_tokens > 0
+        if not generates:  # an engine gives each prompt a token
+            params = msgspec.structs.replace(params, max_tokens=1)
         submit = Submit(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -166,6 +171,7 @@ class RequestReader:
             output,
             others,
             echo=echo,
+            generates=generates,
             names_tokens=request.sampling.logprob_text,
         )
 

@@ -35,7 +35,7 @@ def read_sampling(
 
     A prompt of `prompt_len` must fit already. What is unset comes from `defaults`; an unset seed is drawn. `forbidden`
     ids are never chosen, and `stop_token_ids` end the text whatever the request says of stops: what else the request
-    asks for follows from them.
+    asks for follows from them. `max_tokens` may be 0, which no engine runs.
     """
     max_tokens, min_tokens = _read_budgets(sampling, defaults, prompt_len, room=model.max_model_len - prompt_len)
     own_stop_ids = _read_stop_token_ids(sampling, model.vocab_size)
@@ -82,7 +82,7 @@ def _read_budgets(
 ) -> tuple[int, int]:
     """(max_tokens, min_tokens). More than the model's length leaves is cut to it: it then finishes by LENGTH."""
     if sampling.HasField("max_tokens"):
-        max_tokens = min(room, integer("sampling.max_tokens", sampling.max_tokens, 1, None))
+        max_tokens = min(room, integer("sampling.max_tokens", sampling.max_tokens, 0, None))
     else:
         max_tokens = min(room, _default_max_tokens(defaults, prompt_len, room))
     if not sampling.HasField("min_tokens"):

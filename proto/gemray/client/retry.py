@@ -85,6 +85,8 @@ class Continuation:
             self._request.sampling.seed = secrets.randbits(64)
         self._num_prompt_logprobs = 0
         self._to_skip = 0
+        self._echoed: set[int] = set()
+        """Answers whose echo of the prompt has come."""
         self._ended: set[int] = set()
         """Answers whose end has come."""
         self.is_whole = False
@@ -107,12 +109,21 @@ class Continuation:
             self._ended.add(message.answer_end.index)
             return message if is_new else None
         self._emitted(message.delta.index).extend(message.delta.token_ids)
+        self._note_echo(message.delta)
         if message.delta.prompt_logprobs:
             skipped = min(self._to_skip, len(message.delta.prompt_logprobs))
             self._to_skip -= skipped
             del message.delta.prompt_logprobs[:skipped]
             self._num_prompt_logprobs += len(message.delta.prompt_logprobs)
         return message
+
+    def _note_echo(self, delta: pb.Delta) -> None:
+        """Text that comes without tokens ever (max_tokens 0) is the echo, which each try brings anew."""
+        sampling = self._request.sampling
+        if delta.text and sampling.HasField("max_tokens") and sampling.max_tokens == 0:
+            if delta.index in self._echoed:
+                delta.text = ""
+            self._echoed.add(delta.index)
 
     def _emitted(self, index: int) -> MutableSequence[int]:
         """Where the request lists what has come of an answer."""

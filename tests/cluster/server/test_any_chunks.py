@@ -49,7 +49,7 @@ def answer_of(messages: list[pb.GenerateStreamResponse], index: int) -> pb.Gener
     by_bytes=st.booleans(),
     calls=st.lists(st.tuples(st.sampled_from(["f", "g"]), arguments), max_size=2),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    max_tokens=st.integers(1, 90),
+    max_tokens=st.integers(0, 90),
     stop=st.lists(st.text(alphabet="ab{漢👩\u200d\u0301", min_size=1, max_size=2), max_size=2),
     n=st.integers(1, 3),
     shown=st.tuples(st.booleans(), st.booleans()),

@@ -53,7 +53,8 @@ async def test_the_last_tokens_stay(served: Serving, tokenizer: ChatTokenizer) -
 async def test_as_many_as_fit(served: Serving) -> None:
     longest = gang_info().model.max_model_len
     assert len(await prompt_of(served, -1, text=LONG, sampling={"max_tokens": 40})) == longest - 40
-    assert len(await prompt_of(served, -1, text=LONG, sampling={})) == longest - 1
+    for sampling in ({}, {"max_tokens": 0}):
+        assert len(await prompt_of(served, -1, text=LONG, sampling=sampling)) == longest - 1
 
 
 @pytest.mark.parametrize(("kept", "field"), [(0, "sampling.truncate_prompt_tokens"), (-2, None), (4000, "text")])
@@ -96,6 +97,43 @@ async def test_echo_comes_before_the_answer(
             fields["emitted_token_ids"] = list(whole.token_ids[:1])
             rest = await served.stub.Generate(pb.GenerateRequest(**fields))
             assert not rest.text.startswith(echo), "what a client has is not repeated"
+
+
+@pytest.mark.parametrize("prompt_chunk", [None, 2])
+@pytest.mark.parametrize("token", [180, 106])
+async def test_a_prompt_alone(served: Serving, tokenizer: ChatTokenizer, prompt_chunk: int | None, token: int) -> None:
+    """No tokens are asked for: the prompt is scored, and the engine's token, a stop or not, belongs to nobody."""
+    served.gang.script = Script([token], prompt_chunk=prompt_chunk)
+    for body, echo in (
+        ({"text": MULTILINGUAL}, MULTILINGUAL),
+        ({"token_ids": pb.TokenIds(ids=tokenizer.encode("it is"))}, "it is"),
+        ({"chat": CONTINUED}, "It is "),
+    ):
+        sampling = pb.SamplingParameters(max_tokens=0, echo=True, prompt_logprobs=1, logprobs=1, seed=3)
+        request = pb.GenerateRequest(request_id="same", sampling=sampling, **body)
+        whole = await served.stub.Generate(request)
+        prompt_ids = served.gang.submitted[-1].prompt_ids
+        assert (whole.text, list(whole.token_ids), list(whole.logprobs)) == (echo, [], [])
+        assert [entry.token_id for entry in whole.prompt_logprobs] == prompt_ids[1:]
+        usage = pb.Usage(prompt_tokens=len(prompt_ids), cached_tokens=1)
+        assert whole.completion == pb.Completion(finish_reason=pb.FINISH_REASON_LENGTH, usage=usage, seed=3)
+        stream = pb.GenerateStreamRequest.FromString(request.SerializeToString())
+        assert joined(await served.stream(stream)) == whole
+        request.sampling.n = 2
+        several = await served.stub.Generate(request)
+        assert [several.text, *(answer.text for answer in several.other_answers)] == [echo] * 2
+        assert several.completion.usage == usage
+    assert (await served.stub.Generate(pb.GenerateRequest(text="Hi", sampling={"max_tokens": 0}))).text == ""
+
+
+async def test_a_prompt_alone_has_no_least_number_of_tokens(served: Serving) -> None:
+    for sampling, field in (
+        (pb.SamplingParameters(max_tokens=0, min_tokens=1), "min_tokens"),
+        (pb.SamplingParameters(max_tokens=-1), "max_tokens"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Generate(pb.GenerateRequest(text="Hi", sampling=sampling))
+        assert bad_request_of(caught.value)[0] == f"sampling.{field}"
 
 
 async def test_special_tokens_of_an_echo_are_shown_as_the_answer_s(served: Serving) -> None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gemray.client import AsyncAnswer, AsyncClient, Cancelled, Client, Retry, ServerUnreachable, answers_of
 from gemray.client.errors import ClientError
-from gemray.client.retry import Attempts
+from gemray.client.retry import Attempts, Continuation
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.brief_server import BriefGang
@@ -223,6 +223,19 @@ async def test_cancelling_stops_the_generation(served: Serving, in_thread: bool)
         while not gang.cancelled:
             await asyncio.sleep(0.01)
     assert gang.num_calls == 1
+
+
+async def test_an_echo_alone_is_given_once() -> None:
+    """Without tokens nothing tells the server what has come: each try brings the echo."""
+    sampling = pb.SamplingParameters(max_tokens=0, echo=True, n=2)
+    continuation = Continuation(pb.GenerateStreamRequest(text="Hello", sampling=sampling))
+    texts = ["", ""]
+    for index in (0, 0, 1, 1):
+        _ = continuation.request()
+        told = continuation.take(pb.GenerateStreamResponse(delta=pb.Delta(text="Hello", index=index)))
+        assert told is not None
+        texts[index] += told.delta.text
+    assert texts == ["Hello"] * 2
 
 
 async def test_a_deadline_holds_for_all_tries(served: Serving) -> None:

@@ -140,6 +140,26 @@ async def test_an_echo_tells_of_the_prompts_tokens(client: openai.AsyncOpenAI, m
     assert tokens == told.tokens
 
 
+async def test_a_prompt_is_scored_without_an_answer(client: openai.AsyncOpenAI, model: str) -> None:
+    """As programs that evaluate models ask for it."""
+    body: Any = {"model": model, "prompt": "def add(a, b):", "echo": True, "logprobs": 2, "temperature": 0}
+    (scored,) = (await client.completions.create(**body, max_tokens=0)).choices
+    (longer,) = (await client.completions.create(**body, max_tokens=4)).choices
+    told, more = scored.logprobs, longer.logprobs
+    assert told is not None
+    assert more is not None
+    assert (scored.text, scored.finish_reason) == ("def add(a, b):", "length")
+    assert "".join(told.tokens or []) == scored.text
+    num_tokens = len(told.tokens or [])
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert getattr(told, name) == getattr(more, name)[:num_tokens]
+    chunks = [chunk async for chunk in await client.completions.create(**body, max_tokens=0, stream=True)]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == scored.text
+    assert [value for c in chunks if (of := c.choices[0].logprobs) for value in of.token_logprobs or []] == (
+        told.token_logprobs
+    )
+
+
 async def test_several_answers(client: openai.AsyncOpenAI, model: str) -> None:
     body: Any = {"model": model, "prompt": "def add(", "max_tokens": 10}
     alone = [(await client.completions.create(**body, seed=seed)).choices[0].text for seed in (4, 5)]
