@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -108,6 +109,27 @@ async def test_without_rebuilds_a_killed_rank_ends_the_server(tmp_path: Path) ->
         line = await asyncio.wait_for(line_with(process, "error: "), HANG_S)
         assert line.startswith(f"error: the gang failed: rank 0: its process died (pid {rank.pid}")
         assert await asyncio.wait_for(process.wait(), HANG_S) == 1
+
+
+async def test_demo_with_openais_api() -> None:
+    """What `make openai` runs."""
+    process = await asyncio.create_subprocess_exec(
+        *GEMRAY, "demo", "--openai", "--http-port", "0", stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        line = await asyncio.wait_for(line_with(process, "ready: http"), START_S)
+        async with openai.AsyncOpenAI(base_url=line.split()[1], api_key="none", timeout=HANG_S) as client:
+            (model,) = [model.id async for model in client.models.list()]
+            asked: Any = {"role": "user", "content": "What is a tuple?"}
+            answer = await client.chat.completions.create(model=model, messages=[asked], max_tokens=4)
+        assert answer.usage is not None
+        assert 1 <= answer.usage.completion_tokens <= 4
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_demo() -> None:
