@@ -79,11 +79,22 @@ _KINDS: Mapping[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.CANCELLED: Cancelled,
 }
 
+_HINTS: Mapping[str, str] = {
+    "WRONG_VERSION_NUMBER": "the server has no TLS, so call it without",
+    "CERTIFICATE_VERIFY_FAILED": "tls_ca_file names the authority of a certificate that this system does not trust",
+    "Hostname Verification Check failed": "the address is not one that the server's certificate is for",
+    "Socket closed": "the server may want TLS",
+    "Connection reset by peer": "the server may want TLS",
+}
+"""What to do about what gRPC says of connections that fail."""
+_NO_CONNECTION = "failed to connect"
+"""So begins what gRPC says of them; a connection that breaks later is told in other words."""
+
 
 def error_of(address: str, error: Any) -> ClientError:
     """What a failed call (grpc.RpcError or grpc.aio.AioRpcError) of the server at `address` means."""
     code = error.code()
-    told = _KINDS.get(code, RequestFailed)(f"{address}: {code.name}: {error.details()}")
+    told = _KINDS.get(code, RequestFailed)(f"{address}: {code.name}: {error.details()}{_hint(error.details())}")
     told.code, told.details = code, error.details()
     for detail in _details(error):
         violations, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
@@ -92,6 +103,12 @@ def error_of(address: str, error: Any) -> ClientError:
         elif detail.Unpack(retry):
             told.retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     return told
+
+
+def _hint(details: str | None) -> str:
+    if details is None or not details.startswith(_NO_CONNECTION):
+        return ""
+    return next((f"; {hint}" for words, hint in _HINTS.items() if words in details), "")
 
 
 def _details(error: Any) -> Any:

@@ -11,7 +11,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from gemray.client import AsyncClient, Client, InvalidOption, RequestRefused, Retry, ServerAddress
+from gemray.client import AsyncClient, Client, InvalidOption, RequestRefused, Retry, ServerAddress, ServerUnreachable
+from gemray.client.errors import error_of
 from gemray.client.tls import BUNDLES, system_authorities
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
@@ -107,11 +108,33 @@ async def test_tls_with_the_system_s_authorities(
         address = f"localhost:{served.server.port}"
         never = Retry(first_s=0)
         async with AsyncClient(ServerAddress(address, tls=True), retry=never) as stranger:
-            with pytest.raises(Exception, match="UNAVAILABLE"):
+            with pytest.raises(ServerUnreachable, match="UNAVAILABLE"):
                 await stranger.generate(pb.GenerateRequest(text="Hi"), timeout_s=HANG_S)
         monkeypatch.setenv("SSL_CERT_FILE", certificate)
         async with AsyncClient(ServerAddress(address, tls=True), retry=never) as client:
             assert (await client.generate(pb.GenerateRequest(text="Hi"), timeout_s=HANG_S)).text == "H"
+
+
+@pytest.mark.parametrize(
+    ("details", "hint"),
+    [
+        ("failed to connect to all addresses; last error: SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "has no TLS"),
+        ("failed to connect to all addresses; last error: CERTIFICATE_VERIFY_FAILED: self signed", "tls_ca_file"),
+        ("failed to connect to all addresses; last error: Hostname Verification Check failed.", "the address is not"),
+        ("failed to connect to all addresses; last error: Socket closed", "may want TLS"),
+        ("failed to connect to all addresses; last error: Connection reset by peer", "may want TLS"),
+        ("failed to connect to all addresses; last error: Connection refused", ""),
+        ("Socket closed", ""),
+        (None, ""),
+    ],
+)
+def test_a_connection_that_fails_says_what_may_help(details: str | None, hint: str) -> None:
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details, None)
+    told = error_of("host:1", error)
+    said, _, helps = str(told).removeprefix(f"host:1: UNAVAILABLE: {details}").partition("; ")
+    assert (said, hint in helps, bool(helps)) == ("", True, bool(hint))
+    assert told.details == details
 
 
 def test_the_authorities_of_this_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
