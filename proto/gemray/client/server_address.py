@@ -13,6 +13,8 @@ from gemray.client.errors import InvalidOption
 from gemray.client.tls import read_authority, read_key_pair, system_authorities
 
 MAX_PORT = 65535
+RESOLVERS = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
+"""How addresses begin that tell gRPC where to look them up."""
 
 Metadata = Sequence[tuple[str, str]]
 """Names and values that go with a call."""
@@ -38,8 +40,11 @@ class ServerAddress:
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
-        if not host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:  # gRPC would take it modulo 65536
-            raise InvalidOption("address", self.address, f"HOST:PORT, with a port of 1 to {MAX_PORT}")
+        is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= MAX_PORT  # gRPC takes it modulo 65536
+        if not is_port or not _is_host(host):
+            raise InvalidOption(
+                "address", self.address, f"HOST:PORT or [IPv6]:PORT, with a port of 1 to {MAX_PORT} and no http://"
+            )
         if self.auth_token_file is not None and not self.takes_tokens:
             raise InvalidOption(
                 "auth_token_file",
@@ -88,3 +93,12 @@ class ServerAddress:
         if self.tls_key_file is None or self.tls_cert_file is None:
             raise InvalidOption("tls_key_file", self.tls_key_file, "set together with tls_cert_file, or both unset")
         return read_key_pair(self.tls_key_file, self.tls_cert_file)
+
+
+def _is_host(host: str) -> bool:
+    """Whether gRPC could look for this: it looks for anything, as long as it is told to be patient."""
+    if host.startswith(RESOLVERS):
+        return True
+    if host.startswith("["):
+        return host.endswith("]") and ":" in host
+    return host != "" and not any(char in ":/@" or char.isspace() for char in host)

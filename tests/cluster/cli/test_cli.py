@@ -293,11 +293,11 @@ def test_exit_codes() -> None:
     assert exit_code_of(RequestFailed("x")) == 1
 
 
-@pytest.mark.parametrize("address", ["", "here", "127.0.0.1:99999", "127.0.0.1:0", ":1"])
-def test_an_address_that_is_none(address: str) -> None:
-    result = gemray("info", "--address", address)
+def test_an_address_that_is_none() -> None:
+    result = gemray("info", "--address", "http://here:1")
+    allowed = "HOST:PORT or [IPv6]:PORT, with a port of 1 to 65535 and no http://"
     assert result.returncode == 2
-    assert result.stderr == f"error: address = {address!r} is not allowed: HOST:PORT, with a port of 1 to 65535\n"
+    assert result.stderr == f"error: address = 'http://here:1' is not allowed: {allowed}\n"
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -88,6 +88,37 @@ def test_a_token_goes_in_plain_text_to_this_machine_alone(
         assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("address", "can_be"),
+    [
+        ("localhost:50051", True),
+        ("10.0.0.1:1", True),
+        ("[::1]:65535", True),
+        ("dns:///localhost:1", True),
+        ("http://localhost:50051", False),
+        ("grpc://localhost:50051", False),
+        ("::1:50051", False),
+        ("localhost", False),
+        (":50051", False),
+        ("[]:50051", False),
+        ("localhost:0", False),
+        ("localhost:65536", False),
+        ("localhost:\u0665", False),
+        ("localhost:50051/", False),
+        ("me@localhost:50051", False),
+        ("my host:50051", False),
+        ("", False),
+    ],
+)
+def test_addresses(address: str, can_be: bool) -> None:
+    if can_be:
+        assert ServerAddress(address).address == address
+    else:
+        with pytest.raises(InvalidOption) as caught:
+            Client(address)
+        assert caught.value.field == "address"
+
+
 @pytest.mark.parametrize("content", [None, "", " \n", b"\xff"])
 def test_a_file_without_a_token(tmp_path: Path, content: str | bytes | None) -> None:
     token = tmp_path / "token"
