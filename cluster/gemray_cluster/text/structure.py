@@ -85,7 +85,7 @@ class Structure:
     def finish(self) -> None:
         """The output has ended: let out what was held back."""
         self._end_call(is_closed=False)
-        self._end_thought()
+        self._end_thought(is_cut=True)
 
     def take(self) -> Parts:
         """What was added since the last time."""
@@ -109,15 +109,18 @@ class Structure:
     def _end_call(self, *, is_closed: bool) -> None:
         if self._call is None:
             return
-        no_call, piece = self._call.end() if is_closed else (self._call.cut(), None)
-        self._call = None
+        call, self._call = self._call, None
+        if not is_closed:
+            call.cut()
+            return
+        no_call, piece = call.end()
         self._note(piece, was_complete=False)
         self._show(no_call)
 
-    def _end_thought(self) -> None:
-        if self._thought is not None:
-            self._parts.reasoning += self._thought.end()
-            self._thought = None
+    def _end_thought(self, *, is_cut: bool = False) -> None:
+        thought, self._thought = self._thought, None
+        if thought is not None and not is_cut:
+            self._parts.reasoning += thought.end()
 
 
 class _Thought:
@@ -137,7 +140,8 @@ class _Thought:
         return held.removeprefix(HEADER)
 
     def end(self) -> str:
-        """What was held back; the header's word alone is the header."""
+        """What was held back; the header's word alone is the header. Where an output is cut, what is held is its
+        beginning."""
         held = self._held or ""
         return "" if held == HEADER.strip() else held
 

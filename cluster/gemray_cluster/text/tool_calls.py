@@ -30,7 +30,11 @@ class CallPiece:
 
 
 class CallText:
-    """The text of one call. What turns out to be no call is given back as text, so that nothing is lost."""
+    """The text of one call.
+
+    What turns out to be something else than a call is given back as text, so that nothing of an answer is lost; but
+    the notation of a call, whole or cut, is never text: what begins one and ends before its arguments is dropped.
+    """
 
     def __init__(self, index: int) -> None:
         """`index` is the call's number, if it becomes one."""
@@ -38,6 +42,8 @@ class CallText:
         self._held = ""
         self._arguments: CallArguments | None = None
         self._is_text = False
+        self._is_dropped = False
+        """Whether it is the notation of a call whose name is none."""
 
     @property
     def is_complete(self) -> bool:
@@ -51,8 +57,8 @@ class CallText:
 
     def write(self, text: str) -> tuple[str, CallPiece | None]:
         """Take text; returns (what of it is no call, what it adds to the call)."""
-        if self._is_text:
-            return text, None
+        if self._is_text or self._is_dropped:
+            return "" if self._is_dropped else text, None
         if self._arguments is not None:
             return "", self._added(self._arguments.write(text))
         head, brace, rest = (self._held + text).partition("{")
@@ -61,8 +67,9 @@ class CallText:
             return "", None
         name = _name_of(head)
         if not brace or name is None:
-            self._is_text, self._held = True, ""
-            return head + brace + rest, None
+            self._is_dropped = head.lstrip().startswith(_PREFIX)
+            self._is_text, self._held = not self._is_dropped, ""
+            return "" if self._is_dropped else head + brace + rest, None
         self._arguments, self._held = CallArguments(), ""
         return "", CallPiece(self._index, name, "{" + self._arguments.write(rest), self.is_complete)
 
@@ -72,16 +79,18 @@ class CallText:
 
     def end(self) -> tuple[str, CallPiece | None]:
         """Take the token that ends a call: `call:NAME` without arguments is one, too."""
-        name = _name_of(self._held)
-        if self.is_call or name is None or not self._held.startswith(_PREFIX):
-            return self.cut(), None
-        self._arguments, self._held = CallArguments(), ""
+        held, self._held = self._held, ""
+        if not held.lstrip().startswith(_PREFIX):
+            return held, None
+        name = _name_of(held)
+        if name is None:
+            return "", None
+        self._arguments = CallArguments()
         return "", CallPiece(self._index, name, "{" + self._arguments.write("}"), is_complete=True)
 
-    def cut(self) -> str:
-        """The output ends inside the call, or goes on without ending it; returns what had not become a call."""
-        held, self._held = self._held, ""
-        return held
+    def cut(self) -> None:
+        """The output ends inside the call, or goes on without ending it: a name that is not whole says nothing."""
+        self._held = ""
 
     def _added(self, arguments: str) -> CallPiece | None:
         return CallPiece(self._index, None, arguments, self.is_complete) if arguments else None

@@ -184,12 +184,42 @@ def test_text_that_spells_the_tokens_is_text(tokenizer: ChatTokenizer) -> None:
 
 @pytest.mark.parametrize(
     ("written", "text"),
-    [(b"no call", "no call"), (b"{}", "{}"), (b"call:a b{x:1}", "call:a b{x:1}"), (b"x" * 400, "x" * 400), (b"a", "a")],
+    [(b"no call", "no call"), (b"{}", "{}"), (b"x" * 400, "x" * 400), (b"a", "a")],
 )
 def test_what_is_no_call_is_text(tokenizer: ChatTokenizer, written: bytes, text: str) -> None:
     whole = run(tokenizer, [CALL, *byte_ids(tokenizer, written), END_CALL], stop_id=TURN_END)
     assert (whole.text, whole.calls) == (text, [])
     assert whole.ending == Ending("stop_token", stop_token_id=TURN_END)
+
+
+@pytest.mark.parametrize("written", [b"call:", b"call:a b", b"call:a b{x:1}", b"call:{", b"call:" + b"x" * 400 + b"{"])
+def test_notation_of_a_call_without_a_name_is_no_text(tokenizer: ChatTokenizer, written: bytes) -> None:
+    whole = run(tokenizer, [CALL, *byte_ids(tokenizer, written), END_CALL, *byte_ids(tokenizer, b"!")])
+    assert (whole.text, whole.calls) == ("!", [])
+
+
+@settings(deadline=None, max_examples=100)
+@given(name=names, cut=st.integers(0, 20), sizes=size_lists, stop=st.sampled_from(["", "ca", "l:", ":", "\x00"]))
+def test_a_call_that_ends_before_its_arguments_is_not_told(
+    tokenizer: ChatTokenizer, name: str, cut: int, sizes: list[int], stop: str
+) -> None:
+    """By the budget, a stop string or a stop token, anywhere in the name."""
+    written = f"call:{name}"
+    text, call = byte_ids(tokenizer, "漢".encode()), byte_ids(tokenizer, written.encode())
+    ids = [*text, CALL, *call[: min(cut, len(call))]]
+    for stop_id in (None, RESPONSE):
+        whole = run(tokenizer, ids, sizes, stop_id=stop_id, stops=[stop] if stop else [])
+        assert (whole.text, whole.reasoning, whole.calls) == ("漢", "", [])
+    stops = [written[at:] for at in range(len(written))][-1 - cut % len(written) :][:1]
+    whole = run(tokenizer, [*text, CALL, *call], sizes, stops=stops)
+    assert (whole.text, whole.calls) == ("漢", [])
+    assert whole.ending == Ending("stop_string", stop_string=stops[0])
+
+
+@pytest.mark.parametrize("length", range(len("thought\n")))
+def test_a_thought_that_ends_in_its_header_is_not_told(tokenizer: ChatTokenizer, length: int) -> None:
+    whole = run(tokenizer, [OPEN, *byte_ids(tokenizer, b"thought\n"[:length])])
+    assert (whole.text, whole.reasoning) == ("", "")
 
 
 def test_a_call_without_arguments(tokenizer: ChatTokenizer) -> None:
