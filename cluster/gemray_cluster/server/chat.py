@@ -7,11 +7,10 @@ from typing import Any
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.chat_messages import read_messages
-from gemray_cluster.server.json_input import check_content, read_json, read_object
+from gemray_cluster.server.chat_tools import DeclaredFunction, read_tools
+from gemray_cluster.server.json_input import read_object
 from gemray_cluster.text.control_tokens import ANSWERING_ROLES
 from gemray_workers.errors import InvalidField, Summary
-
-MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,9 @@ class ChatInput:
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    """Declarations of functions, as the request has them but for what is not the template's."""
+    functions: tuple[DeclaredFunction, ...]
+    """The functions of the tools."""
     enable_thinking: bool | None
     parse_control_tokens: bool
     continue_final_message: bool
@@ -45,14 +47,15 @@ _MODES = (pb.TOOL_CHOICE_MODE_AUTO, pb.TOOL_CHOICE_MODE_NONE, pb.TOOL_CHOICE_MOD
 
 def read_chat(chat: pb.Chat) -> ChatInput:
     """Check and unpack a chat; raises InvalidField."""
-    tools = _read_tools(chat.tools_json) if chat.HasField("tools_json") else None
+    tools = read_tools(chat.tools_json) if chat.HasField("tools_json") else None
     choice = _read_tool_choice(chat)
     messages = read_messages(chat.messages)
     if chat.continue_final_message:
         _check_final(messages[-1])
     return ChatInput(
         messages=messages,
-        tools=tools if choice.may_call else None,
+        tools=[tool.declaration for tool in tools] if tools is not None and choice.may_call else None,
+        functions=tuple(tool.function for tool in tools or ()),
         enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
         parse_control_tokens=chat.parse_control_tokens,
         continue_final_message=chat.continue_final_message,
@@ -95,28 +98,3 @@ def _read_tool_choice(chat: pb.Chat) -> ToolChoice:
                 must_call=choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED,
             )
     return ToolChoice()
-
-
-def _read_tools(tools_json: str) -> list[dict[str, Any]]:
-    """The declarations of functions, alone or as OpenAI wraps them; raises InvalidField."""
-    tools = read_json("chat.tools_json", tools_json, "a JSON array")
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise InvalidField("chat.tools_json", Summary.of_text(tools_json), "a JSON array of objects")
-    if len(tools) > MAX_TOOLS:
-        raise InvalidField("chat.tools_json", Summary(f"{len(tools)} objects"), f"at most {MAX_TOOLS}")
-    check_content("chat.tools_json", tools_json, tools)
-    for i, tool in enumerate(tools):
-        _check_tool(f"chat.tools_json[{i}]", tool)
-    return tools
-
-
-def _check_tool(field: str, tool: dict[str, Any]) -> None:
-    """A function declaration, alone or as OpenAI wraps it: templates leave out in silence what they don't find."""
-    function = tool.get("function", None if tool.get("type") == "function" else tool)
-    if not isinstance(function, dict):
-        raise InvalidField(f"{field}.function", Summary.of_text(str(function)), "an object with a name")
-    name, parameters = function.get("name"), function.get("parameters", {})
-    if not isinstance(name, str) or not name:
-        raise InvalidField(f"{field}.name", Summary.of_text(str(name)), "the function's name")
-    if not isinstance(parameters, dict):
-        raise InvalidField(f"{field}.parameters", Summary.of_text(str(parameters)), "a JSON schema, as an object")

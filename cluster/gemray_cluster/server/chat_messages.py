@@ -51,8 +51,11 @@ def _read_answer(field: str, message: pb.ChatMessage, called: dict[str, str]) ->
     if message.HasField("tool_call_id"):
         call_id = message.tool_call_id
         if call_id not in called:
+            ids = ", ".join(map(repr, list(called)[-4:]))
             raise InvalidField(
-                f"{field}.tool_call_id", Summary.of_text(call_id), "the id of a call in a message before it"
+                f"{field}.tool_call_id",
+                Summary.of_text(call_id),
+                "the id of a call in a message before it" + (f", the newest are {ids}" if ids else ": there are none"),
             )
         read |= {"tool_call_id": call_id, "name": called[call_id]}
     if message.HasField("name"):
@@ -60,6 +63,10 @@ def _read_answer(field: str, message: pb.ChatMessage, called: dict[str, str]) ->
         if read.get("name", name) != name:
             raise InvalidField(f"{field}.name", name, f"{read['name']}, the function that tool_call_id names, or unset")
         read["name"] = name
+    if not read:  # a template would invent a name, and the model could not tell whose answer it is
+        raise InvalidField(
+            f"{field}.tool_call_id", Summary("unset"), "the id of a call in a message before it, or a name beside it"
+        )
     return read
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 _RENAMED = (
-    (r"chat\.tools_json(\[\d+\])\.", r"tools\1.function."),
     (r"chat\.tools_json", "tools"),
     (r"chat\.tool_choice\.function", "tool_choice.function.name"),
     (r"chat\.tool_choice(\.mode)?", "tool_choice"),

@@ -38,8 +38,7 @@ def _read_tool(param: str, tool: Any) -> dict[str, Any]:
     if not isinstance(declared, dict):
         raise bad_field(f"{param}.function", declared, "an object with name, description and parameters")
     fields.end()
-    # `strict` asks for calls that follow the schema: those that tool_choice requires always do.
-    return {"type": "function", "function": {name: value for name, value in declared.items() if name != "strict"}}
+    return {"type": "function", "function": declared}
 
 
 def _read_choice(fields: Fields, choice: Any) -> pb.ToolChoice:

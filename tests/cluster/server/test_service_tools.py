@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server import chat
+from gemray_cluster.server.chat_tools import Tool, read_tools
 from gemray_cluster.text.tokenizer import SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.embedded import embedded_path
 from support.cluster.calls import arguments, call_ids, thought_ids
@@ -226,7 +227,14 @@ REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
         ("chat.tool_choice.mode", {"tool_choice": REQUIRED}, "TOOL_CHOICE_MODE_AUTO for a chat without tools"),
         ("chat.tool_choice.function", {"tool_choice": pb.ToolChoice(function="f")}, "one of the chat's tools"),
         ("chat.tool_choice.function", {"tools_json": TOOLS, "tool_choice": pb.ToolChoice(function="F")}, "one of the"),
-        ("chat.tools_json[0].name", {"tools_json": '[{"name": "f g"}]', "tool_choice": REQUIRED}, "letters, digits"),
+        (
+            "chat.tools_json[0].parameters.properties.a.not",
+            {
+                "tools_json": '[{"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}]',
+                "tool_choice": REQUIRED,
+            },
+            "the keywords that can be held",
+        ),
     ],
 )
 async def test_calls_that_cannot_be_required(served: Serving, field: str, fields: dict[str, Any], words: str) -> None:
@@ -237,15 +245,32 @@ async def test_calls_that_cannot_be_required(served: Serving, field: str, fields
     assert words in description
 
 
+async def test_strict_is_not_for_the_template(served: Serving) -> None:
+    tool = {"name": "f", "strict": False, "parameters": {"properties": {"a": {"not": {"type": "null"}}}}}
+    texts = []
+    for declared in (tool, {key: value for key, value in tool.items() if key != "strict"}):
+        chat = pb.Chat(messages=[ASKED], tools_json=json.dumps([declared]))
+        texts.append((await served.stub.Tokenize(pb.TokenizeRequest(chat=chat))).text)
+    assert texts[0] == texts[1]
+    assert '"name": "f"' in texts[0]
+
+
+async def test_what_cannot_be_held_may_be_left_to_the_model(served: Serving) -> None:
+    tool = {"name": "f", "strict": False, "parameters": {"properties": {"a": {"not": {"type": "null"}}}}}
+    served.gang.script = Script(grammar_end="grammar")
+    chat = pb.Chat(messages=[ASKED], tools_json=json.dumps([tool]), tool_choice=REQUIRED)
+    await served.stub.Generate(pb.GenerateRequest(chat=chat))
+
+
 async def test_tools_are_read_once(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the prompt and for the grammar of the calls."""
     seen: list[str] = []
 
-    def read(tools_json: str) -> list[dict[str, Any]]:
+    def read(tools_json: str) -> list[Tool]:
         seen.append(tools_json)
-        return [{"name": "f"}]
+        return read_tools('[{"name": "f"}]')
 
-    monkeypatch.setattr(chat, "_read_tools", read)
+    monkeypatch.setattr(chat, "read_tools", read)
     choice = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
     served.gang.script = Script(grammar_end="grammar")
     await served.stub.Generate(pb.GenerateRequest(chat=pb.Chat(messages=[ASKED], tools_json="[]", tool_choice=choice)))
@@ -263,9 +288,19 @@ BAD = [
     ("name", [pb.ChatMessage(role="user", name="f")], "only in a tool's message"),
     ("tool_call_id", [pb.ChatMessage(role="user", tool_call_id="1")], "only in a tool's message"),
     ("reasoning", [pb.ChatMessage(role="user", reasoning="hm")], "only in an assistant's message"),
-    ("tool_calls", [pb.ChatMessage(role="tool", tool_calls=[pb.ToolCall(name="f")])], "only in an assistant's"),
+    (
+        "tool_calls",
+        [pb.ChatMessage(role="tool", name="f", tool_calls=[pb.ToolCall(name="f")])],
+        "only in an assistant's",
+    ),
     ("name", [pb.ChatMessage(role="tool", name="f g")], "letters, digits"),
-    ("tool_call_id", [pb.ChatMessage(role="tool", tool_call_id="1")], "the id of a call in a message before it"),
+    ("tool_call_id", [pb.ChatMessage(role="tool", tool_call_id="1")], "a call in a message before it: there are none"),
+    (
+        "tool_call_id",
+        [called(id="a", name="f"), pb.ChatMessage(role="tool", tool_call_id="1")],
+        "a call in a message before it, the newest are 'a'",
+    ),
+    ("tool_call_id", [called(id="1", name="f"), pb.ChatMessage(role="tool", content="5")], "unset is not allowed: the"),
     ("name", [called(id="1", name="f"), pb.ChatMessage(role="tool", tool_call_id="1", name="g")], "f, the function"),
     ("tool_calls[0].name", [called(name="")], "1 to 256 characters"),
     ("tool_calls[0].name", [called(name="x" * 257)], "1 to 256 characters"),

@@ -246,7 +246,7 @@ def test_fields_have_the_names_that_the_client_knows() -> None:
         ("chat.messages[3].tool_calls[0].arguments_json", "messages[3].tool_calls[0].function.arguments"),
         ("chat.messages[3].reasoning", "messages[3].reasoning_content"),
         ("chat.tools_json", "tools"),
-        ("chat.tools_json[0].parameters", "tools[0].function.parameters"),
+        ("chat.tools_json[1].function.parameters.properties.x.type", "tools[1].function.parameters.properties.x.type"),
         ("chat.tool_choice.function", "tool_choice.function.name"),
         ("chat.tool_choice.mode", "tool_choice"),
         ("chat.parallel_tool_calls", "parallel_tool_calls"),

@@ -197,7 +197,10 @@ async def test_wrong_values_are_named(client: openai.AsyncOpenAI) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
          "messages[0].content[0].type", "no images"),
         ({"extra_body": {"temprature": 1}}, "temprature", "not supported"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "the function's name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "1 to 256 characters"),
+        ({"tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"properties": {"x": {"type": "strin"}}}}}]},
+         "tools[0].function.parameters.properties.x.type", "one of object, array, string"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "text"}}}},
          "response_format.json_schema.schema", ""),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from gemray.openai.fields import Fields
 from gemray.openai.lists import MOST_ENTRIES, MOST_PROMPT_IDS
 from gemray.openai.sampling import PARAMETERS, SEED_BITS
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.server.chat import MAX_TOOLS
+from gemray_cluster.server.chat_tools import MAX_TOOLS
 from gemray_cluster.server.limits import LIMITS
 
 ASKED = {"role": "user", "content": "Hi"}
@@ -110,8 +110,9 @@ def test_messages() -> None:
 
 
 def test_tools() -> None:
-    asked = chat(tools=[{**TOOL, "function": {**TOOL["function"], "strict": True}}], parallel_tool_calls=False)  # type: ignore[dict-item]
-    assert json.loads(asked.request.chat.tools_json) == [TOOL]
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    asked = chat(tools=[strict], parallel_tool_calls=False)
+    assert json.loads(asked.request.chat.tools_json) == [strict]
     assert asked.request.chat.HasField("parallel_tool_calls")
     assert not asked.request.chat.HasField("tool_choice")
     for word, mode in (("none", 2), ("auto", 1), ("required", 3)):

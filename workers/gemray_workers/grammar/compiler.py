@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Grammar, GrammarKind
+from gemray_workers.grammar.reasons import first_line
 from gemray_workers.grammar.vocabulary import END_MARK
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _MAX_KEPT = 32
 """Compiled grammars that are kept, the newest used last."""
 _MAX_PROBES = 64
 """Parts of a faulty schema that are tried for the place of its fault."""
-_MAX_REASON_CHARS = 300
 _UNSATISFIABLE = "Unsatisfiable schema"
 
 
@@ -123,12 +123,6 @@ def _follows(reason: str, step: str, of_part: str) -> bool:
     """Whether a schema can't be met because a part of it can't; an alternative may fail without harm."""
     is_alternative = step.startswith(("/anyOf", "/oneOf"))
     return reason.startswith(_UNSATISFIABLE) and of_part.startswith(_UNSATISFIABLE) and not is_alternative
-
-
-def first_line(message: str) -> str:
-    """What llguidance says, without the state that it may dump behind it."""
-    kept = [line.strip() for line in message.split("\n<state>", maxsplit=1)[0].splitlines() if line.strip(" ^")]
-    return re.sub(r"\s+", " ", " ".join(kept))[:_MAX_REASON_CHARS]
 
 
 def _source(grammar: Grammar) -> str:

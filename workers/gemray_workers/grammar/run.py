@@ -12,9 +12,9 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from gemray_workers.grammar.compiler import first_line
 from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Thought
+from gemray_workers.grammar.reasons import first_line
 from gemray_workers.grammar.vocabulary import END_MARK
 
 Words = NDArray[np.uint32]
