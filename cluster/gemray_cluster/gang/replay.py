@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable
 from gemray_cluster.gang.live_request import LiveRequest, Suspects
+from gemray_cluster.gang.move import Move
 from gemray_workers.messages import SequenceDelta, Submit
 
 G = TypeVar("G", bound=GangClient)
@@ -23,7 +24,11 @@ class Replays:
         """Requests that have not ended."""
 
     async def run(
-        self, submit: Submit, gang: G, gang_after: Callable[[G, LiveRequest], Awaitable[G]]
+        self,
+        submit: Submit,
+        gang: G,
+        gang_after: Callable[[G, LiveRequest], Awaitable[G]],
+        move: Move[G] | None = None,
     ) -> AsyncGenerator[SequenceDelta, None]:
         """Yield the deltas of `submit` as if one gang had given them all.
 
@@ -32,6 +37,7 @@ class Replays:
             gang: the gang that begins.
             gang_after: waits for the gang that follows a failed one for this request; raises GangUnavailable when none
                 will.
+            move: tells the request to wait in another gang, unless it is a suspect; None for nobody.
 
         Raises:
             GangUnavailable: no gang follows, the gang was stopped, or the request may be what kills gangs.
@@ -41,13 +47,22 @@ class Replays:
         try:
             while True:
                 try:
-                    async with aclosing(gang.generate(request.rest)) as deltas:
+                    async with (
+                        aclosing(gang.generate(request.rest)) as all_deltas,
+                        aclosing(
+                            all_deltas if move is None or request.is_suspect else move.until_told(all_deltas)
+                        ) as deltas,
+                    ):
                         async for delta in deltas:
                             given = request.take(delta)
                             if not request.is_suspect:
                                 self._suspects.clear(request)
                             yield given
-                    return
+                    target = None if move is None else move.take_target()
+                    if target is None:
+                        return
+                    gang = target
+                    continue
                 except GangUnavailable:
                     if gang.state is not GangState.FAILED or not request.survives_failure():
                         raise

@@ -50,6 +50,12 @@ class Replica:
         return self.supervisor.state is GangState.SERVING and not self.is_retiring
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that waited for a slot or pages at its engine's newest step."""
+        stats = self.supervisor.stats
+        return 0 if stats is None else stats.num_waiting
+
+    @property
     def prefixes(self) -> RememberedPrefixes:
         """What its gang of the moment has computed: a new gang has computed nothing."""
         gang = self.supervisor.serving_gang()

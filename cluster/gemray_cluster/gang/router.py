@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from gemray_cluster.gang.balance import Routed, moves
 from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus, why_not_serving
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
@@ -26,7 +27,7 @@ from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often the number of replicas is looked at."""
+"""How often the number of replicas and the requests that wait are looked at."""
 RETRY_S = 30.0
 """After a replica could not be started or has failed for good: how long until another one is tried."""
 AFFINITY_SHARE = 8
@@ -75,6 +76,8 @@ class Router:
         """Replicas that are being started or ended."""
         self._stopped = False
         self._num_given = 0
+        self._routed: set[Routed] = set()
+        """Requests that have not ended."""
         self._retry_at = 0.0
         self._past: dict[int, Past] = {}
         """By index, of replicas that are gone and have no successor yet."""
@@ -163,19 +166,19 @@ class Router:
         keys = block_keys(submit.prompt_ids)
         if self.state is not GangState.SERVING:
             raise GangUnavailable(why_not_serving(self))
-        replica = self._choose(keys)
+        routed = Routed(keys, self._choose(keys), self._num_given)
 
         is_on_trial = False
 
         def end_trial() -> None:
             nonlocal is_on_trial
             if is_on_trial:
-                is_on_trial = replica.has_suspect = False
+                is_on_trial = routed.replica.has_suspect = False
 
         async def gang_after(_failed: SupervisedGang, request: LiveRequest) -> SupervisedGang:
-            nonlocal replica, is_on_trial
+            nonlocal is_on_trial
             end_trial()
-            replica.num_live -= 1
+            routed.replica.num_live -= 1
             try:
                 may_join = self._may_try_a_suspect if request.is_suspect else self._takers
                 async with self._changed:
@@ -183,24 +186,28 @@ class Router:
                 if self._is_over:
                     raise GangUnavailable(f"the gang failed: {self.failure}")
                 if request.is_suspect:
-                    replica = self._choose_for_suspect()
-                    is_on_trial = replica.has_suspect = True
+                    routed.replica = self._choose_for_suspect()
+                    is_on_trial = routed.replica.has_suspect = True
                 else:
-                    replica = self._choose(keys)
+                    routed.replica = self._choose(keys)
+                    routed.given = self._num_given
             finally:
-                replica.num_live += 1  # in any case: the request's end takes it back
-            return replica.supervisor.serving_gang()
+                routed.replica.num_live += 1  # in any case: the request's end takes it back
+            return routed.replica.supervisor.serving_gang()
 
-        replica.num_live += 1
+        routed.replica.num_live += 1
+        self._routed.add(routed)
+        gang = routed.replica.supervisor.serving_gang()
         try:
-            async with aclosing(self._replays.run(submit, replica.supervisor.serving_gang(), gang_after)) as deltas:
+            async with aclosing(self._replays.run(submit, gang, gang_after, routed.move)) as deltas:
                 async for delta in deltas:
                     if delta.token_ids:
                         end_trial()
                     yield delta
         finally:
             end_trial()
-            replica.num_live -= 1
+            self._routed.discard(routed)
+            routed.replica.num_live -= 1
 
     async def wait_ended(self) -> GangState:
         """Return when no replica serves and none will: FAILED or STOPPED."""
@@ -241,10 +248,24 @@ class Router:
         near = [r for r in takers if r.num_live <= bound]
         # Of equals, the one whose newest request is oldest: they take turns.
         chosen = max(near, key=lambda r: (r.prefixes.num_known(keys), -r.num_live, -r.given_at))
-        chosen.prefixes.note(keys)
-        self._num_given += 1
-        chosen.given_at = self._num_given
+        self._give(chosen, keys)
         return chosen
+
+    def _give(self, replica: Replica, keys: Sequence[bytes]) -> None:
+        """Note that `replica` is given a request whose prompt has `keys`."""
+        replica.prefixes.note(keys)
+        self._num_given += 1
+        replica.given_at = self._num_given
+
+    def _balance(self) -> None:
+        """Let requests that wait for a slot go to replicas that have one: those that joined or have become idle."""
+        for request, target in moves(self._routed, self._takers(), self._slots):
+            logger.info("a request that waited in replica %d goes to replica %d", request.replica.index, target.index)
+            request.replica.num_live -= 1
+            target.num_live += 1
+            self._give(target, request.keys)
+            request.replica, request.given = target, self._num_given
+            request.move.go_to(target.supervisor.serving_gang())
 
     def _may_try_a_suspect(self) -> bool:
         """Whether a request that may kill its gang can join one: not the only one that others have while more come."""
@@ -280,13 +301,14 @@ class Router:
         await replica.supervisor.start(self._make, progress)
 
     async def _keep(self) -> None:
-        """Replace what has failed for good and follow the load, for ever."""
+        """Replace what has failed for good, follow the load and spread it, for ever."""
         while True:
             await asyncio.sleep(self._tick_s)
             for replica in [r for r in self._replicas if r.supervisor.is_over and not r.is_retiring]:
                 logger.error("replica %d is left out: %s", replica.index, replica.supervisor.failure)
                 self._leave_out(replica)
             self._follow_load()
+            self._balance()
 
     def _follow_load(self) -> None:
         now = self._clock()

@@ -1,15 +1,34 @@
-"""One Ray for all gang tests of a session: CPUs only, no dashboard, no authentication."""
+"""Routers over gangs without processes, and one Ray for all gang tests of a session: CPUs only, no dashboard."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gemray_cluster.gang.router import Router
+from gemray_cluster.gang.scaling import ReplicaLimits
+from support.cluster.stepped_gangs import Routers
+
 TESTS = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+async def routers() -> AsyncIterator[Routers]:
+    """Make routers that look often at what there is to do; all are stopped at the end."""
+    made: list[Router] = []
+
+    def make(limits: ReplicaLimits, **options: Any) -> Router:
+        made.append(Router(limits, **{"max_rebuilds": 3, "tick_s": 0.01, "retry_s": 0.01, **options}))
+        return made[-1]
+
+    yield make
+    for router in made:
+        await router.stop()
 
 
 @pytest.fixture(scope="session")

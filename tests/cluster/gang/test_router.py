@@ -3,165 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 
-import msgspec
 import pytest
 
 from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
-from gemray_cluster.gang.gang import no_listener
-from gemray_cluster.gang.launcher import ProgressListener, StartProgress
+from gemray_cluster.gang.launcher import StartProgress
 from gemray_cluster.gang.prefix_affinity import BLOCK_TOKENS
-from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.gang.start_of_all import StartOfAll
 from gemray_workers.errors import CapacityError
 from gemray_workers.messages import SequenceDelta, Submit
-from gemray_workers.sampling.params import SamplingParams
-from support.cluster.fake_gang import FakeGang, gang_info
+from support.cluster.fake_gang import gang_info
+from support.cluster.stepped_gangs import (
+    Client,
+    Gangs,
+    Routers,
+    SteppedGang,
+    all_get_a_token,
+    finish,
+    given,
+    submit,
+    tokens,
+)
 from support.waiting import HANG_S, eventually
-
-
-def submit(request_id: str = "r", *, prompt: list[int] | None = None, max_tokens: int = 20) -> Submit:
-    params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, max_tokens=max_tokens)
-    return Submit(request_id=request_id, prompt_ids=prompt or [1], params=params)
-
-
-def tokens(gang: FakeGang, request: Submit) -> list[int]:
-    return [token for delta in gang._deltas(request) for token in delta.token_ids]
-
-
-class SteppedGang(FakeGang):
-    """Gives a token of each request when it is told to step; fails, refuses to start or waits to when told to."""
-
-    def __init__(self, *, refuses: bool = False, gate: asyncio.Event | None = None, **fields: object) -> None:
-        super().__init__(**fields)  # type: ignore[arg-type]
-        self._gate = gate
-        self.refuses = refuses
-        self.stopped = False
-        self._stepped = asyncio.Condition()
-        self._steps = 0
-        self._ended = asyncio.Event()
-
-    async def launch(self, progress: ProgressListener = no_listener) -> None:
-        if self.refuses:
-            self.state, self.failure = GangState.FAILED, "no room"
-            raise CapacityError("no room")
-        if self._gate is not None:
-            self.state = GangState.STARTING
-            await self._gate.wait()
-            self.state = GangState.SERVING
-        progress(StartProgress("ready", 1, 1))
-
-    async def wait_ended(self) -> GangState:
-        await self._ended.wait()
-        return self.state
-
-    async def stop(self) -> None:
-        self.stopped = True
-        if self.state is GangState.SERVING:
-            self.state = GangState.STOPPED
-        self._ended.set()
-
-    async def step(self) -> None:
-        async with self._stepped:
-            self._steps += 1
-            self._stepped.notify_all()
-
-    async def fail(self, reason: str = "rank 1 died") -> None:
-        self.state, self.failure = GangState.FAILED, reason
-        self._ended.set()
-        await self.step()
-
-    async def generate(self, request: Submit) -> AsyncGenerator[SequenceDelta, None]:
-        whole = tokens(self, msgspec.structs.replace(request, emitted_ids=[]))
-        done = len(request.emitted_ids)
-        assert request.emitted_ids == whole[:done], "a replay says what is out"
-        self.submitted.append(request)
-        self.num_active += 1
-        seen = self._steps
-        try:
-            while done < len(whole):
-                async with self._stepped:
-                    await self._stepped.wait_for(lambda seen=seen: self._steps > seen)  # type: ignore[misc]
-                    seen = self._steps
-                if self.state is not GangState.SERVING:
-                    raise GangUnavailable(f"the gang is {self.state.value}")
-                done += 1
-                finish = "length" if done == len(whole) else None
-                yield SequenceDelta(request_id=request.request_id, token_ids=[whole[done - 1]], finish=finish)  # type: ignore[arg-type]
-        finally:
-            self.num_active -= 1
-
-
-class Gangs:
-    """Makes gangs and keeps them, in order."""
-
-    def __init__(self, make: Callable[[int], SteppedGang] = lambda _: SteppedGang()) -> None:
-        self.made: list[SteppedGang] = []
-        self._make = make
-
-    def __call__(self) -> SteppedGang:
-        self.made.append(self._make(len(self.made)))
-        return self.made[-1]
-
-    def __getitem__(self, index: int) -> SteppedGang:
-        return self.made[index]
-
-    async def step(self) -> None:
-        for gang in self.made:
-            await gang.step()
-
-
-class Client:
-    """Reads one stream."""
-
-    def __init__(self, router: Router, request: Submit) -> None:
-        self.ids: list[int] = []
-        self.request = request
-        self.task = asyncio.create_task(self._read(router))
-
-    async def _read(self, router: Router) -> None:
-        async with aclosing(router.generate(self.request)) as deltas:
-            async for delta in deltas:
-                self.ids += delta.token_ids
-
-
-async def finish(gangs: Gangs, *clients: Client) -> None:
-    """Step until all have ended; raises what a client met."""
-    while not all(client.task.done() for client in clients):
-        await gangs.step()
-        await asyncio.sleep(0)
-    for client in clients:
-        await client.task
-
-
-@pytest.fixture
-async def routers() -> AsyncIterator[Callable[..., Router]]:
-    made: list[Router] = []
-
-    def make(limits: ReplicaLimits, **options: object) -> Router:
-        made.append(Router(limits, **{"max_rebuilds": 3, "tick_s": 0.01, "retry_s": 0.01, **options}))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for router in made:
-        await router.stop()
-
-
-Routers = Callable[..., Router]
-
-
-async def given(router: Router, gangs: Gangs, *requests: Submit) -> list[int]:
-    """The gang that each request went to; all stay live."""
-    places = []
-    for request in requests:
-        before = [len(gang.submitted) for gang in gangs.made]
-        Client(router, request)
-        await eventually(lambda before=before: [len(g.submitted) for g in gangs.made] != before)  # type: ignore[misc]
-        places.append(next(i for i, gang in enumerate(gangs.made) if len(gang.submitted) > before[i]))
-    return places
 
 
 async def test_requests_go_to_the_least_loaded_in_turns(routers: Routers) -> None:
@@ -189,9 +54,7 @@ async def test_a_failed_gangs_requests_go_on_at_once_in_another(routers: Routers
     await router.start(gangs, slots=8)
     clients = [Client(router, submit(f"r{i}", prompt=[i + 1])) for i in range(4)]
     await eventually(lambda: [len(gang.submitted) for gang in gangs.made] == [2, 2])
-    while not all(client.ids for client in clients):
-        await gangs.step()
-        await asyncio.sleep(0)
+    await all_get_a_token(gangs, clients)
     moved = {request.request_id for request in gangs[0].submitted}
     await gangs[0].fail()
     await eventually(lambda: len(gangs[1].submitted) == 4)
@@ -224,12 +87,12 @@ async def test_requests_wait_while_no_gang_serves(routers: Routers) -> None:
 
 
 class MortalGang(SteppedGang):
-    """Fails when it is given the request ``deadly``."""
+    """Gives the request ``deadly`` nothing; that it fails of it is told by the test."""
 
     async def generate(self, request: Submit) -> AsyncGenerator[SequenceDelta, None]:
         if request.request_id == "deadly":
             self.submitted.append(request)
-            await self.fail("killed")
+            await self._ended.wait()
             raise GangUnavailable("the gang is failed")
         async for delta in super().generate(request):
             yield delta
@@ -237,27 +100,30 @@ class MortalGang(SteppedGang):
 
 async def test_a_deadly_request_takes_three_gangs_the_last_of_them_alone(routers: Routers) -> None:
     """Its second failure makes it a suspect, which waits for a gang of its own while the others go on."""
-    gate = asyncio.Event()
-    gangs = Gangs(lambda index: MortalGang(gate=gate if index == 3 else None))
+    gates = {2: asyncio.Event(), 3: asyncio.Event()}
+    gangs = Gangs(lambda index: MortalGang(gate=gates.get(index)))
     router = routers(ReplicaLimits(replicas=2))
     await router.start(gangs, slots=64)
     clients = [Client(router, submit(f"r{i}", prompt=[i + 1])) for i in range(4)]
     await eventually(lambda: [len(gang.submitted) for gang in gangs.made] == [2, 2])
-    while not all(client.ids for client in clients):
-        await gangs.step()
-        await asyncio.sleep(0)
+    await all_get_a_token(gangs, clients)
     deadly = Client(router, submit("deadly"))
-    await eventually(lambda: len(gangs.made) == 4 and len(gangs[2].submitted) == 4)
-    for _ in range(3):
-        await gangs.step()
-        await asyncio.sleep(0.01)
-    assert [gang.state for gang in gangs.made[:2]] == [GangState.FAILED] * 2
+    await eventually(lambda: sum(len(gang.submitted) for gang in gangs.made) == 5)
+    first, second = sorted(gangs.made, key=lambda gang: -len(gang.submitted))
+    await first.fail("killed")
+    await eventually(lambda: len(second.submitted) == 5)
+    await all_get_a_token(gangs, clients)
+    await second.fail("killed")
+    await eventually(lambda: len(gangs.made) == 4)
+    gates[2].set()
+    await eventually(lambda: len(gangs[2].submitted) == 4)
     assert {request.request_id for request in gangs[2].submitted} == {"r0", "r1", "r2", "r3"}
     assert not deadly.task.done(), "it waits for the second gang to be built"
-    gate.set()
+    gates[3].set()
+    await eventually(lambda: [request.request_id for request in gangs[3].submitted] == ["deadly"])
+    await gangs[3].fail("killed")
     with pytest.raises(GangUnavailable):
         await deadly.task
-    assert [request.request_id for request in gangs[3].submitted] == ["deadly"]
     await finish(gangs, *clients)
     assert [client.ids for client in clients] == [tokens(gangs[2], client.request) for client in clients]
     await eventually(lambda: router.num_rebuilds == 3)
@@ -338,8 +204,8 @@ async def test_replicas_follow_the_load(routers: Routers) -> None:
     await router.start(gangs, slots=2)
     clients = [Client(router, submit(f"r{i}", prompt=[i + 1])) for i in range(4)]
     await eventually(lambda: len(router.replicas) == 2 and router.replicas[1].state is GangState.SERVING)
+    await eventually(lambda: len(gangs[1].submitted) == 2)  # two of those that waited
     clients.append(Client(router, submit("late", prompt=[77])))
-    await eventually(lambda: len(gangs[1].submitted) == 1)
     await finish(gangs, *clients)
     await eventually(lambda: len(router.replicas) == 1)
     assert [gang.stopped for gang in gangs.made].count(True) == 1
