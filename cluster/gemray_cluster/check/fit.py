@@ -18,7 +18,6 @@ NAME = "fit"
 
 def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     """Draw the gang's blueprint, and compare it with the headers of the weights that lie on this machine."""
-    from gemray_workers.checkpoint.index import read_index
     from gemray_workers.rank.kv_scales import kv_scales
 
     try:
@@ -27,8 +26,8 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
             if _has_weights(settings.model):
                 _check_target_weights(blueprint)
                 kv_scales(blueprint.config, blueprint.model)
-            for drafter in filter(_has_weights, settings.drafter):
-                read_index(drafter)
+            if all(map(_has_weights, settings.drafter)):
+                blueprint.drafter.check_weights()
         _check_memory(blueprint)
     except GemrayError as error:
         return [fail(NAME, f"{error}.")]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from gemray_cluster.check.fit import check_fit, check_front_end
 from gemray_cluster.check.result import Status
 from gemray_cluster.settings.settings import ServeSettings
+from support.checkpoints.kv_scales import with_kv_scales
+from support.checkpoints.quantized import quantized_checkpoint
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
@@ -143,3 +151,67 @@ def test_memory_beside_the_weights_is_counted() -> None:
     assert "this machine has" in sentence
     assert "are wanted: weights 0.00 GiB, KV pages " in sentence
     assert check(kv_memory=400 << 30)[0] is Status.OK
+
+
+def with_tensors(directory: Path, destination: Path, change: Callable[[dict[str, Tensor]], object]) -> str:
+    shutil.copytree(directory, destination)
+    tensors = load_file(destination / "model.safetensors")
+    change(tensors)
+    save_file(tensors, destination / "model.safetensors", {"format": "pt"})
+    return str(destination)
+
+
+UP = "model.language_model.layers.1.mlp.up_proj.weight_scale"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (math.nan, f"{UP} is damaged: 1 of its 96 scales are negative or not finite (the first is nan)"),
+        (0.0, f"{UP} is damaged: all of its 96 scales are 0"),
+        (None, f"missing tensors: {UP}"),
+    ],
+)
+def test_scales_are_looked_at(tmp_path: Path, value: float | None, words: str) -> None:
+    packed, _ = quantized_checkpoint(TARGET, lambda _layer: "fp8-channel")
+    assert check(model=str(packed))[0] is Status.OK
+
+    def damage(tensors: dict[str, Tensor]) -> None:
+        scale = tensors.pop(UP)
+        if value is not None:
+            tensors[UP] = torch.where(torch.arange(96).unsqueeze(1) < (96 if value == 0 else 1), value, scale)
+
+    status, sentence = check(model=with_tensors(packed, tmp_path / "model", damage))
+    assert status is Status.FAIL
+    assert words in sentence
+
+
+def test_the_largest_scales_are_left_to_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, _ = quantized_checkpoint(TARGET, lambda _layer: "fp8-channel")
+    model = with_tensors(packed, tmp_path / "model", lambda tensors: tensors[UP].fill_(math.nan))
+    monkeypatch.setattr("gemray_workers.checkpoint.loader.CHECKED_SCALE_BYTES", 95 * 4)
+    assert check(model=model)[0] is Status.OK
+
+
+def test_a_drafters_scales_are_looked_at(tmp_path: Path) -> None:
+    for name, maker, scale in (
+        ("mtp", tiny_assistant, "pre_projection.weight_scale"),
+        ("dflash", tiny_dflash, "fc.weight_scale"),
+    ):
+        packed, _ = quantized_checkpoint(maker(TARGET), lambda _layer: "fp8-channel")
+        assert check(drafter=(str(packed),))[0] is Status.OK
+        damaged = with_tensors(packed, tmp_path / name, methodcaller("pop", scale))
+        status, sentence = check(drafter=(damaged,))
+        assert status is Status.FAIL
+        assert f"missing tensors: {scale}" in sentence
+
+
+def test_scales_of_an_8_bit_cache_are_looked_at_where_one_is_asked_for(tmp_path: Path) -> None:
+    scale = "model.language_model.layers.1.self_attn.v_scale"
+    scaled = with_kv_scales(TARGET)
+    assert check(model=str(scaled), kv_dtype="fp8_e4m3")[0] is Status.OK
+    model = with_tensors(scaled, tmp_path / "model", lambda tensors: tensors[scale].zero_())
+    assert check(model=model)[0] is Status.OK
+    status, sentence = check(model=model, kv_dtype="fp8_e4m3")
+    assert status is Status.FAIL
+    assert f"{scale} is damaged: 0.0; a scale is finite and greater than 0" in sentence

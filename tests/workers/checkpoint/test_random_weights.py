@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemray_workers.checkpoint.quantized.formats import fp8, modelopt_nvfp4, nvfp4, packed_int, plain_int8
+from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.random_weights import BLOCK_ELEMENTS, random_weights
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.errors import CheckpointError
-from gemray_workers.model.weight_sharding import Part, sliced_tensor, whole_tensor
+from gemray_workers.model.packed_linear import packed_linear_weight
+from gemray_workers.model.weight_sharding import Part, WeightSharding, sliced_tensor, whole_tensor
 from gemray_workers.parallel.communicator import Communicator
 from support.checkpoints.tiny import SHAPES, Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
@@ -123,3 +126,32 @@ def test_every_shape_gives_usable_logits(shape: Shape) -> None:
     assert run is not None
     assert [len(tokens) for tokens in run.ids.values()] == [12, 12]
     assert all(result.last.fault is None for result in run.results.values())
+
+
+FORMATS = {
+    "int4": packed_int(4, 32, None),
+    "int8": plain_int8(None, 1, None),
+    "fp8": fp8(None, None, None),
+    "fp8 blocks": fp8(128, 128, None),
+    "nvfp4": nvfp4(None),
+    "nvfp4 (modelopt)": modelopt_nvfp4(None),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_packed_router_spreads_its_logits_as_a_plain_one_does(name: str) -> None:
+    """Other packed layers, whose inputs are around 1 each, have outputs around 1, as plain ones have."""
+    num_out, num_in = 128, 256
+    recipe = Recipe(method="none", prefix="", targets=(), ignored=(), scale_dtypes={})
+    sharding = WeightSharding(0, 1, torch.float32, torch.device("cpu"), recipe)
+    x_TI = torch.randn(40, num_in, generator=torch.Generator().manual_seed(0))
+    for layer, inputs_TI, spread in (
+        ("layers.0.router.proj", x_TI / x_TI.norm(dim=-1, keepdim=True), 2.0),
+        ("layers.0.mlp.up_proj", x_TI, 1.0),
+    ):
+        outputs = [(layer, Part(0, num_out, num_out))]
+        packed = packed_linear_weight(recipe, FORMATS[name], outputs, Part(0, num_in, num_in), sharding)
+        fill(*packed.weight_targets())
+        assert packed.wide_summands(inputs_TI).sum(0).std().item() == pytest.approx(spread, rel=0.1)
+        plain = whole(f"{layer}.weight", num_out, num_in)
+        assert (inputs_TI @ plain.t()).std().item() == pytest.approx(spread, rel=0.1)

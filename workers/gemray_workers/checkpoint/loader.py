@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ ProgressFn = Callable[[int, int], None]
 
 BLOCK_BYTES = 64 << 20
 """Most bytes on disk that one copy moves, so that no large tensor is held a second time on its way."""
+
+CHECKED_SCALE_BYTES = 256 << 20
+"""Most bytes of scales that a check reads, the smallest tensors first: all of them but where groups are small and the
+model is large."""
 
 MOST_PROBLEMS = 12
 """That one message lists."""
@@ -118,12 +123,21 @@ def check_weights(
     prefix: str,
     is_ignored: Callable[[str], bool],
 ) -> None:
-    """What `load_weights` would find wrong before it copies, from the files' headers; destinations may be on meta.
+    """What `load_weights` would find wrong before it copies, from the files' headers, and in the scales of packed
+    weights, as far as reading them is quick; destinations may be on meta.
 
     Raises:
         CheckpointError: as `load_weights` does.
     """
-    _matched(read_index(directory), list(targets), prefix, is_ignored)
+    loads, _ = _matched(read_index(directory), list(targets), prefix, is_ignored)
+    scales = sorted((load for load in loads if load.target.role == "scale"), key=lambda load: prod(load.stored.shape))
+    sizes = accumulate(STORED_DTYPES[load.stored.dtype].itemsize * prod(load.stored.shape) for load in scales)
+    quick = {load.stored.name for load, size in zip(scales, sizes, strict=True) if size <= CHECKED_SCALE_BYTES}
+    for file, loads_of_file in groupby(loads, key=lambda load: load.stored.file):
+        if names := [load.stored.name for load in loads_of_file if load.stored.name in quick]:
+            with _opened(file) as tensors:
+                for name in names:
+                    _refuse_damage(name, tensors.get_tensor(name))
 
 
 def _matched(
@@ -211,31 +225,40 @@ def _spelled(source: tuple[slice, ...]) -> str:
 @torch.no_grad()
 def _copy_file(file: Path, loads: Iterable[_WeightLoad]) -> Iterator[int]:
     """Copy a file's tensors; yields the bytes of each block copied."""
+    with _opened(file) as tensors:
+        for load in loads:
+            if load.target.role == "scale":
+                scale = tensors.get_tensor(load.stored.name)
+                _refuse_damage(load.stored.name, scale)
+                for copy in load.target.copies:
+                    copy.destination.copy_(scale.view(load.target.shape)[copy.source])
+                yield load.bytes_to_read
+                continue
+            on_disk = tensors.get_slice(load.stored.name)
+            for copy in load.target.copies:
+                yield from _copy_blocks(on_disk, copy, STORED_DTYPES[load.stored.dtype].itemsize)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as tensors:
-            for load in loads:
-                if load.target.role == "scale":
-                    _copy_scale(load, tensors.get_tensor(load.stored.name))
-                    yield load.bytes_to_read
-                    continue
-                on_disk = tensors.get_slice(load.stored.name)
-                for copy in load.target.copies:
-                    yield from _copy_blocks(on_disk, copy, STORED_DTYPES[load.stored.dtype].itemsize)
+            yield tensors
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file.name} could not be read: {error}") from error
 
 
-def _copy_scale(load: _WeightLoad, scale: Tensor) -> None:
-    """Copy the scales that this rank keeps; raises CheckpointError for one that no number can be multiplied with."""
+def _refuse_damage(name: str, scale: Tensor) -> None:
+    """Raise CheckpointError for scales that no number can be multiplied with, or that make every number 0."""
     wide = scale.float()
     bad = ~(wide.isfinite() & (wide >= 0))
     if bad.any():
         raise CheckpointError(
-            f"{load.stored.name} is damaged: {int(bad.sum())} of its {wide.numel()} scales are negative or not finite "
+            f"{name} is damaged: {int(bad.sum())} of its {wide.numel()} scales are negative or not finite "
             f"(the first is {wide[bad][0].item()})"
         )
-    for copy in load.target.copies:
-        copy.destination.copy_(scale.view(load.target.shape)[copy.source])
+    if not wide.any():
+        raise CheckpointError(f"{name} is damaged: all of its {wide.numel()} scales are 0")
 
 
 def _copy_blocks(on_disk: Any, copy: Copy, itemsize: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from math import prod
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
@@ -66,6 +66,11 @@ def random_weights(
             progress(done, total)
     settle(wanted)
     return LoadReport(len(wanted), done, time.monotonic() - started, ())
+
+
+def packed_gain(name: str, num_in: int) -> float:
+    """What a packed layer's weights are larger by than those of variance 1 / inputs: a router's, as plain ones are."""
+    return _ROUTER_SPREAD * sqrt(num_in) if name.endswith("router.proj") else 1.0
 
 
 def _bytes_kept(target: WeightTarget) -> int:

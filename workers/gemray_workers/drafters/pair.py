@@ -42,6 +42,11 @@ class PairPlan:
         self.kv_specs: tuple[KVGroupSpec, ...] = dflash.kv_specs
         self.kv_layers: tuple[LayerConfig, ...] = dflash.kv_layers
 
+    def check_weights(self) -> None:
+        """Compare both."""
+        for plan in self._plans:
+            plan.check_weights()
+
     def build(self, parts: DrafterParts) -> Drafter:
         """Read the weights of both, one after the other."""
         drafters = [

@@ -129,6 +129,14 @@ class DrafterPlan(Protocol):
         """The layers that own KV in `kv_specs`."""
         ...
 
+    def check_weights(self) -> None:
+        """Compare what is on disk with what `build` will read, without memory for it.
+
+        Raises:
+            CheckpointError: as `build` does.
+        """
+        ...
+
     def build(self, parts: DrafterParts) -> Drafter:
         """Read the weights. Every rank must be building.
 
@@ -147,6 +155,9 @@ class NoDrafter:
     weight_bytes = 0
     kv_specs: tuple[KVGroupSpec, ...] = ()
     kv_layers: tuple[LayerConfig, ...] = ()
+
+    def check_weights(self) -> None:
+        """Nothing to compare."""
 
     def build(self, parts: DrafterParts) -> Drafter:
         """Nothing to read."""

@@ -22,6 +22,7 @@ from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
+from gemray_workers.checkpoint.random_weights import packed_gain
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.model.linear_method import LinearWeight
 from gemray_workers.model.weight_sharding import Part, WeightSharding
@@ -163,7 +164,7 @@ def packed_targets(
     every = tuple(slice(0, n) for n in lead)
     words = words_of(form.code, inputs.start, inputs.length)
     groups = groups_of(form.group_of(num_in), inputs.start, inputs.length)
-    random_scale = form.random_scale(num_in)
+    random_scale = form.random_scale(num_in) * packed_gain(name, num_in)
     codes = WeightTarget(
         f"{name}.{form.codes_name}",
         (*lead, *form.codes_shape(num_out, num_in)),

@@ -6,8 +6,11 @@ import os
 from collections.abc import Set
 from dataclasses import replace
 
+import torch
+
 from gemray_workers.attention.choice import AttentionNeeds
 from gemray_workers.checkpoint.index import read_index
+from gemray_workers.checkpoint.loader import check_weights
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.config import EngineConfig
@@ -17,6 +20,7 @@ from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.draft_choice import DraftChooser
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.model.config import ModelConfig
+from gemray_workers.parallel.communicator import SoloCommunicator
 
 # Names that some exporters write instead (spec 0.4).
 _OTHER_NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
@@ -32,6 +36,7 @@ class DFlashPlan:
             InvalidField: another kind of drafter, another target's, or one that TP does not divide.
         """
         self._path = path
+        self._dtype = config.torch_dtype
         self._random_weights = config.random_weights
         self._fill_weights = weight_source(config)
         self._drafter = DFlashConfig.from_directory(
@@ -61,6 +66,11 @@ class DFlashPlan:
             ),
         )
 
+    def check_weights(self) -> None:
+        """Compare the files with the drafter on one rank."""
+        model = DFlashModel(self._drafter, SoloCommunicator(), dtype=self._dtype, device=torch.device("meta"))
+        check_weights(self._path, self._targets(model), prefix="", is_ignored=self._leaves_unread)
+
     def build(self, parts: DrafterParts) -> Drafter:
         """Load the drafter beside the target."""
         if parts.own_caches is None:
@@ -68,17 +78,19 @@ class DFlashPlan:
         model = DFlashModel(
             self._drafter, parts.comm, dtype=parts.dtype, device=parts.device, attention=parts.attention[0]
         )
-        recipe = self._drafter.quantization
-        stored = frozenset() if self._random_weights else read_index(self._path).tensors.keys()
         self._fill_weights(
-            self._path,
-            [_as_stored(target, stored) for target in model.weight_targets()],
-            prefix="",
-            is_ignored=lambda name: recipe is not None and recipe.leaves_unread(name),
-            progress=parts.progress,
+            self._path, self._targets(model), prefix="", is_ignored=self._leaves_unread, progress=parts.progress
         )
         chooser = DraftChooser(parts.comm)
         return DFlashDrafter(model, parts.embedding, parts.head_table, parts.shard, parts.own_caches, chooser)
+
+    def _targets(self, model: DFlashModel) -> list[WeightTarget]:
+        stored = frozenset() if self._random_weights else read_index(self._path).tensors.keys()
+        return [_as_stored(target, stored) for target in model.weight_targets()]
+
+    def _leaves_unread(self, name: str) -> bool:
+        recipe = self._drafter.quantization
+        return recipe is not None and recipe.leaves_unread(name)
 
 
 def _as_stored(target: WeightTarget, stored: Set[str]) -> WeightTarget:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from gemray_workers.attention.choice import AttentionNeeds
+from gemray_workers.checkpoint.loader import check_weights
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.draft_choice import DraftChooser
@@ -16,6 +19,8 @@ from gemray_workers.errors import InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.config import LayerConfig, ModelConfig
 from gemray_workers.model.kv_groups import check_tensor_parallel
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.parallel.shard_indices import ShardIndices
 
 DEFAULT_DRAFT_TOKENS = 4
 """What the published sizes accept well (spec 4.6); also the most that an adaptive length tries: every draft more is a
@@ -41,6 +46,8 @@ class MTPPlan:
                 "drafter_placement", "dedicated", "colocated: an MTP assistant shares the target's KV cache"
             )
         self._path = path
+        self._dtype = config.torch_dtype
+        self._target = target
         self._fill_weights = weight_source(config)
         self._position_delta = config.mtp_position_delta
         self._assistant = AssistantConfig.from_directory(path, target, config.hf_configs)
@@ -61,6 +68,13 @@ class MTPPlan:
                 shares_target_kv=True,
             ),
         )
+
+    def check_weights(self) -> None:
+        """Compare the files with the assistant on one rank."""
+        comm, device = SoloCommunicator(), torch.device("meta")
+        shard = ShardIndices.of_rank(0, 1, org_vocab_size=self._target.org_vocab_size, num_added=self._target.num_added)
+        model = AssistantModel(self._assistant, shard, comm, dtype=self._dtype, device=device)
+        check_weights(self._path, model.weight_targets(), prefix="", is_ignored=model.ignored_name)
 
     def build(self, parts: DrafterParts) -> Drafter:
         """Load the assistant beside the target."""
