@@ -184,6 +184,7 @@ def triton_kernels() -> Kernels:
         gated_projection,
         layer_norms,
         linear_choice,
+        packed_experts,
         packed_products,
         routing,
     )
@@ -211,7 +212,7 @@ def triton_kernels() -> Kernels:
         expert_outputs=triton_experts.expert_outputs,
         tiling=packed_products.tiling,
         packed_product=packed_products.packed_product,
-        packed_experts=packed_linear.ReferenceExperts,
+        packed_experts=packed_experts.packed_experts,
     )
 
 

@@ -113,3 +113,24 @@ def test_a_graph_holds_products_and_no_launch_waits(name: str) -> None:
         tensor.fill_(torch.nan)
     graph.replay()
     assert all(torch.equal(found, wanted) for found, wanted in zip(captured, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_experts(name: str) -> None:
+    """26B-A4B's, fewer of them."""
+    from gemray_kernels.reference.experts import gated_experts
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.packed_experts import packed_experts
+
+    gate_up = random_packed(FORMATS[name], 1408, 2816, device="cuda", num_experts=12)
+    down = random_packed(FORMATS[name], 2816, 704, device="cuda", seed=1, num_experts=12)
+    wide = [dequantized(copied(weight), torch.float64) for weight in (gate_up, down)]
+    experts = packed_experts(gate_up, down)
+    for rows in (1, 5, 16, 40, 300):
+        x_TH = random_rows(rows, 2816, seed=rows)
+        weights_TK = torch.rand(rows, 4, device="cuda")
+        experts_TK = torch.stack([torch.randperm(12)[:4] for _ in range(rows)]).cuda()
+        expected_TH = gated_experts(x_TH.double(), weights_TK.double(), experts_TK, *wide)
+        with poisoned_memory():
+            found_TH = experts.weighted_sum(x_TH, weights_TK, experts_TK)
+        assert relative_error(found_TH, expected_TH) < GATED_TOLERANCE, rows

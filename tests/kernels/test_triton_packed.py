@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.packed_tiles import laid_out
-from support.kernels.packed_cases import FORMATS, random_packed
+from support.kernels.packed_cases import EXPERTS, FORMATS, random_packed
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
 from support.waiting import HANG_S
 
@@ -29,7 +29,7 @@ def test_interpreted_kernels_equal_the_reference() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == len(FORMATS) * 2 * 2 * 3
+    assert len(lines) == len(FORMATS) * 2 * 2 * 3 + len(EXPERTS) * 2
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
 
 
@@ -51,3 +51,27 @@ def test_products_compile_for_hopper(name: str) -> None:
         assert "cp.async" in loop, "words are not loaded ahead of their use"
         assert "st.shared" not in loop, "numbers go through shared memory"
         assert "ldmatrix" in loop
+
+
+def test_experts_compile_for_hopper() -> None:
+    """Few rows, whose pairs the programs find, and many, whose pairs are listed."""
+    from gemray_kernels.triton.packed_experts import TiledExperts
+
+    gate_up, down = (random_packed(FORMATS["int4 group 32"], *shape, device="cpu", num_experts=4) for shape in SHAPES)
+    assert gate_up.tiling is not None
+    assert down.tiling is not None
+    experts = TiledExperts(laid_out(gate_up, gate_up.tiling), laid_out(down, down.tiling))
+    found = compile_launches(
+        lambda: [
+            experts.outputs(torch.empty(rows, 256, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64))
+            for rows in (8, 300)
+        ]
+    )
+    assert len(found) == 2 + 3
+    for kernel in found:
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES
+        assert not kernel.stack_bytes, "registers spill"
+
+
+SHAPES = ((1408, 256), (256, 704))
+"""Outputs and inputs of an expert's two layers, of the published width."""

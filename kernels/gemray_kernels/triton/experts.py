@@ -27,16 +27,29 @@ def gated_experts(
     """As `gemray_kernels.reference.experts.gated_experts`."""
     require_rows(x=x_TH)
     require_contiguous(weights=weights_TK, experts=experts_TK, gate_up=gate_up_E2IH, down=down_EHI)
-    num_rows, top_k = experts_TK.shape
-    hidden_size = down_EHI.shape[1]
-    out_TH = torch.empty(num_rows, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
-    if num_rows == 0:
-        return out_TH
-    outputs_TKH = expert_outputs(x_TH, experts_TK, gate_up_E2IH, down_EHI)
-    _weighted_sum_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
-        outputs_TKH, weights_TK, out_TH, hidden_size, TOP_K=top_k, BLOCK=1024, num_warps=4
-    )
+    return weighted_sum(expert_outputs(x_TH, experts_TK, gate_up_E2IH, down_EHI), weights_TK)
+
+
+def weighted_sum(outputs_TKH: Tensor, weights_TK: Tensor) -> Tensor:
+    """As `gemray_kernels.reference.experts.weighted_sum`, in the outputs' dtype."""
+    num_rows, top_k, hidden_size = outputs_TKH.shape
+    out_TH = torch.empty(num_rows, hidden_size, dtype=outputs_TKH.dtype, device=outputs_TKH.device)
+    if num_rows:
+        _weighted_sum_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
+            outputs_TKH, weights_TK, out_TH, hidden_size, TOP_K=top_k, BLOCK=1024, num_warps=4
+        )
     return out_TH
+
+
+def pairs_of_experts(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """The (row, expert) pairs [E, T] of each expert in order, and how many they are [E]; at most one a row."""
+    num_rows, top_k = experts_TK.shape
+    num_pairs = num_rows * top_k
+    pairs_ET = torch.empty(num_experts, num_rows, dtype=torch.int32, device=experts_TK.device)
+    counts_E = torch.empty(num_experts, dtype=torch.int32, device=experts_TK.device)
+    block = min(1024, max(16, triton.next_power_of_2(num_pairs)))
+    _list_pairs_kernel[(num_experts,)](experts_TK, pairs_ET, counts_E, num_pairs, num_rows, BLOCK=block, num_warps=4)
+    return pairs_ET, counts_E
 
 
 def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_EHI: Tensor) -> Tensor:
@@ -47,12 +60,7 @@ def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_
     num_experts, hidden_size, width = down_EHI.shape
     num_pairs = num_rows * top_k
 
-    # An expert has at most one pair a row.
-    pairs_ET = torch.empty(num_experts, num_rows, dtype=torch.int32, device=x_TH.device)
-    counts_E = torch.empty(num_experts, dtype=torch.int32, device=x_TH.device)
-    block = min(1024, max(16, triton.next_power_of_2(num_pairs)))
-    _list_pairs_kernel[(num_experts,)](experts_TK, pairs_ET, counts_E, num_pairs, num_rows, BLOCK=block, num_warps=4)
-
+    pairs_ET, counts_E = pairs_of_experts(experts_TK, num_experts)
     gated_RI = torch.empty(num_pairs, width, dtype=x_TH.dtype, device=x_TH.device)
     tile = gate_up_tile(x_TH.dtype, num_rows)
     _gate_up_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(width, tile.outputs), num_experts)](

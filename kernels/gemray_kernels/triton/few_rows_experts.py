@@ -103,7 +103,7 @@ def tiles_for(dtype: torch.dtype) -> tuple[ExpertTile, ExpertTile]:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _pairs_like(pair, experts_R, num_pairs, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
+def pairs_like(pair, experts_R, num_pairs, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
     """The expert of `pair`, the pairs that share it in order, how many they are, and whether `pair` is their first."""
     r_R = tl.arange(0, BLOCK_R)
     expert_R = tl.load(experts_R + r_R, mask=r_R < num_pairs, other=-1)
@@ -135,7 +135,7 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
     EARLY: tl.constexpr,
 ):
     wait_for_inputs(EARLY)
-    expert, pair_M, count, is_first = _pairs_like(tl.program_id(1), experts_R, num_pairs, BLOCK_R, BLOCK_M)
+    expert, pair_M, count, is_first = pairs_like(tl.program_id(1), experts_R, num_pairs, BLOCK_R, BLOCK_M)
     if not is_first:
         return
     is_pair_M = tl.arange(0, BLOCK_M) < count
@@ -188,7 +188,7 @@ def _down_kernel(  # type: ignore[no-untyped-def]
     EARLY: tl.constexpr,
 ):
     # The experts were chosen before the kernel before this one: they may be read before it has ended.
-    expert, pair_M, count, is_first = _pairs_like(tl.program_id(1), experts_R, num_pairs, BLOCK_R, BLOCK_M)
+    expert, pair_M, count, is_first = pairs_like(tl.program_id(1), experts_R, num_pairs, BLOCK_R, BLOCK_M)
     wait_for_inputs(EARLY)
     if not is_first:
         return

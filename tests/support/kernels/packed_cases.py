@@ -42,6 +42,9 @@ FORMATS = {
     )
 }
 
+EXPERTS = ("int4 group 32", "int8 channel", "fp8 block 128", "nvfp4")
+"""Formats of which experts are tried."""
+
 
 def random_packed(
     form: PackedFormat,

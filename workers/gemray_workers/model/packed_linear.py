@@ -127,8 +127,6 @@ def empty_packed(
     dtypes = [recipe.scale_dtype(f"{name}.{form.scale_name}", usual) for name in names]
     scale_dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
     tiling = sharding.kernels.tiling(form.code, group, scale_dtype, inputs.start, inputs.length, sharding.dtype)
-    if num_experts is not None:
-        tiling = None
     code_room, scale_room = (0, 0) if tiling is None else (tiling.code_bytes, tiling.scale_bytes)
     return PackedWeight(
         code=form.code,
