@@ -57,6 +57,8 @@ class TrafficReport:
     drafts_accepted: int = 0
     preemptions: int = 0
     steps: int = 0
+    compiled: int = 0
+    """Triton programs compiled while serving."""
     mismatches: list[Mismatch] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     pages_left: dict[str, int] = field(default_factory=dict)
@@ -88,7 +90,8 @@ class TrafficReport:
         device, host = self.growth(self.device_bytes) / MIB, self.growth(self.host_bytes) / MIB
         return (
             f"{self.rounds} rounds, {self.finished} requests finished and {self.cancelled} cancelled, {self.tokens} "
-            f"tokens in {self.steps} steps, {self.drafts_accepted} drafts accepted, {self.preemptions} preemptions; "
+            f"tokens in {self.steps} steps, {self.drafts_accepted} drafts accepted, {self.preemptions} preemptions, "
+            f"{self.compiled} programs compiled; "
             f"{len(self.mismatches)} with other ids; memory of the card {device:+.1f} MiB, of the host {host:+.1f} MiB"
         )
 
@@ -143,6 +146,7 @@ class TrafficInbox:
         report, stats = self.report, message.stats
         report.steps, report.preemptions = stats.step, stats.num_preemptions
         report.drafts_accepted, report.pages_left = stats.speculation.accepted, stats.pages_in_use
+        report.compiled = stats.compiled_programs
         if self._is_last_round:
             report.most_at_last = max(report.most_at_last, stats.num_running)
         elif self._is_burst:

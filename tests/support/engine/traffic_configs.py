@@ -70,6 +70,8 @@ def traffic_faults(reports: list[TrafficReport]) -> list[str]:
     lead = reports[0]
     found = [f"{m.request}: other ids from token {m.position} on: {m.found} for {m.expected}" for m in lead.mismatches]
     found += lead.faults
+    if lead.compiled:
+        found.append(f"{lead.compiled} Triton programs were compiled while serving")
     if not lead.finished:
         found.append("no request finished")
     if any(lead.pages_left.values()):
