@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +16,16 @@ import psutil
 import ray
 from ray._private import services
 
+from gemray_cluster.ray_runtime.blocking import in_own_thread
+
 logger = logging.getLogger(__name__)
 
 VITAL = ("gcs_server", "raylet")
 """Without these Ray neither places nor watches anything; the others write logs and statistics."""
 _WATCH_S = 0.2
+_LOOK_S = 5.0
+"""How often Ray is asked whether it has given up a node whose processes run."""
+_ANSWER_S = 5.0
 
 
 @contextmanager
@@ -52,9 +58,15 @@ class OwnProcesses:
         node: Any = ray._private.worker._global_node
         self._vital = [(name, info.process) for name in VITAL for info in node.all_processes.get(name, [])]
         self._sessions = {process.pid for _, process in self._vital} - {os.getsid(0)}
+        self._node_id: str = ray.get_runtime_context().get_node_id()
+        self._given_up: str | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._look_at = time.monotonic() + _LOOK_S
 
     def dead(self) -> str | None:
-        """Which of the vital ones has ended, in words; None while all run."""
+        """Which of the vital ones is of no use any more, in words; None while all run."""
+        if self._given_up is not None:
+            return self._given_up
         for name, process in self._vital:
             code = process.poll()
             if code is not None:
@@ -63,10 +75,33 @@ class OwnProcesses:
         return None
 
     async def lost(self) -> str:
-        """Return when a vital one has ended, with the cause."""
+        """Return when a vital one is of no use any more, with the cause."""
         while (cause := self.dead()) is None:
+            if time.monotonic() >= self._look_at:
+                self._look()
             await asyncio.sleep(_WATCH_S)
         return cause
+
+    async def look(self) -> None:
+        """Learn whether Ray has given this node up; no answer within a few seconds tells nothing."""
+        await asyncio.wait([self._look()], timeout=_ANSWER_S)
+
+    def _look(self) -> asyncio.Task[None]:
+        """One look at a time: it takes as long as the GCS, which may hang, does."""
+        if self._looking is None or self._looking.done():
+            self._look_at = time.monotonic() + _LOOK_S
+            self._looking = asyncio.create_task(self._ask_whether_given_up())
+        return self._looking
+
+    async def _ask_whether_given_up(self) -> None:
+        """A raylet that hangs is a process that runs, but Ray places nothing on its node again, whatever follows."""
+        try:
+            is_alive = await in_own_thread(_is_alive, self._node_id)
+        except Exception as error:  # Ray's errors have no common base
+            logger.debug("Ray does not tell how this node is: %s", error)
+            return
+        if not is_alive:
+            self._given_up = "our own Ray has given this node up: its raylet does not answer"
 
     def kill(self) -> None:
         """End them and all that they have started, ranks included, at once. Idempotent."""
@@ -76,6 +111,12 @@ class OwnProcesses:
                     os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
+
+
+def _is_alive(node_id: str) -> bool:
+    """Whether Ray counts on a node; what it does not know has not been given up."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return all(node["Alive"] for node in nodes if node["NodeID"] == node_id)
 
 
 def _signal_name(number: int) -> str:

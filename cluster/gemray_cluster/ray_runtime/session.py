@@ -85,11 +85,13 @@ class RaySession:
         return None if self._processes is None else self._processes.dead()
 
     async def repair(self) -> None:
-        """Start Ray again if our own has died; for all who find it dead at the same time, once.
+        """Start Ray again if our own has died or hangs; for all who find it so at the same time, once.
 
         Raises ClusterUnreachable.
         """
         async with self._repairing:
+            if self._processes is not None and self.failure is None:
+                await self._processes.look()  # a gang may have failed because Ray gave its node up
             if self.failure is None:
                 return
             logger.warning("%s: starting another", self.failure)
