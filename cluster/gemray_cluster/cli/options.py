@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gemray_cluster.settings.settings import CONFIG, ServeSettings, settings_of, unknown_variables
+from gemray_cluster.settings.settings import ServeSettings, settings_of
+from gemray_cluster.settings.sources import CONFIG, unknown_variables
 from gemray_cluster.settings.types import SWITCH
 
 
@@ -36,7 +37,7 @@ def _text(value: str | bool | list[str] | None) -> str | None:
 
 def load_settings(flags: dict[str, str | None]) -> ServeSettings:
     """Settings from flags, variables and the file; a variable that may be a misspelt setting is told on stderr."""
-    for name, meant in unknown_variables(os.environ).items():
+    for name, meant in unknown_variables(os.environ, settings_of(ServeSettings)).items():
         hint = "" if meant is None else f"; did you mean {meant}?"
         print(f"warning: {name} is no setting of gemray and does nothing{hint}", file=sys.stderr)
     return ServeSettings.load(flags, os.environ)

@@ -5,17 +5,16 @@ A flag wins over a variable, a variable over the file, the file over the default
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.settings.errors import InvalidSetting, MissingSetting
+from gemray_cluster.settings.sources import CONFIG, from_environment, from_file, from_flags, parse
 from gemray_cluster.settings.types import (
     AUTO,
     INTEGER,
@@ -29,7 +28,6 @@ from gemray_cluster.settings.types import (
     SWITCH,
     TEXT,
     Kind,
-    NotAllowed,
     one_of,
 )
 from gemray_workers.errors import InvalidField
@@ -39,10 +37,6 @@ if TYPE_CHECKING:
     from gemray_workers.rank.blueprint import Blueprint
 
 T = TypeVar("T")
-
-PREFIX = "GEMRAY_"
-CONFIG = "config"
-"""The file's own setting: only a flag or a variable can name it."""
 
 ENGINE_NAMES: Mapping[str, str] = {
     "model_path": "model",
@@ -55,26 +49,8 @@ ENGINE_NAMES: Mapping[str, str] = {
 """Fields of EngineConfig whose settings have shorter names."""
 
 DEFAULT_KV_MEMORY: Mapping[str, int] = {"cpu": 1 << 30, "cuda": 16 << 30}
-SIMILAR = 0.75
-"""How alike two names must be, as `difflib` measures it, for one to be a likely misspelling of the other."""
 
 DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "float32", "cuda": "bfloat16"}
-
-
-class InvalidSetting(InvalidField):
-    """A setting's value is not allowed; the message also says where it came from."""
-
-    def __init__(self, name: str, value: object, allowed: str, origin: str) -> None:
-        super().__init__(name, value, allowed)
-        self.args = (f"{name} = {value!r} (from {origin}) is not allowed: {allowed}",)
-
-
-class MissingSetting(InvalidField):
-    """A setting without a default is given nowhere."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, None, "set")
-        self.args = (f"{name} is not set: give {_flag(name)}, {PREFIX}{name.upper()}, or {name} in the file",)
 
 
 def _setting(kind: Kind[Any], panel: str, meaning: str, default: Any, bounds: str) -> Any:
@@ -269,17 +245,18 @@ class ServeSettings:
     @classmethod
     def load(cls, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> ServeSettings:
         """Merge the sources; `flags` holds the texts as typed. Raises InvalidField."""
-        sources = [_from_flags(flags), _from_environment(environment)]
+        settings = settings_of(cls)
+        sources = [from_flags(flags), from_environment(environment, settings)]
         config = next((texts[CONFIG] for texts in sources if CONFIG in texts), None)
         if config is not None:
-            sources.append(_from_file(*config))
+            sources.append(from_file(*config, settings))
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
-        for setting in settings_of(cls):
+        for setting in settings:
             found = next((texts[setting.name] for texts in sources if setting.name in texts), None)
             if found is not None:
                 text, origins[setting.name] = found
-                values[setting.name] = _parse(setting, text, origins[setting.name])
+                values[setting.name] = parse(setting, text, origins[setting.name])
             elif setting.default is MISSING:
                 raise MissingSetting(setting.name)
         return cls(**values, origins=origins)
@@ -354,68 +331,3 @@ class ServeSettings:
 def settings_of(cls: type[ServeSettings]) -> list[Field[Any]]:
     """The fields that users set."""
     return [f for f in fields(cls) if "kind" in f.metadata]
-
-
-Texts = dict[str, tuple[str, str]]
-"""(text, origin) by setting."""
-
-
-def _from_flags(flags: Mapping[str, str | None]) -> Texts:
-    return {name: (text, f"flag {_flag(name)}") for name, text in flags.items() if text is not None}
-
-
-def _from_environment(environment: Mapping[str, str]) -> Texts:
-    names = {CONFIG, *(setting.name for setting in settings_of(ServeSettings))}
-    variables = {name: PREFIX + name.upper() for name in names}
-    return {name: (environment[key], f"environment {key}") for name, key in variables.items() if key in environment}
-
-
-def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables with a setting's prefix that name no setting, each with the variable that was probably meant, if any.
-
-    They are no errors: Kubernetes and users' own scripts set such variables too.
-    """
-    known = [name.upper() for name in (CONFIG, *(setting.name for setting in settings_of(ServeSettings)))]
-    found = {}
-    for variable in sorted(name for name in environment if name.startswith(PREFIX)):
-        name = variable.removeprefix(PREFIX)
-        if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=SIMILAR)
-            found[variable] = PREFIX + near[0] if near else None
-    return found
-
-
-def _from_file(path: str, origin: str) -> Texts:
-    try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidSetting(CONFIG, path, f"a readable file ({error.strerror})", origin) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting(CONFIG, path, f"a TOML file ({error})", origin) from error
-    names = [setting.name for setting in settings_of(ServeSettings)]
-    for name, value in content.items():
-        if name not in names:
-            near = get_close_matches(name, names, n=1, cutoff=SIMILAR)
-            hint = f"perhaps {near[0]} is meant; " if near else ""
-            raise InvalidSetting(name, value, f"{hint}one of {', '.join(names)}", path)
-        repeats = {setting.name for setting in settings_of(ServeSettings) if setting.metadata["kind"].repeats}
-        if name in repeats and isinstance(value, list) and all(isinstance(text, str) for text in value):
-            content[name] = ",".join(value)
-        elif not isinstance(value, str | int | float):
-            raise InvalidSetting(name, value, "a string or a number", path)
-    return {name: (str(value), path) for name, value in content.items()}
-
-
-def _parse(setting: Field[Any], text: str, origin: str) -> Any:
-    kind: Kind[Any] = setting.metadata["kind"]
-    try:
-        return kind.parse(text)
-    except ValueError as error:
-        allowed = str(error) if isinstance(error, NotAllowed) else kind.allowed
-        if origin.startswith("environment") and text.startswith("tcp://"):
-            allowed += " (Kubernetes sets this variable for a Service named gemray: use enableServiceLinks: false)"
-        raise InvalidSetting(setting.name, text, allowed, origin) from error
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -19,7 +19,7 @@ from gemray.client.errors import RequestFailed
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.cli.exit_codes import exit_code_of
 from gemray_cluster.gang.client import GangState
-from gemray_cluster.settings.settings import InvalidSetting
+from gemray_cluster.settings.errors import InvalidSetting
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from gemray_workers.messages import Choice, SpeculationCounters

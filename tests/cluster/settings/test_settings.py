@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.settings.errors import InvalidSetting, MissingSetting
 from gemray_cluster.settings.settings import (
     ENGINE_NAMES,
-    InvalidSetting,
-    MissingSetting,
     ServeSettings,
     settings_of,
-    unknown_variables,
 )
+from gemray_cluster.settings.sources import unknown_variables
 from gemray_cluster.settings.types import parse_size
 from gemray_workers.config import EngineConfig
 from gemray_workers.embedded import embedded_path
@@ -216,7 +215,7 @@ def test_variables_that_are_no_settings_and_what_they_may_have_meant() -> None:
         "GEMRAY_TP": "2",
         "HOME": "/",
     }
-    assert unknown_variables(environment) == {
+    assert unknown_variables(environment, settings_of(ServeSettings)) == {
         "GEMRAY_KV_MEMROY": "GEMRAY_KV_MEMORY",
         "GEMRAY_QQ": None,
         "GEMRAY_SERVICE_HOST": None,
