@@ -128,7 +128,9 @@ class DraftLengthController:
                 self._learn_time(group, decision, chosen, times)
                 decided.add(decision.drafts)
         if decided:
-            self._notice_giving_up({drafts.drafter for drafts in decided if drafts.number})
+            drafting = {drafts.drafter for drafts in decided if drafts.number}
+            self._estimates = [e if i in drafting else e.with_rest() for i, e in enumerate(self._estimates)]
+            self._notice_giving_up(drafting)
 
     def _learn_time(self, group: str, decision: _Decision, chosen: SequenceOf[ScheduledRows], times: StepTimes) -> None:
         """Record the time under what the step really had: limits may have cut drafts, and the rows of the others are

@@ -28,6 +28,10 @@ PATIENCE = 4
 """How often a length may be asked for without a step of that length, before it is no longer waited for."""
 RETRY_EVERY = 256
 """Steps after which a length other than the best is tried again: load and text change."""
+LONG_REST = 32
+"""Steps in a row without drafts after which acceptance that was measured before them is doubted: texts change."""
+DOUBTED = 2
+"""New measurements that weigh as much as what is doubted."""
 INITIAL_RATE = 0.8
 """Acceptance assumed of a position that was never drafted."""
 LEAST_GAIN = 0.05
@@ -110,6 +114,10 @@ class Estimates:
 
     rates: tuple[float, ...] = ()
     """Acceptance of each position, given that all before it were accepted."""
+    rested: int = 0
+    """Steps since the last drafts."""
+    since_rest: tuple[int, ...] = ()
+    """Measurements of each position since the last long rest; none before the first."""
     times: Mapping[tuple[Load, int], StepTime] = field(default_factory=dict)
     """By load and draft length."""
     in_vain: Mapping[tuple[Load, int], int] = field(default_factory=dict)
@@ -134,9 +142,18 @@ class Estimates:
     def with_acceptance(self, num_drafted: int, num_accepted: int) -> Estimates:
         """After a round of one sequence: the first drafts were accepted, the next one, if any, was not."""
         rates = list(self.rates) + [INITIAL_RATE] * (num_drafted - len(self.rates))
+        since_rest = [0] * len(rates) if self.rested >= LONG_REST else list(self.since_rest)
         for position in range(min(num_accepted + 1, num_drafted)):
-            rates[position] += MEMORY * ((position < num_accepted) - rates[position])
-        return replace(self, rates=tuple(rates))
+            weight = MEMORY
+            if position < len(since_rest):
+                weight = max(MEMORY, 1 / (DOUBTED + since_rest[position] + 1))
+                since_rest[position] += 1
+            rates[position] += weight * ((position < num_accepted) - rates[position])
+        return replace(self, rates=tuple(rates), rested=0, since_rest=tuple(since_rest))
+
+    def with_rest(self) -> Estimates:
+        """After a step in which it did not draft."""
+        return replace(self, rested=self.rested + 1)
 
     def expected_tokens(self, draft_length: int) -> float:
         """Mean tokens of a round."""
