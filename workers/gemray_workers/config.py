@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from gemray_workers.errors import InvalidField
-from gemray_workers.ranges import AT_LEAST_ONE, DURATION, NOT_NEGATIVE, Range, check_ranges, ranged
+from gemray_workers.ranges import AT_LEAST_ONE, DURATION, NOT_NEGATIVE, SHARE, Range, check_ranges, ranged
 
 DTypeName = Literal["bfloat16", "float32", "float64"]
 KVDTypeName = Literal["auto", "fp8_e4m3"]
@@ -40,6 +40,16 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class KVMemory:
+    """Bytes of KV pages on each rank of a gang, all groups together."""
+
+    target: int
+    """On a rank of the target; its drafters' groups are among them unless the drafter has a rank of its own."""
+    drafter: int
+    """On that rank; where there is none, as `target`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What every rank of a gang must agree on."""
@@ -49,14 +59,20 @@ class EngineConfig:
     tensor_parallel_size: int = ranged(AT_LEAST_ONE)
     dtype: DTypeName
     device: DeviceName
-    kv_memory_bytes: int = ranged(AT_LEAST_ONE)
-    """Bytes of KV pages on each rank, all groups together."""
+    kv_memory_bytes: int | None = ranged(AT_LEAST_ONE, None)
+    """Bytes of KV pages on each rank, all groups together. None finds them at start: what is free once everything else
+    has its memory (`rank.kv_room`)."""
+    gpu_memory_utilization: float = ranged(SHARE, 0.9)
+    """With None as `kv_memory_bytes`: the part of a card's memory that a rank's process may take, all in all."""
+    most_kv_memory: KVMemory | None = None
+    """With None as `kv_memory_bytes`: what an earlier gang found, in whose place this one comes and whose requests it
+    goes on with. It is not exceeded."""
     kv_dtype: KVDTypeName = "auto"
     """What the target's pages hold: ``auto`` is `dtype`; ``fp8_e4m3`` is half of bfloat16's bytes, scaled by what the
     checkpoint says, else by 1. A drafter's own pages hold `dtype`."""
     max_model_len: int | None = ranged(Range(2), None)
     """Most tokens of a sequence, prompt and output; None asks for the model's own maximum. The engine serves
-    the largest length that also fits `kv_memory_bytes`."""
+    the largest length that also fits the KV memory."""
     max_num_seqs: int = ranged(AT_LEAST_ONE, 32)
     """Sequences that hold pages at one time."""
     max_step_tokens: int | None = ranged(AT_LEAST_ONE, None)

@@ -223,6 +223,27 @@ class DrafterInfo(msgspec.Struct, frozen=True):
     checkpoint: CheckpointIdentity
 
 
+class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the memory of a rank's device is, in bytes; the parts below `total` add up to it."""
+
+    total: int
+    """All of the card; on CPU of the host, or of the process's control group."""
+    weights: int
+    """The target's shard, or what a dedicated drafter's rank holds of it."""
+    drafter: int
+    kv: int
+    """Pages of all groups."""
+    graphs: int
+    work: int
+    """Working memory of the largest step, whether it has been taken yet or not."""
+    elsewhere: int
+    """CUDA's and NCCL's own memory, and other processes."""
+    headroom: int
+    """Free, and left so."""
+    kv_budget: int
+    """What the pages could take: as configured, or as found at start."""
+
+
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank holds once it has loaded."""
 
@@ -235,6 +256,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     """Bytes of the target's shard, the drafter's, or both, as the rank holds them."""
     kv_groups: list[KVGroupInfo]
+    memory: MemoryInfo | None = None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,9 @@ class Range:
         return above and (self.most is None or value <= self.most)
 
     def __str__(self) -> str:
-        """The bounds as help texts tell them: ``>= 1``, ``0..65535``, ``0 or 1``, ``>= 64KiB``."""
+        """The bounds as help texts tell them: ``>= 1``, ``0..65535``, ``0 or 1``, ``> 0 and <= 1``, ``>= 64KiB``."""
+        if self.most is not None and self.excludes_least:
+            return f"> {self.least:g} and <= {self.most:g}"
         if self.most is None:
             least = f"{int(self.least) // _KIB}KiB" if self.unit == "bytes" else f"{self.least:g}"
             return f"{'>' if self.excludes_least else '>='} {least}"
@@ -38,6 +40,7 @@ class Range:
 AT_LEAST_ONE = Range(1)
 NOT_NEGATIVE = Range(0)
 DURATION = Range(0, unit="seconds", excludes_least=True)
+SHARE = Range(0, 1, unit="a number", excludes_least=True)
 
 
 def ranged(bounds: Range, default: Any = MISSING) -> Any:

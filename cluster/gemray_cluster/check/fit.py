@@ -12,14 +12,18 @@ from gemray_workers.errors import GemrayError
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName
     from gemray_workers.rank.blueprint import Blueprint
+    from gemray_workers.rank.kv_room import KVRoom
 
 NAME = "fit"
+GIB = 1 << 30
 
 
 def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     """Draw the gang's blueprint, and compare it with the headers of the weights that lie on this machine."""
+    from gemray_workers.rank.kv_room import draw, settle
     from gemray_workers.rank.kv_scales import kv_scales
 
+    found = ""
     try:
         blueprint = settings.blueprint(device)
         if not settings.random_weights:
@@ -29,6 +33,17 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
             if all(map(_has_weights, settings.drafter)):
                 blueprint.drafter.check_weights()
         _check_memory(blueprint)
+        if blueprint.kv is None:
+            room = _estimated_room(blueprint)
+            if room is None:
+                found = "the KV memory that is found at start on the nodes' GPUs"
+            else:
+                kv = settle([room], blueprint.config.tensor_parallel_size)
+                blueprint = draw(blueprint.config, kv, [room])
+                found = (
+                    f"{room.num_bytes / GIB:.1f} GiB of KV memory, an estimate of what auto finds: work space and "
+                    "graphs are measured at start"
+                )
     except GemrayError as error:
         return [fail(NAME, f"{error}.")]
     model = blueprint.model_info()
@@ -36,13 +51,10 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     drafters = "" if not methods else f", drafter{'s' * (len(methods) > 1)} {' and '.join(methods)}"
     recipe = blueprint.model.quantization
     weights = "" if recipe is None or not recipe.titles else f", weights {', '.join(recipe.titles)}"
-    return [
-        ok(
-            NAME,
-            f"{model.model_type} with {model.num_layers} layers on {model.tensor_parallel_size} ranks"
-            f"{weights}{drafters}: requests of up to {model.max_model_len} tokens fit the KV memory.",
-        )
-    ]
+    what = f"{model.model_type} with {model.num_layers} layers on {model.tensor_parallel_size} ranks{weights}{drafters}"
+    if blueprint.kv is None:
+        return [ok(NAME, f"{what}: requests of up to {blueprint.requested_len} tokens, as far as they fit {found}.")]
+    return [ok(NAME, f"{what}: requests of up to {model.max_model_len} tokens fit {found or 'the KV memory'}.")]
 
 
 def check_front_end(model: str) -> CheckResult:
@@ -76,7 +88,45 @@ def _check_memory(blueprint: Blueprint) -> None:
     device = torch.device(config.device)
     ranks_there = 1 if config.device == "cuda" else config.tensor_parallel_size
     needs = MemoryNeeds.of(blueprint)
-    require_room(needs, lambda: free_bytes(device), place="this machine", ranks_there=ranks_there)
+    require_room(
+        needs,
+        lambda: free_bytes(device),
+        place="this machine",
+        ranks_there=ranks_there,
+        states_kv=config.kv_memory_bytes is not None,
+    )
+
+
+def _estimated_room(blueprint: Blueprint) -> KVRoom | None:
+    """What a rank would find here for KV pages, from configs, headers and what is free now; None without a card."""
+    import torch
+
+    from gemray_workers.rank.kv_room import card_room, host_room
+    from gemray_workers.rank.memory import MemoryNeeds, free_bytes, total_bytes
+
+    config = blueprint.config
+    if config.device == "cuda" and not torch.cuda.is_available():
+        return None
+    device = torch.device(config.device)
+    needs = MemoryNeeds.of(blueprint)
+    total, free = total_bytes(device), free_bytes(device)
+    if config.device == "cpu":
+        ranks = config.tensor_parallel_size
+        left = free - ranks * (needs.weights + needs.drafter)
+        return host_room(
+            total=total, free=left, weights=needs.weights, drafter=needs.drafter, ranks_here=config.gang_size
+        )
+    return card_room(
+        total=total,
+        free=free,
+        outside=0,
+        weights=needs.weights,
+        drafter=needs.drafter,
+        work=needs.work,
+        graphs=0,
+        utilization=config.gpu_memory_utilization,
+        num_tensors=2 * sum(len(spec.layers) for spec in blueprint.specs),
+    )
 
 
 def _check_target_weights(blueprint: Blueprint) -> None:

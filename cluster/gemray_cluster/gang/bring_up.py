@@ -86,6 +86,7 @@ class BringUp:
                 rendezvous=rendezvous,
                 interface_ip=LOOPBACK if one_node else fact.node_ip,
                 threads=self._threads(fact),
+                ranks_here=self._ranks_at(fact),
             )
             for fact in self._facts
         ]
@@ -109,9 +110,11 @@ class BringUp:
         asked = os.environ.get("OMP_NUM_THREADS", "")
         if asked.isdecimal() and int(asked) > 0:
             return int(asked)
-        ranks_there = Counter(f.node_id for f in self._facts)[fact.node_id]
-        share = max(1, fact.cores // ranks_there)
+        share = max(1, fact.cores // self._ranks_at(fact))
         return min(share, MAX_THREADS_BESIDE_GPU) if self._engine.device == "cuda" else share
+
+    def _ranks_at(self, fact: RankFacts) -> int:
+        return Counter(f.node_id for f in self._facts)[fact.node_id]
 
 
 async def _all(doing: str, calls: Iterable[Awaitable[T]]) -> list[T]:

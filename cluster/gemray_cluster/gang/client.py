@@ -25,6 +25,10 @@ class GangUnavailable(GemrayError):
     """The gang cannot take or finish a request now (starting, draining, failed)."""
 
 
+class NoLongerFits(GemrayError):
+    """A gang failed under a request, and the one that follows has too little memory for it."""
+
+
 class GangClient(Protocol):
     """A running gang as the gRPC service sees it. All methods run on the event loop."""
 

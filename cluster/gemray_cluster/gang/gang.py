@@ -19,6 +19,7 @@ from gemray_cluster.gang.channel import GangChannel
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import account, errors_by_cause, in_words
+from gemray_cluster.gang.found_memory import tell_memory
 from gemray_cluster.gang.laps import Laps
 from gemray_cluster.gang.launcher import (
     Launcher,
@@ -175,6 +176,7 @@ class Gang:
         self._state = GangState.SERVING
         laps.end("first step")
         logger.info("the gang started in %s", laps)
+        tell_memory(self._info)
         progress(StartProgress("ready", len(self._ranks), len(self._ranks)))
 
     # --- serve -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from gemray_cluster.gang.client import NoLongerFits
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 
 FRUITLESS_FAILURES = 2
@@ -37,6 +38,22 @@ class LiveRequest:
             emitted_ids=[*self._submit.emitted_ids, *self._new_ids],
             num_prompt_logprobs=self._num_prompt_logprobs,
         )
+
+    def require_room(self, max_model_len: int) -> None:
+        """Raise NoLongerFits when a gang other than the first cannot give what the first one had promised.
+
+        Args:
+            max_model_len: most tokens of a request in the gang in which it is to go on, or has come to its end.
+        """
+        submit = self._submit
+        num_prompt_tokens = len(submit.prompt_ids)
+        num_tokens = num_prompt_tokens + len(submit.emitted_ids) + len(self._new_ids)
+        wants_more = num_tokens < num_prompt_tokens + submit.params.max_tokens
+        if self._num_failures and wants_more and num_tokens >= max_model_len:
+            raise NoLongerFits(
+                f"the gang that ran this request failed, and the one in its place has memory for {max_model_len} "
+                f"tokens a request: this one has {num_tokens} and wants more"
+            )
 
     @property
     def is_suspect(self) -> bool:

@@ -41,6 +41,7 @@ class Replays:
 
         Raises:
             GangUnavailable: no gang follows, the gang was stopped, or the request may be what kills gangs.
+            NoLongerFits: the gang that follows has less memory, and the request needs more.
         """
         request = LiveRequest(submit)
         self.num_live += 1
@@ -55,6 +56,8 @@ class Replays:
                     ):
                         async for delta in deltas:
                             given = request.take(delta)
+                            if given.finish == "length":
+                                request.require_room(gang.info.model.max_model_len)
                             if not request.is_suspect:
                                 self._suspects.clear(request)
                             yield given
@@ -69,6 +72,7 @@ class Replays:
                 self._suspects.clear(request)
                 await self._suspects.wait_for_turn(request)
                 gang = await gang_after(gang, request)
+                request.require_room(gang.info.model.max_model_len)
         finally:
             self._suspects.clear(request)
             self.num_live -= 1

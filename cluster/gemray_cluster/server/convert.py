@@ -20,6 +20,7 @@ from gemray_workers.messages import (
     EngineStats,
     GangInfo,
     KVGroupInfo,
+    MemoryInfo,
     ModelInfo,
     RankInfo,
     SpeculationCounters,
@@ -246,6 +247,20 @@ def _rank(rank: RankInfo) -> pb.Rank:
         weight_bytes=rank.weight_bytes,
         shard_indices=pb.ShardIndices(**rank.shard_indices),
         kv_groups=[_kv_group(group) for group in rank.kv_groups],
+        memory=None if rank.memory is None else _memory(rank.memory),
+    )
+
+
+def _memory(memory: MemoryInfo) -> pb.RankMemory:
+    return pb.RankMemory(
+        total=memory.total,
+        weights=memory.weights,
+        drafter=memory.drafter,
+        kv=memory.kv,
+        graphs=memory.graphs,
+        work=memory.work,
+        elsewhere=memory.elsewhere,
+        headroom=memory.headroom,
     )
 
 

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from gemray_cluster.gang.client import GangUnavailable
+from gemray_cluster.gang.client import GangUnavailable, NoLongerFits
 from gemray_cluster.observability.request_trace import cut
 from gemray_cluster.server.errors import AnswerTooLarge, CallCut, ClientStalled, EngineFault, QueueFull
 from gemray_workers.errors import InvalidField
@@ -56,7 +56,7 @@ async def errors_as_statuses(context: Context) -> AsyncIterator[None]:
         await _abort(context, code_pb2.INVALID_ARGUMENT, str(error), details)
     except QueueFull as error:
         await _abort(context, code_pb2.RESOURCE_EXHAUSTED, str(error), _retry_later())
-    except AnswerTooLarge as error:
+    except (AnswerTooLarge, NoLongerFits) as error:
         await _abort(context, code_pb2.RESOURCE_EXHAUSTED, str(error))
     except ClientStalled as error:
         logger.warning("a stream ends: %s", error)

@@ -17,6 +17,7 @@ from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.open_files import raise_open_files
 from gemray_cluster.check.resources import rank_bundle
+from gemray_cluster.gang.found_memory import FoundMemory
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.gang.router import Router
@@ -102,8 +103,15 @@ async def serving(
             bundle=rank_bundle(cluster_config, engine_config.device),
             checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
         )
+        found = FoundMemory(engine_config)
+
+        def make_gang() -> RayGang:
+            infos = (replica.info for replica in router.replicas)
+            engine = found.next_engine([info for info in infos if info is not None])
+            return RayGang(session, cluster_config, engine)
+
         await router.start(
-            lambda: RayGang(session, cluster_config, engine_config),
+            make_gang,
             slots=engine_config.max_num_seqs,
             progress=progress,
         )

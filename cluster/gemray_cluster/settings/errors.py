@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemray_workers.errors import InvalidField
 
 PREFIX = "GEMRAY_"
-"""Of the variables."""
+"""Beginning of the variables' names."""
 
 
 class InvalidSetting(InvalidField):

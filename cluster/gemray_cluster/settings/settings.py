@@ -25,6 +25,7 @@ from gemray_cluster.settings.types import (
     PATH,
     SECONDS,
     SIZE,
+    SIZE_OR_AUTO,
     SWITCH,
     TEXT,
     Kind,
@@ -47,8 +48,6 @@ ENGINE_NAMES: Mapping[str, str] = {
     "num_draft_tokens": "draft_tokens",
 }
 """Fields of EngineConfig whose settings have shorter names."""
-
-DEFAULT_KV_MEMORY: Mapping[str, int] = {"cpu": 1 << 30, "cuda": 16 << 30}
 
 DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "float32", "cuda": "bfloat16"}
 
@@ -89,8 +88,17 @@ class ServeSettings:
     dtype: str = _engine(
         one_of("auto", "bfloat16", "float32", "float64"), "auto is bfloat16 on GPUs, float32 on CPUs.", "auto"
     )
-    kv_memory: int | None = _engine(
-        SIZE, "KV pages of each rank, in all (default 16GiB on GPUs, 1GiB on CPUs).", bounds=">= 1"
+    kv_memory: int | str = _engine(
+        SIZE_OR_AUTO,
+        "KV pages of each rank, in all; auto (the default): on GPUs what is free once weights, work space and graphs "
+        "have their memory, less a headroom; on CPUs a quarter of what is free.",
+        AUTO,
+        bounds=">= 1",
+    )
+    gpu_memory_utilization: float | None = _engine(
+        NUMBER,
+        "With kv-memory auto: the part of a GPU's memory that a rank may take in all (default 0.9).",
+        bounds="> 0 and <= 1",
     )
     kv_dtype: str | None = _engine(
         one_of("auto", "fp8_e4m3"),
@@ -288,13 +296,17 @@ class ServeSettings:
         with self._naming_origins(ENGINE_NAMES):
             if not self.drafter and self.draft_tokens not in (AUTO, 0):
                 raise InvalidField("draft_tokens", self.draft_tokens, "0 or auto, as there is no drafter")
+            if self.gpu_memory_utilization is not None and self.kv_memory != AUTO:
+                raise InvalidField(
+                    "gpu_memory_utilization", self.gpu_memory_utilization, "unset, as kv_memory states a size"
+                )
             return self._build(
                 EngineConfig,
                 model_path=self.model,
                 tensor_parallel_size=self.tp,
                 device=device,
                 dtype=DEFAULT_DTYPE[device] if self.dtype == "auto" else self.dtype,
-                kv_memory_bytes=DEFAULT_KV_MEMORY[device] if self.kv_memory is None else self.kv_memory,
+                kv_memory_bytes=None if isinstance(self.kv_memory, str) else self.kv_memory,
                 drafter_path=next(iter(self.drafter), None),
                 second_drafter_path=next(iter(self.drafter[1:]), None),
                 num_draft_tokens=None if isinstance(self.draft_tokens, str) else self.draft_tokens,

@@ -81,6 +81,10 @@ def _integer_or_auto(value: str) -> int | str:
     return AUTO if value == AUTO else int(value)
 
 
+def _size_or_auto(value: str) -> int | str:
+    return AUTO if value == AUTO else parse_size(value)
+
+
 def one_of(*names: str) -> Kind[str]:
     """One of a few names."""
 
@@ -139,4 +143,6 @@ INTEGER = Kind(int, "an integer", "INTEGER")
 INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")
 NUMBER = Kind(_number, "a number", "NUMBER")
 SECONDS = Kind(_seconds, "seconds, a number >= 0", "SECONDS")
-SIZE = Kind(parse_size, "a size such as 2GiB, 40Gi, 24G (24 * 10^9) or 1048576", "SIZE")
+_SIZES = "a size such as 2GiB, 40Gi, 24G (24 * 10^9) or 1048576"
+SIZE = Kind(parse_size, _SIZES, "SIZE")
+SIZE_OR_AUTO = Kind(_size_or_auto, f"{_SIZES}, or auto", "SIZE|auto")

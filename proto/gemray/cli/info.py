@@ -35,7 +35,14 @@ def info(
         _print_json(model, stats)
         return
     console = Console()
-    for table in (_model(model), _choices(model), _shards(model), _memory(model, stats), _load(model, stats)):
+    for table in (
+        _model(model),
+        _choices(model),
+        _shards(model),
+        *_memory(model),
+        _pools(model, stats),
+        _load(model, stats),
+    ):
         console.print(table)
     if len(stats.replicas) > 1:
         console.print(_replicas(model, stats))
@@ -129,7 +136,20 @@ def _shards(model: pb.GetModelInfoResponse) -> Table:
     return table
 
 
-def _memory(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> Table:
+def _memory(model: pb.GetModelInfoResponse) -> list[Table]:
+    """A row for each rank; none of a server of an earlier version."""
+    parts = ("weights", "drafter", "kv", "graphs", "work", "elsewhere", "headroom", "total")
+    words = {"kv": "KV pages", "work": "work space"}
+    told = [rank for rank in model.ranks if rank.HasField("memory")]
+    if not told:
+        return []
+    table = _table("Memory", "rank", *(words.get(part, part) for part in parts))
+    for rank in told:
+        table.add_row(str(rank.rank), *(_size(getattr(rank.memory, part)) for part in parts))
+    return [table]
+
+
+def _pools(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> Table:
     table = _table("KV memory of a rank", "group", "layers", "heads x dim", "window", "pages", "bytes", "in use")
     in_use = {pool.group: pool.pages_in_use for pool in stats.engine.pools}
     # The same on every rank, but a dedicated drafter's are on its own alone.

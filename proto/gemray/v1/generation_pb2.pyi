@@ -552,7 +552,7 @@ class Drafter(_message.Message):
     def __init__(self, method: _Optional[str] = ..., kv_sharing: _Optional[_Union[KvSharing, str]] = ..., placement: _Optional[_Union[DrafterPlacement, str]] = ..., max_draft_tokens: _Optional[int] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ["rank", "host", "device", "weight_bytes", "shard_indices", "kv_groups", "role"]
+    __slots__ = ["rank", "host", "device", "weight_bytes", "shard_indices", "kv_groups", "role", "memory"]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -560,6 +560,7 @@ class Rank(_message.Message):
     SHARD_INDICES_FIELD_NUMBER: _ClassVar[int]
     KV_GROUPS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     device: str
@@ -567,7 +568,28 @@ class Rank(_message.Message):
     shard_indices: ShardIndices
     kv_groups: _containers.RepeatedCompositeFieldContainer[KvGroup]
     role: RankRole
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., shard_indices: _Optional[_Union[ShardIndices, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., role: _Optional[_Union[RankRole, str]] = ...) -> None: ...
+    memory: RankMemory
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., shard_indices: _Optional[_Union[ShardIndices, _Mapping]] = ..., kv_groups: _Optional[_Iterable[_Union[KvGroup, _Mapping]]] = ..., role: _Optional[_Union[RankRole, str]] = ..., memory: _Optional[_Union[RankMemory, _Mapping]] = ...) -> None: ...
+
+class RankMemory(_message.Message):
+    __slots__ = ["total", "weights", "drafter", "kv", "graphs", "work", "elsewhere", "headroom"]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    HEADROOM_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    weights: int
+    drafter: int
+    kv: int
+    graphs: int
+    work: int
+    elsewhere: int
+    headroom: int
+    def __init__(self, total: _Optional[int] = ..., weights: _Optional[int] = ..., drafter: _Optional[int] = ..., kv: _Optional[int] = ..., graphs: _Optional[int] = ..., work: _Optional[int] = ..., elsewhere: _Optional[int] = ..., headroom: _Optional[int] = ...) -> None: ...
 
 class ShardIndices(_message.Message):
     __slots__ = ["padded_org_vocab_start_index", "padded_org_vocab_end_index", "padded_added_vocab_start_index", "padded_added_vocab_end_index", "org_vocab_start_index", "org_vocab_end_index", "added_vocab_start_index", "added_vocab_end_index", "num_org_elements", "num_added_elements", "num_org_elements_padded", "num_added_elements_padded", "num_org_vocab_padding", "num_added_vocab_padding", "num_elements_padded"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from operator import methodcaller
@@ -36,6 +37,35 @@ def test_what_fits_says_how_long_requests_may_be() -> None:
     status, sentence = check(tp=2, drafter=(str(tiny_dflash(TARGET)),))
     assert status is Status.OK
     assert "on 2 ranks, drafter dflash: requests of up to 4096 tokens" in sentence
+
+
+def test_auto_tells_an_estimate() -> None:
+    status, sentence = check(kv_memory="auto", tp=2)
+    assert status is Status.OK
+    told = r"on 2 ranks: requests of up to 4096 tokens fit \d+\.\d GiB of KV memory, an estimate of what auto finds"
+    assert re.search(told, sentence)
+
+
+def test_auto_on_gpus_that_are_elsewhere_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (result,) = check_fit(ServeSettings(model=str(TARGET)), "cuda")
+    assert result.status is Status.OK
+    assert result.sentence.endswith(
+        "requests of up to 4096 tokens, as far as they fit the KV memory that is found at start on the nodes' GPUs."
+    )
+
+
+def test_auto_on_a_card_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of a made-up card is free."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (10 << 30, 80 << 30))
+    (result,) = check_fit(ServeSettings(model=str(TARGET)), "cuda")
+    assert result.status is Status.OK
+    assert " tokens fit 7.5 GiB of KV memory, an estimate" in result.sentence
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (1 << 30, 80 << 30))
+    (result,) = check_fit(ServeSettings(model=str(TARGET)), "cuda")
+    assert result.status is Status.FAIL
+    assert "rank 0 has no memory for KV pages: of 80.00 GiB it can have 1.00 GiB" in result.sentence
 
 
 def test_two_drafters_are_told() -> None:

@@ -27,13 +27,19 @@ END_OF_STREAM: Any = vars(grpc.aio)["EOF"]
 
 async def test_serve_answers_and_drains(tmp_path: Path) -> None:
     model = write_servable_checkpoint(tmp_path / "model")
-    async with served(model) as (process, channel):
+    async with served(model, "--kv-memory", "auto") as (process, channel):
         stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
         health: Any = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
         info = await stub.GetModelInfo(pb.GetModelInfoRequest())
         assert [rank.shard_indices.org_vocab_start_index for rank in info.ranks] == [0, 1024]
+        assert [choice.reason for choice in info.choices if choice.what == "KV memory"] == [
+            "a quarter of what was free, shared by the ranks of a host"
+        ]
+        for memory in (rank.memory for rank in info.ranks):
+            parts = (memory.weights, memory.drafter, memory.kv, memory.graphs, memory.work, memory.elsewhere)
+            assert sum(parts) + memory.headroom == memory.total > 0
 
         sampling = pb.SamplingParameters(seed=7, max_tokens=24, ignore_eos=True)
         unary = await stub.Generate(pb.GenerateRequest(text="import this", sampling=sampling))

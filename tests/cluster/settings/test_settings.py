@@ -117,8 +117,24 @@ def test_unset_values_are_the_components_own() -> None:
     assert settings.server_config() == ServerConfig()
     assert settings.cluster_config() == ClusterConfig()
     engine = settings.engine_config("cuda")
-    assert (engine.dtype, engine.kv_memory_bytes, engine.max_num_seqs) == ("bfloat16", 16 << 30, 32)
+    assert (engine.dtype, engine.kv_memory_bytes, engine.max_num_seqs) == ("bfloat16", None, 32)
     assert settings.engine_config("cpu").dtype == "float32"
+
+
+def test_kv_memory_is_found_or_stated() -> None:
+    found = ServeSettings.load({**MODEL, "kv_memory": "auto", "gpu_memory_utilization": "0.45"}, {})
+    assert found == ServeSettings(model="/models/gemma", gpu_memory_utilization=0.45)
+    engine = found.engine_config("cuda")
+    assert (engine.kv_memory_bytes, engine.gpu_memory_utilization) == (None, 0.45)
+    stated = ServeSettings.load({**MODEL, "kv_memory": "40GiB"}, {"GEMRAY_GPU_MEMORY_UTILIZATION": "0.8"})
+    with pytest.raises(
+        InvalidSetting,
+        match=r"gpu_memory_utilization = 0\.8 \(from environment .*\) is not allowed: unset, as kv_memory states",
+    ):
+        stated.engine_config("cuda")
+    assert ServeSettings(model="/m", kv_memory=40 << 30).engine_config("cuda").kv_memory_bytes == 40 << 30
+    with pytest.raises(InvalidSetting, match="or auto"):
+        ServeSettings.load({**MODEL, "kv_memory": "some"}, {})
 
 
 def test_drafter_settings_reach_the_engine() -> None:

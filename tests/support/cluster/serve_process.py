@@ -22,7 +22,7 @@ PATIENCE = [f"--{name}={HANG_S:g}" for name in ("heartbeat-deadline-s", "collect
 @asynccontextmanager
 async def starting(model: Path, *more: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
     """A server process on two CPUs, in a session of its own, as from a terminal."""
-    flags = ["--model", str(model), *PATIENCE, *more, "--port", str(port), "--kv-memory", "32MiB"]
+    flags = ["--model", str(model), *PATIENCE, "--kv-memory", "32MiB", *more, "--port", str(port)]
     flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True

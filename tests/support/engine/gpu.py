@@ -59,16 +59,44 @@ def published_config(shape: Shape, method: str, directory: Path, **changes: Any)
     return engine_config(shortened(f"{shape}-it", directory), **settings)
 
 
-def shortened(name: str, directory: Path) -> Path:
-    """A config under `directory` of a published model cut to `LAYERS` layers, if it shares no KV."""
+def memory_config(
+    shape: str, method: str, directory: Path, num_layers: int | None = LAYERS, **changes: Any
+) -> EngineConfig:
+    """bfloat16 random weights of a published shape as a server would start it, with no memory stated.
+
+    Args:
+        shape: of `CONFIGS`.
+        method: of its drafter, or none.
+        directory: for configs.
+        num_layers: to which a shape that shares no KV is cut; None for all.
+        changes: fields of the config.
+    """
+    suffix = {"mtp": "-assistant", "dflash": "-DFlash"}
+    settings: dict[str, Any] = {
+        "model_path": str(shortened(f"{shape}-it", directory, num_layers)),
+        "tensor_parallel_size": 1,
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "random_weights": True,
+        **changes,
+    }
+    if method != "none" and (CONFIGS / f"{shape}-it{suffix[method]}").is_dir():
+        settings["drafter_path"] = str(shortened(f"{shape}-it{suffix[method]}", directory, num_layers))
+    return EngineConfig(**settings)
+
+
+def shortened(name: str, directory: Path, num_layers: int | None = LAYERS) -> Path:
+    """A config under `directory` of a published model, cut to `num_layers` layers unless it shares KV."""
+    if num_layers is None:
+        return CONFIGS / name
     config = json.loads((CONFIGS / name / "config.json").read_text())
     if "dflash_config" in config:
-        config["num_target_layers"] = LAYERS
+        config["num_target_layers"] = num_layers
         count = len(config["dflash_config"]["target_layer_ids"])
-        config["dflash_config"]["target_layer_ids"] = [1 + i * (LAYERS - 3) // (count - 1) for i in range(count)]
+        config["dflash_config"]["target_layer_ids"] = [1 + i * (num_layers - 3) // (count - 1) for i in range(count)]
     elif "backbone_hidden_size" not in config and not config["text_config"]["num_kv_shared_layers"]:
-        config["text_config"]["num_hidden_layers"] = LAYERS
-        config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:LAYERS]
+        config["text_config"]["num_hidden_layers"] = num_layers
+        config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:num_layers]
     path = directory / name
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))

@@ -11,6 +11,7 @@ from gemray_workers.rank.blueprint import Blueprint
 
 def least_memory(config: EngineConfig) -> int:
     """Bytes of KV in which one sequence of `max_model_len` tokens just fits."""
+    assert config.kv_memory_bytes is not None
     low, high = 0, config.kv_memory_bytes
     while high - low > 1024:
         middle = (low + high) // 2

@@ -59,7 +59,8 @@ def test_a_budget_holds_more_and_the_info_says_so() -> None:
     for before, after in zip(plain.target_specs, small.target_specs, strict=True):
         assert (before.dtype, after.dtype) == (torch.bfloat16, FP8)
         assert after.page_bytes * 2 == before.page_bytes
-    assert small.config.kv_memory_bytes >= small.pools.num_bytes
+    assert small.kv is not None
+    assert small.kv.target >= small.pools.num_bytes
     infos = [{c.what: c for c in blueprint.model_info().choices}["KV dtype"] for blueprint in (plain, small)]
     assert [info.chosen for info in infos] == ["bfloat16", KV]
     assert infos[1].reason == "chosen explicitly, with the checkpoint's scales or 1"

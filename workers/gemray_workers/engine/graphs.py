@@ -45,6 +45,8 @@ class GraphedCycle:
         self._null_slot = null_slot
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all captures: libraries keep work space for each stream that they have seen.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._captured: dict[tuple[CycleShape, Features], _Captured] = {}
 
     @torch.inference_mode()
@@ -57,6 +59,22 @@ class GraphedCycle:
             self._captured[key] = self._capture(*key)
             if progress is not None:
                 progress(i + 1, len(self._keys))
+
+    @torch.inference_mode()
+    def capture_largest(self) -> tuple[int, int]:
+        """Capture the largest bucket of each kind of features, in whose memory the others will live.
+
+        Returns:
+            How many were captured, and how many bytes the outputs of the others will keep in that memory.
+        """
+        largest: dict[Features, _Captured] = {}
+        others = 0
+        for shape, features in self._keys:
+            if features not in largest:
+                largest[features] = self._captured[shape, features] = self._capture(shape, features)
+            else:
+                others += _output_bytes(shape, largest[features])
+        return len(largest), others
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
         """The plan in the shape of the bucket that holds it, or as it is when it will run eagerly."""
@@ -89,7 +107,7 @@ class GraphedCycle:
         plan = CyclePlan([], shape, features)
         table_S6 = plan.table(self._null_slot).to(self._device)
         # Once eagerly: kernels compile, and libraries take what memory they keep.
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             self._cycle.draft(plan, table_S6)
@@ -104,3 +122,10 @@ class GraphedCycle:
         with torch.cuda.graph(decide, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = self._cycle.decide(plan, table_S6)
         return _Captured(plan, table_S6, draft, decide, output)
+
+
+def _output_bytes(shape: CycleShape, like: _Captured) -> int:
+    """Most bytes of a bucket's output, told from one of another shape: a logits row a choice, a hidden state a row."""
+    hidden_UH, logits_RV = like.output.hidden_UH, like.output.logits_RV
+    num_bytes = hidden_UH[:1].nbytes * shape.num_rows
+    return num_bytes + (0 if logits_RV is None else logits_RV[:1].nbytes * shape.num_choosing * (1 + shape.max_drafts))

@@ -51,11 +51,19 @@ class KVCaches:
         """
         parts = {layer: (*pair, (scales or {}).get(layer, KVScales())) for layer, pair in pages.items()}
         self._writers = {layer: KVWriter(*of_layer) for layer, of_layer in parts.items()}
-        self._readers = {layer: KVReader(*of_layer) for layer, of_layer in parts.items()}
+        self._own_readers = {layer: KVReader(*of_layer) for layer, of_layer in parts.items()}
+        self._readers = dict(self._own_readers)
         self._groups = {layer: spec.name for spec in specs for layer in spec.layers}
         for layer, donor in (donors or {}).items():
             self._readers[layer] = self._readers[donor]
             self._groups[layer] = self._groups[donor]
+
+    def rebind(self, pages: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        """Let every view show other memory: (k_pages, v_pages) of each layer that owns KV. Who holds a view need not be
+        told; a graph that was captured over the old memory is of no more use."""
+        for layer, (k_pages, v_pages) in pages.items():
+            for view in (self._writers[layer], self._own_readers[layer]):
+                view.k_pages, view.v_pages = k_pages, v_pages
 
     def writer(self, layer: int) -> KVWriter:
         """The cache of a layer that owns KV; KeyError for any other."""

@@ -44,11 +44,8 @@ class KVPools:
             InvalidField: some layer of the model neither owns KV in a group nor reads the KV of one that does.
         """
         self._specs = {spec.name: spec for spec in specs}
-        self._pages_BPND = {
-            layer: (_zeros(spec, num_pages[name], device), _zeros(spec, num_pages[name], device))
-            for name, spec in self._specs.items()
-            for layer in spec.layers
-        }
+        self._device = device
+        self._pages_BPND = self._allocate(num_pages)
         self._check_every_layer(donors)
         readers = {layer: donor for layer, donor in donors.items() if donor is not None}
         self._caches = KVCaches(self._specs.values(), self._pages_BPND, readers, scales)
@@ -57,6 +54,22 @@ class KVPools:
     def caches(self) -> KVCaches:
         """What the model's layers read and write."""
         return self._caches
+
+    def release(self) -> None:
+        """Give the memory back. The caches keep to nothing, until `allocate`."""
+        nothing = torch.empty(0, device=self._device)
+        self._caches.rebind(dict.fromkeys(self._pages_BPND, (nothing, nothing)))
+        self._pages_BPND = {}
+
+    def allocate(self, num_pages: Mapping[str, int]) -> None:
+        """Other pools in place of those that were released; the caches show them."""
+        self._pages_BPND = self._allocate(num_pages)
+        self._caches.rebind(self._pages_BPND)
+
+    @property
+    def num_tensors(self) -> int:
+        """Allocations of the pools."""
+        return 2 * sum(len(spec.layers) for spec in self._specs.values())
 
     @property
     def num_bytes(self) -> int:
@@ -73,6 +86,13 @@ class KVPools:
             for layer in self._specs[name].layers:
                 for tensor_BPND in self._pages_BPND[layer]:
                     tensor_BPND[index.to(tensor_BPND.device)] = float("nan")
+
+    def _allocate(self, num_pages: Mapping[str, int]) -> dict[int, tuple[Tensor, Tensor]]:
+        return {
+            layer: (_zeros(spec, num_pages[name], self._device), _zeros(spec, num_pages[name], self._device))
+            for name, spec in self._specs.items()
+            for layer in spec.layers
+        }
 
     def _check_every_layer(self, donors: Mapping[int, int | None]) -> None:
         for layer, donor in donors.items():

@@ -14,7 +14,7 @@ from gemray_workers.attention.choice import AttentionNeeds, choose_backends
 from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.checkpoint.quantized.kv_cache import FP8_E4M3
 from gemray_workers.checkpoint.quantized.recipe import Recipe
-from gemray_workers.config import EngineConfig
+from gemray_workers.config import EngineConfig, KVMemory
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import DrafterPlan
 from gemray_workers.errors import InvalidField
@@ -23,7 +23,10 @@ from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Choice, DrafterInfo, KVGroupInfo, ModelInfo
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.kv_groups import kv_group_specs
+from gemray_workers.rank.largest_step import pools_of_largest_step
 from gemray_workers.scheduling.config import SchedulerConfig
+
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +44,18 @@ class Blueprint:
     """Limits of every step."""
     choices: tuple[Choice, ...]
     """Attention backends: the target's, then each drafter's."""
+    kv: KVMemory | None
+    """What the pools may take; None where it is yet to be found, and the pools hold the largest step's requests."""
+    requested_len: int
+    """Most tokens of a request if memory suffices."""
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Blueprint:
+    def of(cls, config: EngineConfig, kv: KVMemory | None = None) -> Blueprint:
         """Make the blueprint. What transformers had to read is kept in `config`, for the ranks.
+
+        Args:
+            config: of the gang.
+            kv: the KV memory that was found at start, where `config` does not state it.
 
         Raises:
             InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or another (rows of a step).
@@ -56,7 +67,15 @@ class Blueprint:
         target_specs = kv_group_specs(
             model, tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_kv_dtype
         )
-        pools = _fit(config, model, target_specs, drafter)
+        if config.kv_memory_bytes is not None:
+            kv = KVMemory(config.kv_memory_bytes, config.kv_memory_bytes)
+        requested_len = _requested_len(config, model)
+        num_draft_tokens = drafter.traits.num_draft_tokens
+        pools = (
+            pools_of_largest_step(config, (*target_specs, *drafter.kv_specs), num_draft_tokens, requested_len)
+            if kv is None
+            else _fit(config, kv, requested_len, target_specs, drafter)
+        )
         return cls(
             config=config,
             model=model,
@@ -65,15 +84,17 @@ class Blueprint:
             pools=pools,
             scheduler=SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
-                max_step_tokens=config.step_tokens(drafter.traits.num_draft_tokens),
+                max_step_tokens=config.step_tokens(num_draft_tokens),
                 prefill_chunk=config.prefill_chunk,
                 max_model_len=pools.max_model_len,
-                num_draft_tokens=drafter.traits.num_draft_tokens,
+                num_draft_tokens=num_draft_tokens,
                 lag=config.lag,
                 prefix_cache=config.prefix_cache,
                 tells_freed_pages=config.poison_freed_pages,
             ),
             choices=_choose_attention(config, target_specs, drafter),
+            kv=kv,
+            requested_len=requested_len,
         )
 
     @property
@@ -125,6 +146,18 @@ class Blueprint:
         own = f"; the drafter's own pages are in {config.dtype}" if self.drafter.kv_specs else ""
         return Choice("KV dtype", config.kv_dtype, f"chosen explicitly, with the checkpoint's scales or 1{own}")
 
+    def _kv_memory(self) -> list[Choice]:
+        config = self.config
+        if self.kv is None or config.kv_memory_bytes is not None:
+            return []
+        size = f"{self.kv.target / GIB:.2f} GiB"
+        if self.kv.drafter != self.kv.target:
+            size += f", {self.kv.drafter / GIB:.2f} GiB for the drafter"
+        if config.device == "cpu":
+            return [Choice("KV memory", size, "a quarter of what was free, shared by the ranks of a host")]
+        share = f"at most {config.gpu_memory_utilization:g} of a card for all that a rank holds"
+        return [Choice("KV memory", size, f"what was free beside weights, work space and graphs, {share}")]
+
     def model_info(self) -> ModelInfo:
         """The served model, as clients see it."""
         model = self.model
@@ -140,7 +173,13 @@ class Blueprint:
             dtype=self.config.dtype,
             tensor_parallel_size=self.config.tensor_parallel_size,
             sliding_window=model.sliding_window,
-            choices=[*self.choices, self._cycles(), self._kv_dtype(), *_weights(self.config, model.quantization)],
+            choices=[
+                *self.choices,
+                self._cycles(),
+                *self._kv_memory(),
+                self._kv_dtype(),
+                *_weights(self.config, model.quantization),
+            ],
             drafter_method=self.drafter.traits.method,
             drafter_kv=self.drafter.traits.kv,
             drafter_placement=self.config.drafter_placement,
@@ -173,11 +212,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _fit(
-    config: EngineConfig, model: ModelConfig, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan
-) -> PoolPlan:
-    """Pages of every group. A dedicated drafter has the whole KV budget of its own device for its groups."""
-    num_draft_tokens = drafter.traits.num_draft_tokens
+def _requested_len(config: EngineConfig, model: ModelConfig) -> int:
     requested_len = config.max_model_len or model.max_position_embeddings
     if requested_len > model.max_position_embeddings:
         raise InvalidField(
@@ -186,10 +221,23 @@ def _fit(
             f"2 to {model.max_position_embeddings}, the max_position_embeddings of the model's config",
         )
 
-    def fit(specs: Sequence[KVGroupSpec], length: int) -> PoolPlan:
+    return requested_len
+
+
+def _fit(
+    config: EngineConfig,
+    kv: KVMemory,
+    requested_len: int,
+    target_specs: Sequence[KVGroupSpec],
+    drafter: DrafterPlan,
+) -> PoolPlan:
+    """Pages of every group. A dedicated drafter has the whole KV budget of its own device for its groups."""
+    num_draft_tokens = drafter.traits.num_draft_tokens
+
+    def fit(specs: Sequence[KVGroupSpec], kv_memory_bytes: int, length: int) -> PoolPlan:
         return fit_pools(
             specs,
-            kv_memory_bytes=config.kv_memory_bytes,
+            kv_memory_bytes=kv_memory_bytes,
             requested_len=length,
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=config.step_tokens(num_draft_tokens),
@@ -200,9 +248,10 @@ def _fit(
         )
 
     if config.drafter_placement == "colocated":
-        return fit((*target_specs, *drafter.kv_specs), requested_len)
-    length = min(fit(specs, requested_len).max_model_len for specs in (target_specs, drafter.kv_specs))
-    target, own = fit(target_specs, length), fit(drafter.kv_specs, length)
+        return fit((*target_specs, *drafter.kv_specs), kv.target, requested_len)
+    parts = ((target_specs, kv.target), (drafter.kv_specs, kv.drafter))
+    length = min(fit(specs, num_bytes, requested_len).max_model_len for specs, num_bytes in parts)
+    target, own = (fit(specs, num_bytes, length) for specs, num_bytes in parts)
     return PoolPlan(
         num_pages={**target.num_pages, **own.num_pages},
         max_model_len=length,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import torch
 
@@ -25,15 +26,29 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name
+from gemray_workers.rank.card_memory import CardMemory, card_memory
+from gemray_workers.rank.kv_room import KVRoom, host_room
+from gemray_workers.rank.memory import free_bytes, memory_info, total_bytes
+from gemray_workers.rank.rehearsal import PresentBytes, rehearse, told_as_capacity
 
 
 class DrafterRank:
     """The last rank of a gang with a dedicated drafter."""
 
     def __init__(
-        self, config: EngineConfig, gang: TorchCommunicator, device: torch.device, progress: ProgressFn | None = None
+        self,
+        config: EngineConfig,
+        gang: TorchCommunicator,
+        device: torch.device,
+        progress: ProgressFn | None = None,
+        *,
+        card: CardMemory | None = None,
     ) -> None:
-        """Load the drafter and the target's embedding and head, and build the drafter's KV pools."""
+        """Load the drafter and the target's embedding and head, and build the drafter's KV pools; where no size is
+        configured small ones, as `EngineRank` does. Arguments as of that.
+        """
+        self._card = card_memory(device) if card is None else card
+        self._work_bytes = 0
         self._config = config
         self._gang = gang
         self._device = device
@@ -58,14 +73,46 @@ class DrafterRank:
             )
         )
 
+    def kv_room(self, ranks_here: int) -> KVRoom:
+        """As `EngineRank.kv_room`: the target's largest step is followed."""
+        weights, drafter = self._table_bytes, self._drafter.weight_bytes
+        if self._card is None:
+            return host_room(
+                total=total_bytes(self._device),
+                free=free_bytes(self._device),
+                weights=weights,
+                drafter=drafter,
+                ranks_here=ranks_here,
+            )
+        doing = "while it tried out its largest step: lower max_num_seqs, max_step_tokens or prefill_chunk"
+        with told_as_capacity(self._place, doing):
+            room = rehearse(
+                self._card,
+                PresentBytes(weights, drafter, self._pools.num_bytes, self._pools.num_tensors),
+                utilization=self._config.gpu_memory_utilization,
+                run=lambda: self.engine().run(),
+                capture=lambda: None,
+            )
+        self._work_bytes = room.work
+        return room
+
+    def size_pools(self, blueprint: Blueprint) -> None:
+        """As `EngineRank.size_pools`."""
+        self._pools.release()
+        self._blueprint = blueprint
+        if self._card is not None:
+            self._card.give_back()
+        with told_as_capacity(self._place, "for KV pages, for which it was free a moment ago: another process took it"):
+            self._pools.allocate(blueprint.pools.num_pages)
+
     def engine(self, *, drafter: Drafter | None = None) -> DrafterEngine:
         """An engine with no requests, following rank 0; `drafter` stands in for this rank's own (tests)."""
-        plan = self._blueprint.drafter
+        plan, scheduler = self._blueprint.drafter, self._blueprint.scheduler
+        if self._blueprint.kv is None:  # as the target's ranks do
+            scheduler = replace(scheduler, max_model_len=self._blueprint.requested_len)
         return DrafterEngine(
             drafter=drafter or self._drafter,
-            slots=build_slots(
-                self._blueprint.scheduler, plan.kv_specs, self._shard, self._config.torch_dtype, self._device
-            ),
+            slots=build_slots(scheduler, plan.kv_specs, self._shard, self._config.torch_dtype, self._device),
             planner=FollowPlanner(self._gang),
             link=self._gang,
             num_target_ranks=self._config.tensor_parallel_size,
@@ -90,10 +137,28 @@ class DrafterRank:
             host=socket.gethostname(),
             device=device_name(self._device),
             shard_indices=self._shard.record(),
-            weight_bytes=bytes_held(self._table_targets(self._embedding, self._head_table))
-            + self._drafter.weight_bytes,
+            weight_bytes=self._table_bytes + self._drafter.weight_bytes,
             kv_groups=self._blueprint.group_infos(self._blueprint.drafter.kv_specs),
+            memory=memory_info(
+                self._device,
+                self._card,
+                weights=self._table_bytes,
+                drafter=self._drafter.weight_bytes,
+                kv=self._pools.num_bytes,
+                graphs=0,
+                work=self._work_bytes,
+                kv_budget=0 if self._blueprint.kv is None else self._blueprint.kv.drafter,
+            ),
         )
+
+    @property
+    def _table_bytes(self) -> int:
+        """Bytes of the copies of the target's embedding and head."""
+        return bytes_held(self._table_targets(self._embedding, self._head_table))
+
+    @property
+    def _place(self) -> str:
+        return f"rank {self._gang.rank} ({device_name(self._device)} on {socket.gethostname()})"
 
     def _load_tables(self, progress: ProgressFn | None) -> tuple[VocabParallelEmbedding, VocabParallelTable]:
         model = self._blueprint.model

@@ -7,7 +7,7 @@ here could not have run, while a start that barely fits may still run out of mem
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,16 +19,19 @@ from gemray_workers.checkpoint.index import StoredTensor, read_index
 from gemray_workers.checkpoint.loader import STORED_DTYPES
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CapacityError, CheckpointError
+from gemray_workers.messages import MemoryInfo
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import compute_dtype
 from gemray_workers.parallel.silent_communicator import SilentCommunicator
 from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.card_memory import CardMemory
 
 GIB = 1 << 30
 PATIENCE_S = 20.0
 """A process that was killed a moment ago (a gang that is rebuilt) still holds its memory for a while."""
 _POLL_S = 0.5
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _STREAMS = 4
 """Hidden-size rows that live at one time beside an MLP's: residual, normed input, attention's input and output."""
 
@@ -66,7 +69,13 @@ class MemoryNeeds:
 
 
 def require_room(
-    needs: MemoryNeeds, free_bytes: Callable[[], int], *, place: str, ranks_there: int = 1, patience_s: float = 0.0
+    needs: MemoryNeeds,
+    free_bytes: Callable[[], int],
+    *,
+    place: str,
+    ranks_there: int = 1,
+    patience_s: float = 0.0,
+    states_kv: bool = True,
 ) -> None:
     """Raise CapacityError, in a sentence with figures and a remedy, unless the ranks' needs fit what is free.
 
@@ -76,6 +85,7 @@ def require_room(
         place: whose memory it is.
         ranks_there: ranks that will share it.
         patience_s: how long to wait for memory to become free.
+        states_kv: whether the size of the pages is a setting; else they are the few of the largest step's requests.
     """
     wanted = ranks_there * needs.total
     until = time.monotonic() + patience_s
@@ -85,7 +95,7 @@ def require_room(
             raise CapacityError(
                 f"{place} has {_gib(free)} of memory free, {_gib(wanted)} are wanted{each}: weights "
                 f"{_gib(needs.weights + needs.drafter)}, KV pages {_gib(needs.kv)}, work space {_gib(needs.work)} a "
-                f"rank; {_remedy(needs, free // ranks_there)}"
+                f"rank; {_remedy(needs, free // ranks_there, states_kv)}"
             )
         time.sleep(_POLL_S)
 
@@ -98,8 +108,53 @@ def free_bytes(device: torch.device) -> int:
     return min(int(psutil.virtual_memory().available), _left_of_control_group())
 
 
-def _remedy(needs: MemoryNeeds, free: int) -> str:
+def total_bytes(device: torch.device) -> int:
+    """Bytes of the card, or of the host or the limit of the process's control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    limits = (limit for limit, _ in _control_groups())
+    return min([int(psutil.virtual_memory().total), *limits])
+
+
+def memory_info(
+    device: torch.device,
+    card: CardMemory | None,
+    *,
+    weights: int,
+    drafter: int,
+    kv: int,
+    graphs: int,
+    work: int,
+    kv_budget: int,
+) -> MemoryInfo:
+    """Where a rank's memory is, told by what it knows that it holds and by what is free now."""
+    known = weights + drafter + kv + graphs
+    if card is None:
+        total, free, kept = total_bytes(device), free_bytes(device), 0
+        elsewhere = max(0, total - free - known)
+    else:
+        total, free = card.total, card.free()
+        # The driver's part of the graphs is not the allocator's, so the sum may exceed what that holds.
+        kept = max(0, card.reserved() - known)
+        elsewhere = max(0, total - free - kept - known)
+    headroom = total - elsewhere - known - work
+    return MemoryInfo(
+        total=total,
+        weights=weights,
+        drafter=drafter,
+        kv=kv,
+        graphs=graphs,
+        work=work,
+        elsewhere=elsewhere,
+        headroom=max(0, headroom),
+        kv_budget=kv_budget,
+    )
+
+
+def _remedy(needs: MemoryNeeds, free: int, states_kv: bool) -> str:
     left = free - needs.total + needs.kv
+    if left > 0 and not states_kv:
+        return "lower max_num_seqs, max_step_tokens or prefill_chunk, or raise tp"
     if left > 0:
         return f"lower kv_memory to {_gib(left)} at most"
     return "the model alone does not fit: raise tp, or take a smaller one"
@@ -110,15 +165,34 @@ def _gib(num_bytes: int) -> str:
 
 
 def _left_of_control_group() -> int:
-    """Bytes below the limit of a container; files that it has read count as free, as the kernel drops them."""
+    """Bytes below the limit of a container or service."""
+    return min((left for _, left in _control_groups()), default=1 << 62)
+
+
+def _control_groups() -> Iterator[tuple[int, int]]:
+    """(limit, what is left) of the process's control group and each around it, where there is a limit. Files that a
+    group has read count as left, as the kernel drops them.
+    """
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        paths = [line.rpartition(":")[2] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        paths = []
+    own = _CGROUP / (paths[0].lstrip("/") if paths else "")
+    for group in (own, *own.parents):
+        if group.is_relative_to(_CGROUP):
+            yield from _limit_of(group)
+
+
+def _limit_of(group: Path) -> Iterator[tuple[int, int]]:
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return 1 << 62
+        return
     files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return 1 << 62 if limit == "max" else max(0, int(limit) - used + files)
+    if limit != "max":
+        yield int(limit), max(0, int(limit) - used + files)
 
 
 def _target_bytes(blueprint: Blueprint) -> int:

@@ -66,6 +66,8 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The address whose network interface carries this rank's collectives."""
     threads: int
     """Threads of one operation on CPU tensors."""
+    ranks_here: int = 1
+    """Ranks of the gang on this rank's node, itself included."""
 
 
 def process_facts(location: ProcessLocation) -> RankFacts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from dataclasses import replace
 
 import torch
 
@@ -17,23 +18,38 @@ from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.engine.buckets import CAPTURED_FEATURES, MOST_PROMPT_ROWS, buckets
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
-from gemray_workers.engine.cycle import CycleRunner
+from gemray_workers.engine.cycle import Cycle, CycleRunner
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.graphs import GraphedCycle
+from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
+from gemray_workers.execution.cycle_rows import CycleShape
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.grammar.vocabulary import vocabulary_of_directory
 from gemray_workers.kv.pool import KVPools
-from gemray_workers.messages import ModelInfo, RankInfo
+from gemray_workers.messages import MemoryInfo, ModelInfo, RankInfo
 from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name
+from gemray_workers.rank.card_memory import CardMemory, card_memory
+from gemray_workers.rank.kv_room import KVRoom, host_room
 from gemray_workers.rank.kv_scales import kv_scales, require_fp8_device
-from gemray_workers.rank.memory import PATIENCE_S, MemoryNeeds, free_bytes, require_room
+from gemray_workers.rank.largest_step import requests_of_largest_step
+from gemray_workers.rank.memory import (
+    PATIENCE_S,
+    MemoryNeeds,
+    free_bytes,
+    memory_info,
+    require_room,
+    total_bytes,
+)
+from gemray_workers.rank.rehearsal import GraphSample, PresentBytes, rehearse, told_as_capacity
 from gemray_workers.rank.warm_up import OneByOne, warm_up_requests
+from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.verify import Accept, verify
 
 logger = logging.getLogger(__name__)
@@ -50,8 +66,9 @@ class EngineRank:
         progress: ProgressFn | None = None,
         *,
         gang: TorchCommunicator | None = None,
+        card: CardMemory | None = None,
     ) -> None:
-        """Load this rank's shard and build its KV pools.
+        """Load this rank's shard and build its KV pools; where no size is configured small ones, see `kv_room`.
 
         Args:
             config: the gang's settings.
@@ -59,6 +76,7 @@ class EngineRank:
             device: of this rank.
             progress: told of bytes read.
             gang: all ranks, when a drafter has one of its own beside the target's.
+            card: the memory of the rank's card, best seen before anything was on it; None looks now.
 
         Raises:
             InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or the device.
@@ -72,12 +90,18 @@ class EngineRank:
         self._blueprint = Blueprint.of(config)
         require_fp8_device(config, device)
         scales = kv_scales(config, self._blueprint.model)
+        self._card = card_memory(device) if card is None else card
+        self._place = f"rank {comm.rank} ({device_name(device)} on {socket.gethostname()})"
+        needs = MemoryNeeds.of(self._blueprint)
         require_room(
-            MemoryNeeds.of(self._blueprint),
+            needs,
             lambda: free_bytes(device),
-            place=f"rank {comm.rank} ({device_name(device)} on {socket.gethostname()})",
+            place=self._place,
             patience_s=PATIENCE_S,
+            states_kv=config.kv_memory_bytes is not None,
         )
+        self._work_bytes = needs.work
+        self._graph_bytes = 0
         self._model = self._load_target(progress)
         # Now and not at the first grammar: nothing else of the process runs meanwhile.
         self._vocabulary = (
@@ -92,13 +116,7 @@ class EngineRank:
         )
         self._drafter_pools = self._build_drafter_pools()
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
-        self._slots = build_slots(
-            self._blueprint.scheduler,
-            self._blueprint.specs if gang is None else self._blueprint.target_specs,
-            self._model.shard,
-            config.torch_dtype,
-            device,
-        )
+        self._slots = self._build_slots()
         self._runners: dict[tuple[Drafter, Accept], CycleRunner] = {}
 
     def engine(
@@ -127,7 +145,105 @@ class EngineRank:
             raise InvalidField("lag", lag, f"at most the configured {self._config.lag}")
         self._model.watch_experts(on_experts)
         parts = self._parts(drafter)
-        pools = [self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools]
+        runner = self._runner(drafter, accept) if on_experts is None else parts.cycle(accept)
+        return self._engine(parts, inbox, runner, lag)
+
+    def kv_room(self, ranks_here: int) -> KVRoom:
+        """What this rank can give to KV pages, where no size is configured: on a card found by rehearsing, in which all
+        ranks take part. `size_pools` must follow.
+
+        Args:
+            ranks_here: ranks of the gang on this host, which on a CPU share what is free.
+
+        Raises:
+            CapacityError: the card cannot even hold the largest step.
+        """
+        drafter_bytes = self._drafter.weight_bytes
+        if self._card is None:
+            return host_room(
+                total=total_bytes(self._device),
+                free=free_bytes(self._device),
+                weights=self._model.weight_bytes,
+                drafter=drafter_bytes,
+                ranks_here=ranks_here,
+            )
+        with told_as_capacity(
+            self._place,
+            "while it tried out its largest step: lower max_num_seqs, max_step_tokens or prefill_chunk, or raise tp",
+        ):
+            room = rehearse(
+                self._card,
+                PresentBytes(
+                    weights=self._model.weight_bytes,
+                    drafter=drafter_bytes,
+                    pools=sum(pools.num_bytes for pools in self._all_pools),
+                    num_pool_tensors=sum(pools.num_tensors for pools in self._all_pools),
+                ),
+                utilization=self._config.gpu_memory_utilization,
+                run=self._run_largest_step,
+                capture=self._capture_largest,
+            )
+        self._work_bytes = room.work
+        return room
+
+    def size_pools(self, blueprint: Blueprint) -> None:
+        """Give the pools the size of the KV memory that was found, in place of the small ones.
+
+        Raises CapacityError when the memory is no longer there.
+        """
+        self._runners.clear()
+        for pools in self._all_pools:
+            pools.release()
+        self._blueprint = blueprint
+        self._slots = self._build_slots()
+        if self._card is not None:
+            self._card.give_back()
+        num_bytes = blueprint.pools.num_bytes / 2**30
+        with told_as_capacity(
+            self._place,
+            f"for {num_bytes:.2f} GiB of KV pages, which were free a moment ago: another process has taken memory "
+            "there; start again, or state a kv_memory",
+        ):
+            for pools in self._all_pools:
+                pools.allocate(blueprint.pools.num_pages)
+
+    def _run_largest_step(self) -> None:
+        submits = requests_of_largest_step(
+            self._config,
+            [member.method for member in self._blueprint.drafter.members],
+            self._traits.num_draft_tokens,
+            self._blueprint.requested_len,
+        )
+        inbox = LocalInbox(submits) if self._comm.rank == 0 else None
+        parts = self._parts(self._drafter)
+        self._engine(parts, inbox, parts.cycle()).run()
+
+    def _capture_largest(self) -> GraphSample | None:
+        if self._blueprint.why_eager() is not None:
+            return None
+        graphed, keys = self._graphed(self._parts(self._drafter).cycle())
+        num_captured, bytes_of_others = graphed.capture_largest()
+        # A measurement captures what it uses: a few shapes.
+        num_all = len(keys) if self._config.capture == "start" else num_captured
+        return GraphSample(graphed, num_captured, num_all, bytes_of_others if self._config.capture == "start" else 0)
+
+    @property
+    def _all_pools(self) -> list[KVPools]:
+        return [self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools]
+
+    def _build_slots(self) -> SlotTable:
+        blueprint, scheduler = self._blueprint, self._blueprint.scheduler
+        if blueprint.kv is None:  # their tables are as wide as they may become
+            scheduler = replace(scheduler, max_model_len=blueprint.requested_len)
+        return build_slots(
+            scheduler,
+            blueprint.specs if self._gang is None else blueprint.target_specs,
+            self._model.shard,
+            self._config.torch_dtype,
+            self._device,
+        )
+
+    def _engine(self, parts: EngineParts, inbox: Inbox | None, runner: CycleRunner, lag: int | None = None) -> Engine:
         return build_engine(
             parts,
             Schedule(
@@ -139,10 +255,10 @@ class EngineRank:
                 vocabulary=self._vocabulary,
             ),
             inbox,
-            runner=self._runner(drafter, accept) if on_experts is None else parts.cycle(accept),
+            runner=runner,
             lag=lag,
             listeners=self._gang,
-            poisoned=pools if self._config.poison_freed_pages else [],
+            poisoned=self._all_pools if self._config.poison_freed_pages else [],
         )
 
     def _parts(self, drafter: Drafter) -> EngineParts:
@@ -161,22 +277,33 @@ class EngineRank:
         cycle = self._parts(drafter).cycle(accept)
         if self._blueprint.why_eager() is not None:
             return cycle
+        graphed, keys = self._graphed(cycle)
+        if self._config.capture == "start":
+            self._capture(graphed, len(keys))
+        return graphed
+
+    def _graphed(self, cycle: Cycle) -> tuple[GraphedCycle, list[tuple[CycleShape, Features]]]:
         shapes = buckets(
             max_num_seqs=self._config.max_num_seqs,
             num_draft_tokens=[member.num_draft_tokens for member in self._blueprint.drafter.members],
             prompt_rows=(0, min(self._config.prefill_chunk, MOST_PROMPT_ROWS)),
         )
         keys = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
-        graphed = GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device)
-        if self._config.capture == "start":
-            self._capture(graphed, len(keys))
-        return graphed
+        return GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device), keys
 
     def _capture(self, graphed: GraphedCycle, count: int) -> None:
-        started, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
-        with progress_bar("capturing graphs", rank=self._comm.rank, unit="graphs") as progress:
+        assert self._card is not None
+        self._card.give_back()
+        started, before = time.perf_counter(), self._card.free()
+        with (
+            progress_bar("capturing graphs", rank=self._comm.rank, unit="graphs") as progress,
+            told_as_capacity(self._place, "while it captured graphs: lower gpu_memory_utilization or kv_memory"),
+        ):
             graphed.capture(progress)
-        seconds, num_bytes = time.perf_counter() - started, torch.cuda.memory_reserved(self._device) - before
+        seconds = time.perf_counter() - started
+        self._card.give_back()
+        num_bytes = before - self._card.free()
+        self._graph_bytes += max(0, num_bytes)
         logger.info("captured %d shapes of cycles in %.1f s, %.2f GiB", count, seconds, num_bytes / 2**30)
 
     def warm_up(self, accept: Accept = verify) -> None:
@@ -215,6 +342,20 @@ class EngineRank:
             shard_indices=self._model.shard.record(),
             weight_bytes=self._model.weight_bytes + self._drafter.weight_bytes,
             kv_groups=blueprint.group_infos(blueprint.target_specs if self._drafter_pools is None else blueprint.specs),
+            memory=self._memory_info(),
+        )
+
+    def _memory_info(self) -> MemoryInfo:
+        kv = self._blueprint.kv
+        return memory_info(
+            self._device,
+            self._card,
+            weights=self._model.weight_bytes,
+            drafter=self._drafter.weight_bytes,
+            kv=sum(pools.num_bytes for pools in self._all_pools),
+            graphs=self._graph_bytes,
+            work=self._work_bytes,
+            kv_budget=0 if kv is None else kv.target,
         )
 
     @property

@@ -22,7 +22,9 @@ from gemray_workers.parallel.communicator import Communicator, SoloCommunicator,
 from gemray_workers.parallel.one_shot import use_one_shot_if_sound
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.drafter_rank import DrafterRank
+from gemray_workers.rank.kv_room import find_kv_memory
 from gemray_workers.rank.lifeline import hold_lifeline
 from gemray_workers.rank.process import LocateProcess, RankFacts, RankSetup, open_store, process_facts, set_up_process
 from gemray_workers.rank.target_rank import EngineRank
@@ -49,6 +51,7 @@ class RankWorker:
         self._lifeline: socket.socket | None = None
         self._store: TCPStore | None = None
         self._comm: TorchCommunicator | None = None
+        self._card: CardMemory | None = None
         self._engine_rank: EngineRank | None = None
         self._drafter_rank: DrafterRank | None = None
 
@@ -74,16 +77,21 @@ class RankWorker:
         """
         device = self._location.device()
         self._location.bind_device()
+        self._card = card_memory(device)  # before anything of this process lies there
         set_up_process(self._rank, self._config.gang_size, setup)
         gang = self._join(setup.rendezvous)
         self_test(gang, device=device, dtypes=self._reduced_dtypes)
         with progress_bar("loading weights", rank=self._rank) as progress:
             if self._rank == self._config.tensor_parallel_size:
-                self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), device, progress)
+                self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), device, progress, card=self._card)
             else:
                 self._engine_rank = self._build_engine_rank(gang, device, progress)
         if self._comm is not None:  # not left to the first collective: this names the ranks that are late
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
+        if self._config.kv_memory_bytes is None:
+            rank = self._engine_rank or self._drafter_rank
+            assert rank is not None
+            find_kv_memory(rank, gang, self._config, ranks_here=setup.ranks_here)
         parts = self._warm_up(accept)
         if self._comm is not None:
             self._comm.set_timeout(self._config.collective_timeout_s)
@@ -134,11 +142,11 @@ class RankWorker:
     def _build_engine_rank(self, gang: Communicator, device: torch.device, progress: ProgressFn | None) -> EngineRank:
         if self._config.drafter_placement == "colocated":
             use_one_shot_if_sound(gang, device, self._reduced_dtypes)
-            return EngineRank(self._config, gang, device, progress)
+            return EngineRank(self._config, gang, device, progress, card=self._card)
         everyone = self._gang_of_many()
         target = everyone.subgroup(self._config.tensor_parallel_size, "target")
         use_one_shot_if_sound(target, device, self._reduced_dtypes)
-        return EngineRank(self._config, target, device, progress, gang=everyone)
+        return EngineRank(self._config, target, device, progress, gang=everyone, card=self._card)
 
     @property
     def _reduced_dtypes(self) -> list[torch.dtype]:
