@@ -117,6 +117,11 @@ def _get(scheme: str, port: int, path: str) -> int:
     return status
 
 
+def test_a_node_that_drains_leaves_a_gateway() -> None:
+    budget = pick(render(DEPLOYMENTS["openai-over-tls"]), "PodDisruptionBudget", "-openai")["spec"]
+    assert budget["minAvailable"] == 1, "of two"
+
+
 def test_it_is_reached_through_a_service_and_an_ingress() -> None:
     manifests = render(DEPLOYMENTS["openai-over-tls"])
     service = pick(manifests, "Service", "-openai")

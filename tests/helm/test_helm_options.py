@@ -56,6 +56,15 @@ def test_budgets_let_a_node_drain(values: dict[str, Any], driver: int, worker: i
         assert "maxUnavailable" not in spec
 
 
+def test_a_load_is_no_failure_as_long_as_its_probe_waits() -> None:
+    """Kubernetes gives up a rollout without progress after ten minutes, and Helm and kubectl then fail with it."""
+    deployment = pick(render(), "Deployment")["spec"]
+    startup = deployment["template"]["spec"]["containers"][0]["startupProbe"]
+    longest = startup["periodSeconds"] * startup["failureThreshold"]
+    grace = deployment["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert deployment["progressDeadlineSeconds"] == longest + grace + 900
+
+
 def test_a_digest_stands_for_the_tag() -> None:
     (container,) = _driver(render(DEPLOYMENTS["digest"]))["containers"]
     assert container["image"] == f"registry.example/gemray@sha256:{'0' * 64}"
