@@ -61,6 +61,21 @@ def test_every_flag_that_the_chart_sets_is_refused_among_the_extra_ones() -> Non
     assert "--drafter=/models/other" in str(render(second))
 
 
+def test_what_may_be_empty_may_be_null() -> None:
+    """As people take the chart's own settings away, for a cluster that forbids or assigns them."""
+    parts: Values = {part: {"annotations": None, "labels": None, "tolerations": None} for part in ("worker", "driver")}
+    values: Values = {
+        **parts,
+        "openai": {"enabled": True, "ingress": {"enabled": True, "host": "api.example", "annotations": None}},
+        "metrics": {"dashboard": {"enabled": True, "labels": None}},
+        "securityContext": {"pod": None, "container": None},
+        "ingress": {"enabled": True, "host": "gemray.example", "annotations": None},
+    }
+    manifests = render(values)
+    assert [found for manifest in manifests for found in problems(manifest)] == []
+    assert "securityContext" not in pick(manifests, "Deployment")["spec"]["template"]["spec"]
+
+
 @pytest.mark.parametrize("name", ["unknown-key", "bfloat16-on-cpus"])
 def test_the_older_helm_lints_and_refuses_too(name: str) -> None:
     values, named = REFUSALS[name]

@@ -52,6 +52,11 @@ def test_it_is_a_client_of_the_service(name: str) -> None:
     assert container["ports"] == [{"name": "http", "containerPort": int(flags["--port"])}]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert not pod["automountServiceAccountToken"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
     assert "RAY_AUTH_TOKEN" not in {entry["name"] for entry in container.get("env", [])}
 
 

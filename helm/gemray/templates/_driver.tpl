@@ -61,6 +61,9 @@ spec:
         {{- with .Values.server.kvMemory }}
         - --kv-memory={{ . }}
         {{- end }}
+        {{- if ne .Values.server.kvDtype "auto" }}
+        - --kv-dtype={{ .Values.server.kvDtype }}
+        {{- end }}
         {{- if or (gt (int .Values.server.replicas) 1) (ne (include "gemray.leastReplicas" .) (include "gemray.mostReplicas" .)) }}
         - --replicas={{ .Values.server.replicas }}
         - --min-replicas={{ include "gemray.leastReplicas" . }}

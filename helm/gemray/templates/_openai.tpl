@@ -67,10 +67,8 @@ spec:
       {{- end }}
       resources:
         {{- toYaml $openai.resources | nindent 8 }}
-      {{- with .Values.securityContext.container }}
       securityContext:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
+        {{- toYaml (merge (deepCopy (default dict .Values.securityContext.container)) (dict "readOnlyRootFilesystem" true)) | nindent 8 }}
       volumeMounts:
         {{- include "gemray.ownMounts" (dict "part" $openai) | nindent 8 }}
         {{- if .Values.tls.secretName }}

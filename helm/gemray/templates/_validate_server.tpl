@@ -55,6 +55,7 @@
   "--draft-tokens" "drafter.draftTokens"
   "--max-model-len" "server.maxModelLen"
   "--kv-memory" "server.kvMemory"
+  "--kv-dtype" "server.kvDtype"
   "--replicas" "server.replicas"
   "--min-replicas" "server.minReplicas"
   "--max-replicas" "server.maxReplicas"

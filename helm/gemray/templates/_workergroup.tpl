@@ -75,7 +75,7 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
               {{- with $root.Values.network.rdma.resource }}
               {{ . }}: {{ $root.Values.network.rdma.count }}
               {{- end }}
-          {{- $security := deepCopy $root.Values.securityContext.container }}
+          {{- $security := deepCopy (default dict $root.Values.securityContext.container) }}
           {{- if and $root.Values.network.rdma.resource (eq $root.Values.network.rdma.memlock "root") }}
           {{- /* The capability has an effect for root alone: Kubernetes gives other users no ambient capabilities. */}}
           {{- $capabilities := merge (dict "add" (list "IPC_LOCK")) (default dict $security.capabilities) }}

@@ -54,6 +54,8 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "tls-without-a-name": ({"tls": {"secretName": "server-tls"}}, "serverName must be a DNS name"),
     "shm-without-a-unit": ({"shm": {"worker": "a lot"}}, 'shm.worker "a lot" is not an amount of bytes'),
     "a-ray-without-token-auth": ({"ray": {"version": "2.40.0"}}, "version"),
+    "no-port": ({"openai": {"port": None}}, "port"),
+    "no-resources": ({"worker": {"resources": None}}, "resources"),
     "no-probe": ({"probes": {"startup": None}}, "startup"),
     "digest-of-nothing": ({"image": {"digest": "1.2.3"}}, "digest"),
     "more-errors-than-requests": ({"metrics": {"alerts": {"errorRatio": 5}}}, "errorRatio"),

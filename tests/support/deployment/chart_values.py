@@ -65,6 +65,7 @@ DEPLOYMENTS: dict[str, Values] = {
         "server": {
             "maxModelLen": 32768,
             "kvMemory": "40GiB",
+            "kvDtype": "fp8_e4m3",
             "port": 9000,
             "extraArgs": ["--max-num-seqs=64"],
             "maxConnectionAgeSeconds": 3600,
