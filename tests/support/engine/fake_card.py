@@ -24,6 +24,10 @@ class FakeCard:
     rank: EngineRank | DrafterRank | None = None
     """Whose memory it is, once it has loaded."""
     calls: list[str] = field(default_factory=list)
+    graph_bytes: int = 0
+    """What captured graphs keep of the allocator's memory."""
+    driver_bytes: int = 0
+    """What the driver keeps for them."""
     _kept: int = 0
 
     @property
@@ -38,10 +42,10 @@ class FakeCard:
         return rank._model.weight_bytes + rank._drafter.weight_bytes + pools
 
     def free(self) -> int:
-        return self.total - self.others - self.own_outside - self.reserved()
+        return self.total - self.others - self.own_outside - self.driver_bytes - self.reserved()
 
     def reserved(self) -> int:
-        return self.in_use + self._kept
+        return self.in_use + self.graph_bytes + self._kept
 
     def peak(self) -> int:
         self.calls.append(f"peak with {self.in_use} in use")
@@ -57,3 +61,28 @@ class FakeCard:
 
     def outside(self) -> int:
         return self.own_outside
+
+
+class FakeGraphs:
+    """Buckets of so many kinds, largest first, over a made-up card: the first of each kind takes a pool, kernels are
+    loaded once, each keeps an output and costs the driver as much as any other."""
+
+    num_kinds = 2
+
+    def __init__(self, card: FakeCard, num_all: int, *, pool: int, output: int, driver: int, kernels: int) -> None:
+        self._card, self._num_all = card, num_all
+        self._pool, self._output, self._driver, self._kernels = pool, output, driver, kernels
+        self.num_captured = 0
+
+    def capture_some(self, first: int, count: int) -> int:
+        assert first == self.num_captured
+        count = min(count, self._num_all - first)
+        for i in range(first, first + count):
+            self._card.graph_bytes += self._output + self._pool * (i < self.num_kinds)
+            self._card.driver_bytes += self._driver + self._kernels * (i == 0)
+            self._card._kept += 1000  # of the eager run, until it is given back
+        self.num_captured += count
+        return count
+
+    def output_bytes(self, first: int) -> int:
+        return (self._num_all - first) * self._output

@@ -60,21 +60,33 @@ class GraphedCycle:
             if progress is not None:
                 progress(i + 1, len(self._keys))
 
-    @torch.inference_mode()
-    def capture_largest(self) -> tuple[int, int]:
-        """Capture the largest bucket of each kind of features, in whose memory the others will live.
+    @property
+    def num_kinds(self) -> int:
+        """Different features among the buckets."""
+        return len({features for _, features in self._keys})
 
-        Returns:
-            How many were captured, and how many bytes the outputs of the others will keep in that memory.
+    def output_bytes(self, first: int) -> int:
+        """What the outputs of the buckets from the `first` one on keep for themselves in the memory that all share, in
+        the order of `capture_some`. One of each kind must have been captured."""
+        like = {features: captured for (_, features), captured in self._captured.items()}
+        return sum(_output_bytes(shape, like[features]) for shape, features in self._largest_first[first:])
+
+    @torch.inference_mode()
+    def capture_some(self, first: int, count: int) -> int:
+        """Capture up to `count` buckets from the `first` one on, and say how many. The largest of each kind of features
+        comes first: it is what takes the memory that the others share. Then they come by size.
         """
-        largest: dict[Features, _Captured] = {}
-        others = 0
-        for shape, features in self._keys:
-            if features not in largest:
-                largest[features] = self._captured[shape, features] = self._capture(shape, features)
-            else:
-                others += _output_bytes(shape, largest[features])
-        return len(largest), others
+        keys = self._largest_first[first : first + count]
+        for key in keys:
+            self._captured[key] = self._capture(*key)
+        return len(keys)
+
+    @property
+    def _largest_first(self) -> list[tuple[CycleShape, Features]]:
+        largest: dict[Features, tuple[CycleShape, Features]] = {}
+        for key in self._keys:
+            largest.setdefault(key[1], key)
+        return list(dict.fromkeys([*largest.values(), *self._keys]))
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
         """The plan in the shape of the bucket that holds it, or as it is when it will run eagerly."""

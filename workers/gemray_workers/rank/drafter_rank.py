@@ -91,7 +91,7 @@ class DrafterRank:
                 PresentBytes(weights, drafter, self._pools.num_bytes, self._pools.num_tensors),
                 utilization=self._config.gpu_memory_utilization,
                 run=lambda: self.engine().run(),
-                capture=lambda: None,
+                graphs=lambda: None,
             )
         self._work_bytes = room.work
         return room

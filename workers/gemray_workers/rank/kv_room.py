@@ -126,7 +126,12 @@ def find_kv_memory(rank: PoolOwner, gang: Communicator, config: EngineConfig, *,
     Raises:
         CapacityError: there is too little memory, or it is gone when the pools take it.
     """
-    rooms = exchange(rank.kv_room(ranks_here), gang)
+    mine = rank.kv_room(ranks_here)
+    logger.info(
+        "room for %s of KV pages: of %s that the rank can have weights take %s, drafters %s, work space %s, graphs %s",
+        *map(_gib, (mine.num_bytes, mine.free, mine.weights, mine.drafter, mine.work, mine.graphs)),
+    )
+    rooms = exchange(mine, gang)
     kv = settle(rooms, config.tensor_parallel_size, config.most_kv_memory)
     _tell(config, kv)
     rank.size_pools(draw(config, kv, rooms))

@@ -12,25 +12,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from gemray_workers.engine.graphs import GraphedCycle
 from gemray_workers.errors import CapacityError
 from gemray_workers.rank.card_memory import CardMemory
 from gemray_workers.rank.kv_room import KVRoom, card_room
 
 
-@dataclass(frozen=True)
-class GraphSample:
-    """The largest graphs, captured to learn what all of them take."""
+class Graphs(Protocol):
+    """Cycles of many shapes, to be captured: see `GraphedCycle`, which is one."""
 
-    graphs: GraphedCycle
-    """Holds them: their memory is there as long as this is."""
-    num_captured: int
+    @property
+    def num_kinds(self) -> int:
+        """As there."""
+        ...
+
+    def capture_some(self, first: int, count: int) -> int:
+        """As there."""
+        ...
+
+    def output_bytes(self, first: int) -> int:
+        """As there."""
+        ...
+
+
+@dataclass(frozen=True)
+class GraphsToCapture:
+    """What a start will capture."""
+
+    graphs: Graphs
+    """Nothing captured yet. Memory of what is captured is there as long as this is."""
     num_all: int
-    bytes_of_others: int
-    """What the others keep for themselves in the memory that all share: their outputs."""
+    """Buckets that the start captures; 0 where each is captured at its first use, for measurements of a few."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,7 @@ def rehearse(
     *,
     utilization: float,
     run: Callable[[], None],
-    capture: Callable[[], GraphSample | None],
+    graphs: Callable[[], GraphsToCapture | None],
 ) -> KVRoom:
     """Run and capture what takes the most memory, and tell what room that leaves for KV pages.
 
@@ -58,7 +73,7 @@ def rehearse(
         present: loaded weights and small pools.
         utilization: the part of the card that the process may take.
         run: the largest step, kernel by kernel.
-        capture: the largest graphs; gives None where cycles are not captured.
+        graphs: makes those that a start captures; gives None where cycles run kernel by kernel.
     """
     card.give_back()
     card.restart_peak()
@@ -73,23 +88,40 @@ def rehearse(
         weights=present.weights,
         drafter=present.drafter,
         work=max(0, work),
-        graphs=_graph_bytes(card, free, reserved, capture),
+        graphs=_graph_bytes(card, free, reserved, graphs()),
         utilization=utilization,
         num_tensors=present.num_pool_tensors,
     )
 
 
-def _graph_bytes(card: CardMemory, free: int, reserved: int, capture: Callable[[], GraphSample | None]) -> int:
-    """What all graphs will take: the sample's part of the allocator's memory and the others' outputs there, and the
-    driver's memory for each graph.
+def _graph_bytes(card: CardMemory, free: int, reserved: int, found: GraphsToCapture | None) -> int:
+    """What all graphs will take, from two rounds of captures.
+
+    The first captures the largest graph of each kind. It takes what the others share, and loads kernels. The second
+    captures the next ones: what they take beside the allocator's memory is the driver's for each further graph.
+
+    Args:
+        card: of the rank.
+        free: bytes of the card before.
+        reserved: bytes of the allocator before.
+        found: what is to be captured, if anything is.
     """
-    sample = capture()
-    if sample is None:
+    if found is None:
         return 0
+    graphs = found.graphs
+    num_first = graphs.capture_some(0, graphs.num_kinds)
     card.give_back()
+    taken = max(0, free - card.free())
+    if not found.num_all:
+        return taken
     pool = max(0, card.reserved() - reserved)
-    drivers = max(0, free - card.free() - pool)
-    return pool + sample.bytes_of_others + drivers * sample.num_all // sample.num_captured
+    num_next = graphs.capture_some(num_first, graphs.num_kinds)
+    num_captured = num_first + num_next
+    card.give_back()
+    taken_next = max(0, free - card.free() - taken)
+    pool_next = max(0, card.reserved() - reserved - pool)
+    drivers = max(0, taken_next - pool_next) * (found.num_all - num_captured) // max(1, num_next)
+    return taken + taken_next + graphs.output_bytes(num_captured) + drivers
 
 
 @contextmanager

@@ -47,7 +47,7 @@ from gemray_workers.rank.memory import (
     require_room,
     total_bytes,
 )
-from gemray_workers.rank.rehearsal import GraphSample, PresentBytes, rehearse, told_as_capacity
+from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, rehearse, told_as_capacity
 from gemray_workers.rank.warm_up import OneByOne, warm_up_requests
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.verify import Accept, verify
@@ -181,7 +181,7 @@ class EngineRank:
                 ),
                 utilization=self._config.gpu_memory_utilization,
                 run=self._run_largest_step,
-                capture=self._capture_largest,
+                graphs=self._graphs_to_capture,
             )
         self._work_bytes = room.work
         return room
@@ -218,14 +218,11 @@ class EngineRank:
         parts = self._parts(self._drafter)
         self._engine(parts, inbox, parts.cycle()).run()
 
-    def _capture_largest(self) -> GraphSample | None:
+    def _graphs_to_capture(self) -> GraphsToCapture | None:
         if self._blueprint.why_eager() is not None:
             return None
         graphed, keys = self._graphed(self._parts(self._drafter).cycle())
-        num_captured, bytes_of_others = graphed.capture_largest()
-        # A measurement captures what it uses: a few shapes.
-        num_all = len(keys) if self._config.capture == "start" else num_captured
-        return GraphSample(graphed, num_captured, num_all, bytes_of_others if self._config.capture == "start" else 0)
+        return GraphsToCapture(graphed, len(keys) if self._config.capture == "start" else 0)
 
     @property
     def _all_pools(self) -> list[KVPools]:
