@@ -35,35 +35,44 @@ from support.kernels.packed_cases import FORMATS, PackedFormat, random_packed
 
 ROWS = (1, 8, 16, 32, 64)
 DECODE = [
-    PackedTile(64, 4, 4),
-    PackedTile(64, 4, 6),
     PackedTile(128, 4, 4),
-    PackedTile(128, 8, 4),
+    PackedTile(128, 4, 3, units=2),
+    PackedTile(64, 2, 4),
+    PackedTile(64, 2, 3, units=2),
+    PackedTile(64, 4, 4, units=2),
     PackedTile(64, 4, 5, weight_first=True),
-    PackedTile(128, 4, 4, weight_first=True),
 ]
 GATED = [
-    PackedTile(32, 4, 4),
-    PackedTile(64, 4, 3),
     PackedTile(64, 4, 4),
-    PackedTile(64, 8, 4),
-    PackedTile(64, 4, 4, weight_first=True),
+    PackedTile(64, 4, 3, units=2),
+    PackedTile(32, 4, 4),
+    PackedTile(32, 2, 4),
+    PackedTile(32, 2, 3, units=2),
+    PackedTile(16, 1, 3, units=2),
 ]
+HALF_UNITS = [PackedTile(128, 4, 3, units=4), PackedTile(64, 4, 3, units=4), PackedTile(64, 2, 3, units=4)]
+"""Tiles that are tried where units have 64 inputs."""
 PROMPTS = [
     PackedTile(128, 8, 3, weight_first=True, rows=256),
-    PackedTile(128, 4, 3, weight_first=True, rows=128),
     PackedTile(128, 8, 4, weight_first=True, rows=128),
 ]
 PROMPT_ROWS = (128, 512, 2048)
 PROCESSES = 8
 
 
-def decode_tiles(weight: Weight) -> Iterator[PackedTile]:
+def wider(tile: PackedTile) -> PackedTile:
+    """A tile of the same sums whose programs read the rows half as often."""
+    return replace(tile, outputs=2 * tile.outputs, num_warps=2 * tile.num_warps)
+
+
+def decode_tiles(form: PackedFormat, weight: Weight) -> Iterator[PackedTile]:
     """Tiles to try, each with the splits that make one to three programs a multiprocessor."""
     if weight.kind == "gelu":
         yield from GATED
+        if form.code.name == "nvfp4":
+            yield from (tile for tile in HALF_UNITS if tile.outputs == 64)
         return
-    for tile in DECODE:
+    for tile in [*DECODE, *(HALF_UNITS if form.code.name == "nvfp4" else ())]:
         programs = -(-weight.num_out // tile.outputs)
         splits = {1} | {round(target / programs) for target in (132, 264, 396, 528)}
         for split in sorted(splits):
@@ -81,7 +90,7 @@ def product(weight: Weight, x: Tensor, w: TiledWeight, tile: PackedTile) -> Tens
 def short(tile: PackedTile) -> str:
     """A tile in a table's cell."""
     order = "W" if tile.weight_first else "x"
-    return f"{order} {tile.outputs} w{tile.num_warps} s{tile.num_stages} /{tile.splits}"
+    return f"{order} {tile.outputs} w{tile.num_warps} s{tile.num_stages} u{tile.units} /{tile.splits}"
 
 
 def read_rate() -> float:
@@ -119,12 +128,14 @@ def decode(form: PackedFormat, weights: Sequence[Weight], rate: float, rows_of_f
         sets, num_bytes = copies(form, weight)
         floor = num_bytes / rate * 1e6
         xs = {rows: random(rows, weight.num_in) for rows in ROWS}
-        found = {tile: times(weight, xs[1], sets, tile) for tile in decode_tiles(weight)}
+        found = {tile: times(weight, xs[1], sets, tile) for tile in decode_tiles(form, weight)}
         best = sorted(found, key=lambda tile: found[tile])
         eight = {tile: times(weight, xs[8], sets, tile) for tile in best[:4]}
         chosen = min(eight, key=lambda tile: eight[tile] + found[tile])
         all_rows = [times(weight, xs[rows], sets, chosen) for rows in ROWS]
         numbers = " / ".join(f"{us:.1f} ({floor / us:.2f})" for us in all_rows)
+        wide = [times(weight, xs[rows], sets, wider(chosen)) for rows in (16, 32, 64)]
+        numbers += "; wider at 16 / 32 / 64: " + " / ".join(f"{us:.1f}" for us in wide)
         others = ", ".join(f"{short(tile)}: {found[tile]:.1f}" for tile in best[:10])
         print(
             f"| {form.name} | {weight.model} {weight.name} | {num_bytes / 1e6:.1f} | {floor:.1f} | {numbers} | "
@@ -183,7 +194,7 @@ def compiled_share(forms: Sequence[PackedFormat], parts: Sequence[str], number: 
     """Run one of `PROCESSES` parts of all programs once, on a small weight, so that they lie in the cache on disk."""
     jobs: list[tuple[PackedFormat, PackedTile, Gate, int]] = []
     for form in forms:
-        for rows in (16, 32, 64) if "decode" in parts else ():
+        for rows in (16,) if "decode" in parts else ():
             jobs += [(form, tile, Gate.NONE, rows) for tile in DECODE] + [
                 (form, tile, Gate.GELU, rows) for tile in GATED
             ]

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from support.kernels.kernel_parity import poisoned_memory, relative_error
-from support.kernels.packed_cases import FORMATS, copied, random_packed
+from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed
 
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = 2.5e-3
 GATED_TOLERANCE = 5e-3
-SHAPES = {"31B qkv": (16384, 5376), "31B o": (5376, 8192), "E4B down": (2560, 10240), "26B-A4B down": (2816, 2112)}
-ROWS = (1, 5, 16, 33, 64, 100, 512)
+SHAPES = {"31B o": (5376, 8192), "26B-A4B down": (2816, 2112)}
+"""Outputs and inputs; of the second a part of a unit is left."""
+ROWS = (1, 5, 16, 33, 64, 512)
 
 
 def random_rows(rows: int, num_in: int, seed: int) -> torch.Tensor:
@@ -57,23 +58,22 @@ def test_products(name: str, shape: str) -> None:
             assert torch.equal(first_SO, alone[0]), f"a row's bits depend on the other {rows - 1}"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXPERTS)
 def test_gated_products(name: str) -> None:
     from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
     from gemray_kernels.reference.packed_linear import dequantized
     from gemray_kernels.triton.packed_products import packed_product
 
-    for num_out, num_in in ((20480, 2560), (4224, 2816)):
+    for num_out, num_in, kind in ((20480, 2560, "gelu"), (4224, 2816, "silu")):
         weight = random_packed(FORMATS[name], num_out, num_in, device="cuda", seed=num_in)
         wide_OI = dequantized(copied(weight), torch.float64)
         product = packed_product(weight)
-        for rows in ROWS:
+        for rows in (1, 16, 64, 512):
             x_TI = random_rows(rows, num_in, seed=rows)
-            expected_TO = x_TI.double() @ wide_OI.T
+            expected_TO = (gelu_tanh_and_mul if kind == "gelu" else silu_and_mul)(x_TI.double() @ wide_OI.T)
             with poisoned_memory():
-                gelu, silu = product.gelu(x_TI), product.silu(x_TI)
-            assert relative_error(gelu, gelu_tanh_and_mul(expected_TO)) < GATED_TOLERANCE, rows
-            assert relative_error(silu, silu_and_mul(expected_TO)) < GATED_TOLERANCE, rows
+                found_TO = product.gelu(x_TI) if kind == "gelu" else product.silu(x_TI)
+            assert relative_error(found_TO, expected_TO) < GATED_TOLERANCE, rows
 
 
 @pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 block 128"])
@@ -89,7 +89,7 @@ def test_parts_that_begin_inside_a_whole_weight(name: str) -> None:
         assert relative_error(product.linear(x_TI), x_TI.double() @ wide_OI.T) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXPERTS)
 def test_a_graph_holds_products_and_no_launch_waits(name: str) -> None:
     from gemray_kernels.triton.packed_products import packed_product
 
@@ -112,10 +112,15 @@ def test_a_graph_holds_products_and_no_launch_waits(name: str) -> None:
     for tensor in captured:
         tensor.fill_(torch.nan)
     graph.replay()
-    assert all(torch.equal(found, wanted) for found, wanted in zip(captured, expected, strict=True))
+    differing = {
+        (place, tuple(found.shape)): float((found.double() - wanted.double()).abs().max())
+        for place, (found, wanted) in enumerate(zip(captured, expected, strict=True))
+        if not torch.equal(found, wanted)
+    }
+    assert not differing
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EXPERTS)
 def test_experts(name: str) -> None:
     """26B-A4B's, fewer of them."""
     from gemray_kernels.reference.experts import gated_experts

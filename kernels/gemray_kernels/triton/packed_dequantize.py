@@ -36,6 +36,7 @@ def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
         WORDS=unit.words,
         PLANES=unit.planes,
         BLOCK_O=BLOCK,
+        EVEN_I=weight.num_in % unit.inputs == 0,
         num_warps=4,
     )
     return out_OI
@@ -56,6 +57,7 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     BLOCK_O: tl.constexpr,
+    EVEN_I: tl.constexpr,
 ):
     unit = tl.program_id(0)
     o_O1 = (tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O))[:, None]
@@ -70,7 +72,17 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
         factor *= scales
     i_1C = unit * (PLANES * WORDS) + c_1C
     at = out_OI + o_O1.to(tl.int64) * num_in + i_1C
+    # A mask that differs along a row would make stores of single numbers.
     left = num_in - i_1C
+    inside = in_out
+    inside_1 = in_out
+    inside_2 = in_out
+    inside_3 = in_out
+    if not EVEN_I:
+        inside = in_out & (left > 0)
+        inside_1 = in_out & (left > WORDS)
+        inside_2 = in_out & (left > 2 * WORDS)
+        inside_3 = in_out & (left > 3 * WORDS)
     if CODE < 2:
         if CODE == 1:
             w0, w1, w2, w3 = scaled_e2m1(words, scales)
@@ -78,11 +90,11 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
             w0, w1, w2, w3 = scaled_int4(words, scales)
         else:
             w0, w1, w2, w3 = plain_int4(words)
-        tl.store(at + 2 * WORDS, (w2.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > 2 * WORDS))
-        tl.store(at + 3 * WORDS, (w3.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > 3 * WORDS))
+        tl.store(at + 2 * WORDS, (w2.to(tl.float32) * factor).to(tl.bfloat16), mask=inside_2)
+        tl.store(at + 3 * WORDS, (w3.to(tl.float32) * factor).to(tl.bfloat16), mask=inside_3)
     elif CODE == 2:
         w0, w1 = int8(words)
     else:
         w0, w1 = e4m3(words)
-    tl.store(at, (w0.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > 0))
-    tl.store(at + WORDS, (w1.to(tl.float32) * factor).to(tl.bfloat16), mask=in_out & (left > WORDS))
+    tl.store(at, (w0.to(tl.float32) * factor).to(tl.bfloat16), mask=inside)
+    tl.store(at + WORDS, (w1.to(tl.float32) * factor).to(tl.bfloat16), mask=inside_1)

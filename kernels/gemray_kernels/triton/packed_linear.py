@@ -34,6 +34,8 @@ class PackedTile:
     num_warps: int
     num_stages: int
     splits: int = 1
+    units: int = 1
+    """Units of a step, of weights that have whole steps of so many."""
     weight_first: bool = False
     """The weight is the left operand of the tile product: wgmma then reads it from registers, 64 outputs a time."""
     rows: int = 64
@@ -83,6 +85,7 @@ def _launch(
     rows = min(tile.rows, max(16, triton.next_power_of_2(num_rows)))
     early = starts_early(x_TI)
     units = weight.words_BOC.shape[0]
+    units_a_step = tile.units if units % tile.units == 0 else 1
     _packed_linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits, triton.cdiv(num_rows, rows))](
         x_TI,
         weight.words_BOC[:, first:],
@@ -92,7 +95,7 @@ def _launch(
         num_rows,
         num_in,
         num_out,
-        units,
+        units // units_a_step,
         x_TI.stride(0),
         weight.words_BOC.stride(0),
         weight.scale_BO.stride(0),
@@ -100,6 +103,7 @@ def _launch(
         SCALING=weight.scaling.value,
         WORDS=unit.words,
         PLANES=unit.planes,
+        UNITS=units_a_step,
         GATE=gate.value,
         BLOCK_T=rows,
         BLOCK_O=tile.outputs,
@@ -178,7 +182,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
     num_rows,
     num_in,
     num_out,
-    units,
+    steps,
     x_stride,
     words_stride,
     scale_stride,
@@ -186,6 +190,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
     SCALING: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    UNITS: tl.constexpr,
     GATE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -196,8 +201,8 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
     EARLY: tl.constexpr,
 ):
     split = tl.program_id(1)
-    first_unit = split * units // tl.num_programs(1)
-    end_unit = (split + 1) * units // tl.num_programs(1)
+    first_unit = split * steps // tl.num_programs(1) * UNITS
+    end_unit = (split + 1) * steps // tl.num_programs(1) * UNITS
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     in_out_O = o_O < num_out
     if EARLY and PREFETCHED > 0:
@@ -233,37 +238,39 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
         is_row = is_row_T[:, None]
         acc = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
         up = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
-    for unit in range(first_unit, end_unit):
-        first = unit * (PLANES * WORDS)
-        words_of_unit = words_at + unit * words_stride
-        words = load_tile(words_of_unit, in_out, not EVEN_O)
-        scales = words  # a name, where there are none
-        if SCALING > 0:
-            scales = load_tile(scale_at + unit * scale_stride, in_out, not EVEN_O)
-        if EVEN_I:
-            x0 = tl.load(x_at + first, mask=is_row, other=0.0)
-            x1 = tl.load(x_at + first + WORDS, mask=is_row, other=0.0)
-            x2 = x0
-            x3 = x0
-            if PLANES == 4:
-                x2 = tl.load(x_at + first + 2 * WORDS, mask=is_row, other=0.0)
-                x3 = tl.load(x_at + first + 3 * WORDS, mask=is_row, other=0.0)
-        else:
-            left = num_in - first - c_x
-            x0 = tl.load(x_at + first, mask=is_row & (left > 0), other=0.0)
-            x1 = tl.load(x_at + first + WORDS, mask=is_row & (left > WORDS), other=0.0)
-            x2 = x0
-            x3 = x0
-            if PLANES == 4:
-                x2 = tl.load(x_at + first + 2 * WORDS, mask=is_row & (left > 2 * WORDS), other=0.0)
-                x3 = tl.load(x_at + first + 3 * WORDS, mask=is_row & (left > 3 * WORDS), other=0.0)
-        acc = add_unit(acc, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
-        if GATE > 0:
-            words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)
-            scales = words
+    for step in range(first_unit, end_unit, UNITS):
+        for ahead in tl.static_range(UNITS):
+            unit = step + ahead
+            first = unit * (PLANES * WORDS)
+            words_of_unit = words_at + unit * words_stride
+            words = load_tile(words_of_unit, in_out, not EVEN_O)
+            scales = words  # a name, where there are none
             if SCALING > 0:
-                scales = load_tile(scale_at + unit * scale_stride + num_out, in_out, not EVEN_O)
-            up = add_unit(up, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
+                scales = load_tile(scale_at + unit * scale_stride, in_out, not EVEN_O)
+            if EVEN_I:
+                x0 = tl.load(x_at + first, mask=is_row, other=0.0)
+                x1 = tl.load(x_at + first + WORDS, mask=is_row, other=0.0)
+                x2 = x0
+                x3 = x0
+                if PLANES == 4:
+                    x2 = tl.load(x_at + first + 2 * WORDS, mask=is_row, other=0.0)
+                    x3 = tl.load(x_at + first + 3 * WORDS, mask=is_row, other=0.0)
+            else:
+                left = num_in - first - c_x
+                x0 = tl.load(x_at + first, mask=is_row & (left > 0), other=0.0)
+                x1 = tl.load(x_at + first + WORDS, mask=is_row & (left > WORDS), other=0.0)
+                x2 = x0
+                x3 = x0
+                if PLANES == 4:
+                    x2 = tl.load(x_at + first + 2 * WORDS, mask=is_row & (left > 2 * WORDS), other=0.0)
+                    x3 = tl.load(x_at + first + 3 * WORDS, mask=is_row & (left > 3 * WORDS), other=0.0)
+            acc = add_unit(acc, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
+            if GATE > 0:
+                words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)
+                scales = words
+                if SCALING > 0:
+                    scales = load_tile(scale_at + unit * scale_stride + num_out, in_out, not EVEN_O)
+                up = add_unit(up, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
 
     dtype = out_STO.dtype.element_ty
     acc *= load_tile(factor_at, in_out, not EVEN_O)

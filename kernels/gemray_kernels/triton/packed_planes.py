@@ -95,43 +95,52 @@ def plain_int4(words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def scaled_e2m1(words, scales):  # type: ignore[no-untyped-def]
-    """``value · scale · 2^-8``, of four scales in an int32 with five bits of exponent each."""
-    s0 = _scale_of_e2m1(scales)
-    s1 = _scale_of_e2m1(scales >> 8)
-    s2 = _scale_of_e2m1(scales >> 16)
-    s3 = _scale_of_e2m1(scales >> 24)
+    """``value · scale · 2^-8``, of four scales in an int32 with five bits of exponent each.
+
+    The two words of a register are neighbours of one output, as products want them: the scales of the first serve both.
+    """
     if INTERPRETED:
         return (
-            _e2m1(_bits(words, 15, 1), _bits(words, 7, 3), _bits(words, 6, 1)) * (s0.to(tl.float32) * 2.0**-126),
-            _e2m1(_bits(words, 12, 1), _bits(words, 4, 3), _bits(words, 3, 1)) * (s1.to(tl.float32) * 2.0**-126),
-            _e2m1(_bits(words, 14, 1), _bits(words, 1, 3), _bits(words, 0, 1)) * (s2.to(tl.float32) * 2.0**-126),
-            _e2m1(_bits(words, 13, 1), _bits(words, 10, 3), _bits(words, 9, 1)) * (s3.to(tl.float32) * 2.0**-126),
+            _e2m1(_bits(words, 15, 1), _bits(words, 7, 3), _bits(words, 6, 1)) * _scale_of_e2m1(scales),
+            _e2m1(_bits(words, 12, 1), _bits(words, 4, 3), _bits(words, 3, 1)) * _scale_of_e2m1(scales >> 8),
+            _e2m1(_bits(words, 14, 1), _bits(words, 1, 3), _bits(words, 0, 1)) * _scale_of_e2m1(scales >> 16),
+            _e2m1(_bits(words, 13, 1), _bits(words, 10, 3), _bits(words, 9, 1)) * _scale_of_e2m1(scales >> 24),
         )
+    # A scale's exponent is 10 too large and then 225 too small for 2^118: 0x7580 is 235 in bfloat16's place.
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 value, sign;
+        .reg .b32 value, sign, scale, base;
+        mov.b32 base, 0x75807580;
+        prmt.b32 scale, $5, 0, 0x4040;
+        mad.lo.u32 scale, scale, 16, base;
         and.b32 value, $4, 0x81C081C0;
-        mul.rn.bf16x2 $0, value, $5;
+        mul.rn.bf16x2 $0, value, scale;
+        prmt.b32 scale, $5, 0, 0x4141;
+        mad.lo.u32 scale, scale, 16, base;
         shl.b32 value, $4, 3;
         and.b32 value, value, 0x81C081C0;
-        mul.rn.bf16x2 $1, value, $6;
+        mul.rn.bf16x2 $1, value, scale;
+        prmt.b32 scale, $5, 0, 0x4242;
+        mad.lo.u32 scale, scale, 16, base;
         shl.b32 sign, $4, 1;
         and.b32 sign, sign, 0x80008000;
         shl.b32 value, $4, 6;
         and.b32 value, value, 0x01C001C0;
         or.b32 value, value, sign;
-        mul.rn.bf16x2 $2, value, $7;
+        mul.rn.bf16x2 $2, value, scale;
+        prmt.b32 scale, $5, 0, 0x4343;
+        mad.lo.u32 scale, scale, 16, base;
         shl.b32 sign, $4, 2;
         and.b32 sign, sign, 0x80008000;
         shr.u32 value, $4, 3;
         and.b32 value, value, 0x01C001C0;
         or.b32 value, value, sign;
-        mul.rn.bf16x2 $3, value, $8;
+        mul.rn.bf16x2 $3, value, scale;
         }
         """,
-        "=&r,=&r,=&r,=&r,r,r,r,r,r",
-        [words, s0, s1, s2, s3],
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [words, scales],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
         is_pure=True,
         pack=2,
@@ -206,9 +215,9 @@ def _bfloat16(bits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scale_of_e2m1(code):  # type: ignore[no-untyped-def]
-    """``scale · 2^118``: the exponent, which is 10 too large, moved into bfloat16's place."""
-    return _bfloat16((code & 255) * 16 + (235 << 7))
+def _scale_of_e2m1(scales):  # type: ignore[no-untyped-def]
+    """``scale · 2^-8``."""
+    return _bfloat16((scales & 255) * 16 + (235 << 7)).to(tl.float32) * 2.0**-126
 
 
 @triton.jit

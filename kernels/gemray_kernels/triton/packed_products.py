@@ -79,7 +79,7 @@ class TiledProduct(PackedProduct):
         return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight), Gate.SILU)
 
     def _of_many_rows(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        tile = prompt_tile(self._weight)
+        tile = prompt_tile(self._weight, x_TI.shape[0])
         if tile is None or x_TI.shape[0] == 0:
             return torch.nn.functional.linear(x_TI, dequantized(self._weight, first))
         return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=x_TI.dtype, first=first)[0]
