@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 
 from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES, client_options
+from gemray.client.connection import HEALTH_CHECK, OF_ALL_SERVICES, SERVING
 from gemray.client.errors import Cancelled, error_of
 from gemray.client.retry import Attempts, Continuation, Retry, seeded
 from gemray.client.server_address import Metadata, ServerAddress
@@ -86,14 +87,12 @@ class AsyncClient:
 
     async def is_serving(self, *, timeout_s: float | None = None) -> bool:
         """Whether the server's health says SERVING; it asks for no token. Raises ClientError where nobody answers."""
-        # grpc.health.v1.HealthCheckRequest without a service, and a response whose only field is SERVING: not worth the
-        # package that has them.
-        check = self._channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
+        check = self._channel.unary_unary(HEALTH_CHECK, bytes, bytes)
         try:
-            answer: bytes = await check(b"", timeout=checked_timeout(timeout_s))
+            answer: bytes = await check(OF_ALL_SERVICES, timeout=checked_timeout(timeout_s))
         except grpc.aio.AioRpcError as error:
             raise error_of(self.server.address, error) from None
-        return answer == b"\x08\x01"
+        return answer == SERVING
 
     async def close(self) -> None:
         """End what runs. Idempotent."""

@@ -13,6 +13,12 @@ from gemray.client.errors import error_of
 from gemray.client.server_address import ServerAddress
 from gemray.v1 import generation_pb2_grpc
 
+# grpc.health.v1.HealthCheckRequest without a service, and a response whose only field is SERVING: not worth the package
+# that has them.
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+OF_ALL_SERVICES = b""
+SERVING = b"\x08\x01"
+
 
 def open_channel(server: ServerAddress, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.Channel:
     """A channel with the limits of both sides; raises InvalidOption."""

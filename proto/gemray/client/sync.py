@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 
 from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES
-from gemray.client.connection import open_channel
+from gemray.client.connection import HEALTH_CHECK, OF_ALL_SERVICES, SERVING, open_channel
 from gemray.client.errors import Cancelled, InvalidOption, error_of
 from gemray.client.retry import Attempts, Continuation, Retry, seeded
 from gemray.client.server_address import Metadata, ServerAddress
@@ -87,6 +87,15 @@ class Client:
             self._stub.GetServerStats, pb.GetServerStatsRequest(), timeout_s, metadata
         )
         return answer
+
+    def is_serving(self, *, timeout_s: float | None = None) -> bool:
+        """Whether the server's health says SERVING; it asks for no token. Raises ClientError where nobody answers."""
+        check = self._channel.unary_unary(HEALTH_CHECK, bytes, bytes)
+        try:
+            answer: bytes = check(OF_ALL_SERVICES, timeout=checked_timeout(timeout_s))
+        except grpc.RpcError as error:
+            raise error_of(self.server.address, error) from None
+        return answer == SERVING
 
     def close(self) -> None:
         """End what runs. Idempotent."""

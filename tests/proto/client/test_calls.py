@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gemray_cluster.gang.client import GangState
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import serving
+from support.waiting import HANG_S
 
 HI = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParameters(max_tokens=2))
 HI_STREAM = pb.GenerateStreamRequest(text="Hi", sampling=pb.SamplingParameters(max_tokens=2))
@@ -44,12 +46,18 @@ async def test_health_is_told_to_everybody(tokenizer: ChatTokenizer, tmp_path: P
         serving(tokenizer, gang, auth_token_file=str(tmp_path / "tokens")) as served,
         AsyncClient(served.server.address, retry=ONCE) as client,
     ):
-        assert not await client.is_serving(timeout_s=60)
+        assert not await client.is_serving(timeout_s=HANG_S)
+        with Client(served.server.address) as blocking:
+            assert not await asyncio.to_thread(blocking.is_serving, timeout_s=HANG_S)
     async with serving(tokenizer, FakeGang()) as served, AsyncClient(served.server.address) as client:
-        assert await client.is_serving(timeout_s=60)
+        assert await client.is_serving(timeout_s=HANG_S)
+        with Client(served.server.address) as blocking:
+            assert await asyncio.to_thread(blocking.is_serving, timeout_s=HANG_S)
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(ClientError):
-            await client.is_serving(timeout_s=60)
+            await client.is_serving(timeout_s=HANG_S)
+    with Client("127.0.0.1:1") as blocking, pytest.raises(ClientError):
+        blocking.is_serving(timeout_s=HANG_S)
 
 
 async def test_clients_of_threads_have_metadata_too(tokenizer: ChatTokenizer) -> None:
@@ -59,3 +67,13 @@ async def test_clients_of_threads_have_metadata_too(tokenizer: ChatTokenizer) ->
             assert told.text == "\n\n"
             stream = client.stream(HI_STREAM, metadata=(("x-trace", "1"),))
             assert "".join(await asyncio.to_thread(lambda: [m.delta.text for m in stream])) == "\n\n"
+
+
+def test_the_two_clients_have_the_same_calls() -> None:
+    def calls_of(client: type) -> dict[str, inspect.Signature]:
+        public = {name: call for name, call in vars(client).items() if not name.startswith("_")}
+        # What comes back differs where it is an answer that grows.
+        return {name: inspect.signature(call).replace(return_annotation=None) for name, call in public.items()}
+
+    assert calls_of(AsyncClient) == calls_of(Client)
+    assert len(calls_of(Client)) >= 8
