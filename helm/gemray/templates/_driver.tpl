@@ -61,6 +61,9 @@ spec:
         {{- with .Values.server.kvMemory }}
         - --kv-memory={{ . }}
         {{- end }}
+        {{- with .Values.server.gpuMemoryUtilization }}
+        - --gpu-memory-utilization={{ . }}
+        {{- end }}
         {{- if ne .Values.server.kvDtype "auto" }}
         - --kv-dtype={{ .Values.server.kvDtype }}
         {{- end }}

@@ -26,11 +26,14 @@
 {{- if lt (int64 (include "gemray.bytes" $v.ray.objectStoreMemory)) 78643200 -}}
 {{- fail (printf "ray.objectStoreMemory %v is less than the 75Mi that Ray starts with" $v.ray.objectStoreMemory) -}}
 {{- end -}}
-{{- if not (regexMatch "^([0-9]+([.][0-9]+)? ?[KMGT]i?B?)?$" (toString $v.server.kvMemory)) -}}
-{{- fail (printf "server.kvMemory %q has no unit: write it as 40Gi, 40GiB or 500M" (toString $v.server.kvMemory)) -}}
+{{- if not (regexMatch "^(auto|[0-9]+([.][0-9]+)? ?[KMGT]i?B?)?$" (toString $v.server.kvMemory)) -}}
+{{- fail (printf "server.kvMemory %q has no unit: write it as 40Gi, 40GiB or 500M, or auto" (toString $v.server.kvMemory)) -}}
 {{- end -}}
 {{- if regexMatch "^[0.]+ ?[KMGT]" (toString $v.server.kvMemory) -}}
-{{- fail (printf "server.kvMemory %s holds no token: give it more than 0 bytes, or leave it empty" $v.server.kvMemory) -}}
+{{- fail (printf "server.kvMemory %s holds no token: give it more than 0 bytes, or auto" $v.server.kvMemory) -}}
+{{- end -}}
+{{- if and $v.server.gpuMemoryUtilization (not (has (toString $v.server.kvMemory) (list "" "auto"))) -}}
+{{- fail (printf "server.gpuMemoryUtilization %v has no effect on server.kvMemory %v, which states a size: set that to auto" $v.server.gpuMemoryUtilization $v.server.kvMemory) -}}
 {{- end -}}
 {{- range $name, $resources := dict "head.resources" $v.head.resources "worker.resources" $v.worker.resources "driver.resources" $v.driver.resources "openai.resources" $v.openai.resources "model.volume.download.resources" $v.model.volume.download.resources -}}
 {{- range $kind, $amounts := $resources -}}

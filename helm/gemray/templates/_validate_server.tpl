@@ -55,6 +55,7 @@
   "--draft-tokens" "drafter.draftTokens"
   "--max-model-len" "server.maxModelLen"
   "--kv-memory" "server.kvMemory"
+  "--gpu-memory-utilization" "server.gpuMemoryUtilization"
   "--kv-dtype" "server.kvDtype"
   "--replicas" "server.replicas"
   "--min-replicas" "server.minReplicas"

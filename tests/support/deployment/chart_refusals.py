@@ -25,7 +25,7 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "text-for-a-number": ({"server": {"port": "grpc"}}, "port"),
     "no-such-port": ({"server": {"port": 70000}}, "port"),
     "unknown-dtype": ({"server": {"dtype": "float16"}}, "dtype"),
-    "kv-memory-of-no-unit": ({"server": {"kvMemory": "40"}}, "has no unit: write it as 40Gi"),
+    "kv-memory-of-no-unit": ({"server": {"kvMemory": "40"}}, "has no unit: write it as 40Gi, 40GiB or 500M, or auto"),
     "unknown-volume": ({"model": {"volume": {"type": "nfs"}}}, "type"),
     "pvc-without-a-name": ({"model": {"volume": {"pvc": {"claimName": ""}}}}, "claimName must name"),
     "host-path-without-a-path": ({"model": {"volume": {"type": "hostPath"}}}, "must be an absolute path"),
@@ -106,6 +106,10 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     ),
     "shm-of-nothing": ({"shm": {"worker": "0Gi"}}, "shm.worker 0Gi is nothing"),
     "cache-of-nothing": ({"tritonCache": {"size": 0}}, "tritonCache.size 0 is nothing"),
+    "a-share-and-a-size": (
+        {"server": {"kvMemory": "40Gi", "gpuMemoryUtilization": 0.8}},
+        "server.gpuMemoryUtilization 0.8 has no effect on server.kvMemory 40Gi",
+    ),
     "kv-memory-of-nothing": ({"server": {"kvMemory": "0GiB"}}, "server.kvMemory 0GiB holds no token"),
     "shm-above-the-memory": (
         {"shm": {"worker": "128Gi"}},

@@ -8,7 +8,7 @@ Values = dict[str, Any]
 
 DEPLOYMENTS: dict[str, Values] = {
     "default": {},
-    "tp2-one-pod": {"gang": {"tensorParallelSize": 2}},
+    "tp2-one-pod": {"gang": {"tensorParallelSize": 2}, "server": {"gpuMemoryUtilization": 0.85}},
     "tp8-whole-node": {"gang": {"tensorParallelSize": 8}},
     "tp16-two-hosts": {"gang": {"tensorParallelSize": 16, "multiHost": True}, "network": {"interface": "eth0"}},
     "tp2-two-hosts": {"gang": {"tensorParallelSize": 2, "maxGpusPerPod": 1, "multiHost": True}},
