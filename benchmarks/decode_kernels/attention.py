@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decode_kernels.measure import CACHE_BYTES, CEILING, DEVICE, Report, early, error, median_us, poisoned, random
+from gemray_kernels.fp8_kv import to_fp8
 from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_kernels.triton import paged_attention as module
 
@@ -63,6 +64,10 @@ def sweep(report: Report, group: Heads, batch: int, rows: int, context: int) -> 
             found[f"{pairs} {keys} {warps} {stages}"] = attention_us(group, sets, tile=tile, **known)
         except Exception as reason:
             report.refused(tile, reason)
+    eight = [(q_TND, to_fp8(k_pages, 1.0), to_fp8(v_pages, 1.0), *rest) for q_TND, k_pages, v_pages, *rest in sets]
+    found["8-bit pages"] = attention_us(group, eight, **known)
+    tile = module.Tile(max(16, group.heads // group.kv_heads), 64, 8, 2)
+    found["8-bit pages, 64 keys"] = attention_us(group, eight, tile=tile, **known)
     with poisoned():
         got = KERNEL(*sets[0], **keywords(group), **known)
     wide = [a.double() if a.is_floating_point() else a for a in sets[0]]
@@ -74,7 +79,7 @@ def sweep(report: Report, group: Heads, batch: int, rows: int, context: int) -> 
     report.row(
         "attention",
         f"attention {group.name}, {batch} x {rows}, {context} keys: floor {floor:.1f}, "
-        f"rows known {found['rows known']:.1f}; {text}",
+        f"rows known {found['rows known']:.1f}, over 8-bit pages {found['8-bit pages']:.1f}; {text}",
         name=group.name,
         batch=batch,
         rows=rows,
