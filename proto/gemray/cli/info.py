@@ -137,15 +137,14 @@ def _shards(model: pb.GetModelInfoResponse) -> Table:
 
 
 def _memory(model: pb.GetModelInfoResponse) -> list[Table]:
-    """A row for each rank; none of a server of an earlier version."""
-    parts = ("weights", "drafter", "kv", "graphs", "work", "elsewhere", "headroom", "total")
-    words = {"kv": "KV pages", "work": "work space"}
+    """A column for each rank; no table of a server of an earlier version."""
     told = [rank for rank in model.ranks if rank.HasField("memory")]
     if not told:
         return []
-    table = _table("Memory", "rank", *(words.get(part, part) for part in parts))
-    for rank in told:
-        table.add_row(str(rank.rank), *(_size(getattr(rank.memory, part)) for part in parts))
+    table = _table("Memory", "", *(f"rank {rank.rank}" for rank in told))
+    for part in ("weights", "drafter", "kv", "graphs", "work", "elsewhere", "headroom", "total"):
+        words = {"kv": "KV pages", "work": "work space"}.get(part, part)
+        table.add_row(words, *(_size(getattr(rank.memory, part)) for rank in told))
     return [table]
 
 

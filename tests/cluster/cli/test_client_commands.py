@@ -10,16 +10,20 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from gemray_cluster.cli import main
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.messages import MemoryInfo
 from support.cluster.calls import call_ids
 from support.cluster.command import gemray, run
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
 from support.waiting import HANG_S
+
+GIB = 1 << 30
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -206,6 +210,30 @@ async def test_an_error_ends_a_turn_and_not_the_chat(served: Serving, tokenizer:
     assert (code, out) == (0, "Hi\n")
     assert err.count("error: ") == 1
     assert served.gang.submitted[-1].prompt_ids == tokenizer.encode_chat([{"role": "user", "content": "Two"}])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_info_tells_where_each_ranks_memory_is(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of an earlier version tells nothing of it, and has no table."""
+    code, out, _ = await run("info", "--address", served.server.address)
+    assert (code, "headroom" in out) == (0, False)
+    gang = served.gang.gang_info
+    memory = MemoryInfo(
+        total=80 * GIB, weights=30 * GIB, drafter=0, kv=35 * GIB, graphs=GIB, work=3 * GIB, elsewhere=3 * GIB,
+        headroom=8 * GIB, kv_budget=36 * GIB,
+    )  # fmt: skip
+    ranks = [msgspec.structs.replace(rank, memory=memory) for rank in gang.ranks]
+    monkeypatch.setattr(served.gang, "gang_info", msgspec.structs.replace(gang, ranks=ranks))
+    code, out, _ = await run("info", "--address", served.server.address)
+    assert code == 0
+    rows = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
+    for row in (
+        "weights 30.0 GiB 30.0 GiB",
+        "drafter 0 B 0 B",
+        "KV pages 35.0 GiB 35.0 GiB",
+        "headroom 8.0 GiB 8.0 GiB",
+    ):
+        assert row in rows
 
 
 @pytest.mark.asyncio(loop_scope="module")
