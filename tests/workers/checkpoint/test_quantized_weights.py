@@ -19,7 +19,7 @@ from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.modelopt import read_modelopt
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.random_weights import random_weights
-from gemray_workers.model.packed_linear import empty_packed, packed_targets
+from gemray_workers.model.packed_linear import empty_packed, packed_linear_weight, packed_targets
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 from support.checkpoints import modelopt_weights
 from support.checkpoints.quantized import FormatName, Tensors, library_format
@@ -143,3 +143,15 @@ def test_random_weights_have_the_spread_of_plain_ones(name: FormatName) -> None:
     assert numbers.isfinite().all()
     assert abs(numbers.std().item() * NUM_IN**0.5 - 1) < 0.1
     assert sum(t.weights_each * c.destination.numel() for t in targets for c in t.copies) == numbers.numel()
+
+
+def test_a_weight_multiplies_once_it_is_filled() -> None:
+    recipe = Recipe(method="", prefix="", targets=(), ignored=(), scale_dtypes={})
+    outputs = [("q", Part(0, NUM_OUT, NUM_OUT)), ("k", Part(0, NUM_OUT, NUM_OUT))]
+    weight = packed_linear_weight(recipe, weight_format("nvfp4"), outputs, whole(NUM_IN), SHARDING)
+    x_TI = torch.ones(1, NUM_IN, dtype=SHARDING.dtype)
+    with pytest.raises(RuntimeError, match="once it is filled"):
+        weight.product(x_TI)
+    random_weights("", weight.weight_targets(), prefix="", is_ignored=lambda _name: False)
+    assert weight.product(x_TI).shape == (1, 2 * NUM_OUT)
+    assert len({target.then for target in weight.weight_targets()}) == 1, "it would be laid out twice"

@@ -1,0 +1,66 @@
+"""Layout of packed weights for kernels: which weights have one, and the memory that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemray_kernels.packed_tiles import UNITS, laid_out, tiling_of
+from gemray_kernels.packed_weight import FP8, INT4, INT8, NVFP4, Code, Scaling
+from support.kernels.packed_cases import FORMATS, random_packed
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("code", "group", "dtype", "first", "num_in", "scaling"),
+    [
+        (INT4, 32, torch.bfloat16, 0, 5376, Scaling.CODES),
+        (INT4, 32, torch.bfloat16, 352, 352, Scaling.CODES),
+        (INT4, 64, torch.bfloat16, 64, 128, Scaling.CODES),
+        (INT4, 128, torch.float32, 0, 2112, Scaling.SUMS),
+        (INT4, 5376, torch.float32, 0, 5376, Scaling.ROW),
+        (INT8, 2816, torch.float32, 1408, 1408, Scaling.ROW),
+        (FP8, 128, torch.float32, 256, 300, Scaling.SUMS),
+        (NVFP4, 16, E4M3, 176, 176, Scaling.CODES),
+        (INT4, 32, torch.float32, 0, 5376, None),
+        (INT4, 32, torch.bfloat16, 176, 176, None),
+        (INT4, 16, torch.bfloat16, 0, 256, None),
+        (INT8, 32, torch.bfloat16, 0, 256, None),
+        (NVFP4, 16, E4M3, 8, 64, None),
+    ],
+)
+def test_which_weights_are_laid_out(
+    code: Code, group: int, dtype: torch.dtype, first: int, num_in: int, scaling: Scaling | None
+) -> None:
+    tiling = tiling_of(code, group, dtype, first, num_in)
+    assert (None if tiling is None else tiling.scaling) is scaling
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("num_experts", [None, 3])
+def test_a_layout_takes_the_weight_s_own_memory(name: str, num_experts: int | None) -> None:
+    weight = random_packed(FORMATS[name], 8, 256, device="cpu", num_experts=num_experts)
+    assert weight.tiling is not None
+    addresses = [t.untyped_storage().data_ptr() for t in (weight.codes_OW, weight.scale_OG)]
+    bytes_before = weight.codes_OW.untyped_storage().nbytes()
+    tiled = laid_out(weight, weight.tiling)
+    lead = () if num_experts is None else (num_experts,)
+    unit = UNITS[tiled.code]
+    assert tiled.words_BOC.shape == (*lead, 256 // unit.inputs, 8, unit.words)
+    assert tiled.words_BOC.nbytes == bytes_before, "units that are whole take no more"
+    assert tiled.words_BOC.data_ptr() == addresses[0]
+    assert (tiled.scale_BO is tiled.factor_O) == (tiled.scaling is Scaling.ROW)
+    if tiled.scaling is not Scaling.ROW:
+        assert tiled.scale_BO.data_ptr() == addresses[1]
+
+
+def test_memory_without_room_is_refused() -> None:
+    """A part of a unit takes a whole one, for which the codes as they lie on disk have no room."""
+    weight = random_packed(FORMATS["int4 group 32"], 8, 160, device="cpu")
+    assert weight.tiling is not None
+    bare = replace(weight, codes_OW=weight.codes_OW.clone())
+    with pytest.raises(ValueError, match="640 bytes from place 0 for 1024"):
+        laid_out(bare, weight.tiling)
