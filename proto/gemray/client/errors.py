@@ -79,6 +79,8 @@ _KINDS: Mapping[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.CANCELLED: Cancelled,
 }
 
+_TIME_IS_OVER = "Deadline Exceeded"
+"""What gRPC itself says of it, and little else; a server that ends a call for its time says why."""
 _HINTS: Mapping[str, str] = {
     "WRONG_VERSION_NUMBER": "the server has no TLS, so call it without",
     "CERTIFICATE_VERIFY_FAILED": "tls_ca_file names the authority of a certificate that this system does not trust",
@@ -94,8 +96,11 @@ _NO_CONNECTION = "failed to connect"
 def error_of(address: str, error: Any) -> ClientError:
     """What a failed call (grpc.RpcError or grpc.aio.AioRpcError) of the server at `address` means."""
     code = error.code()
-    told = _KINDS.get(code, RequestFailed)(f"{address}: {code.name}: {error.details()}{_hint(error.details())}")
-    told.code, told.details = code, error.details()
+    details = error.details()
+    if details is not None and _TIME_IS_OVER in details:
+        details = "the call's time was over before its answer was whole"
+    told = _KINDS.get(code, RequestFailed)(f"{address}: {code.name}: {details}{_hint(details)}")
+    told.code, told.details = code, details
     for detail in _details(error):
         violations, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
         if detail.Unpack(violations) and violations.field_violations:

@@ -11,14 +11,14 @@ import pytest
 import pytest_asyncio
 
 from gemray.client import AsyncAnswer, AsyncClient, Cancelled, Client, Retry, ServerUnreachable, answers_of
-from gemray.client.errors import ClientError
+from gemray.client.errors import ClientError, DeadlinePassed
 from gemray.client.retry import Attempts, Continuation
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.brief_server import BriefGang
 from support.cluster.fake_gang import Script
 from support.cluster.serving import Serving, serving
-from support.waiting import HANG_S
+from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -223,6 +223,24 @@ async def test_cancelling_stops_the_generation(served: Serving, in_thread: bool)
         while not gang.cancelled:
             await asyncio.sleep(0.01)
     assert gang.num_calls == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_that_takes_too_long_is_stopped(served: Serving, streams: bool) -> None:
+    gang = gang_of(served, 999, token_ids=[107] * 200, delay_s=0.05)
+    sampling = pb.SamplingParameters(max_tokens=200)
+    async with AsyncClient(served.server.address, retry=AT_ONCE) as client:
+
+        async def ask() -> None:
+            if streams:
+                answer = client.stream(pb.GenerateStreamRequest(text="Hello", sampling=sampling), timeout_s=1)
+                _ = [message async for message in answer]
+            else:
+                await client.generate(pb.GenerateRequest(text="Hello", sampling=sampling), timeout_s=1)
+
+        with pytest.raises(DeadlinePassed, match="the call's time was over before its answer was whole"):
+            await ask()
+    await eventually(lambda: gang.num_active == 0 and served.server.limiter.active == 0, HANG_S)
 
 
 async def test_an_echo_alone_is_given_once() -> None:
