@@ -23,9 +23,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -52,28 +52,25 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Kinds of kernels by parts of their names; the first that fits."""
 OTHERS = "others"
-TILES = (
-    (16, 32, 4, 2),
-    (32, 32, 4, 2),
-    (64, 32, 4, 2),
-    (64, 32, 4, 3),
-    (64, 32, 8, 2),
-    (64, 32, 8, 3),
-    (64, 64, 4, 2),
-    (64, 64, 4, 3),
-    (64, 64, 8, 1),
-    (64, 64, 8, 2),
-    (64, 64, 8, 3),
-    (64, 128, 8, 2),
-    (128, 32, 8, 2),
-    (128, 32, 8, 3),
-    (128, 32, 8, 4),
-    (128, 64, 4, 2),
-    (128, 64, 8, 2),
-    (128, 64, 8, 3),
-    (128, 128, 8, 2),
+TILES = tuple(
+    (pairs, keys, num_warps, num_stages, stretches)
+    for stretches in (1, 3)
+    for pairs, keys, num_warps, num_stages in (
+        (64, 32, 8, 2),
+        (64, 32, 8, 3),
+        (64, 64, 8, 1),
+        (64, 32, 4, 2),
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (128, 32, 8, 2),
+        (128, 32, 8, 3),
+        (128, 32, 8, 5),
+        (128, 64, 8, 1),
+        (128, 64, 8, 2),
+        (128, 64, 8, 3),
+    )
 )
-"""(pairs, keys, warps, stages) that ``--tiles`` tries."""
+"""(pairs, keys, warps, stages, stretches) that ``--tiles`` tries."""
 
 
 @dataclass(frozen=True)
@@ -331,18 +328,18 @@ def tiles(
             call = attention_call(config, layer, device, rows, before + rows)
             expected = call()
             times: dict[str, float] = {}
-            for pairs, keys, num_warps, num_stages in TILES:
-                tile = module.Tile(pairs, keys, num_warps, num_stages)
+            for pairs, keys, num_warps, num_stages, stretches in TILES:
+                tile = module.Tile(pairs, keys, num_warps, num_stages, stretches)
                 if time.monotonic() > deadline and tile != served:
                     continue
-                name = f"{pairs}x{keys} w{num_warps} s{num_stages}{' (served)' if tile == served else ''}"
-                with mock.patch.object(module, "long_tile", lambda *_, tile=tile: tile):
-                    try:
-                        wrong = float((call().double() - expected.double()).norm() / expected.double().norm())
-                        times[name] = median_ms(call, device)
-                    except Exception as error:  # a sweep may contain tiles that do not fit
-                        print(f"    {name}: {str(error).splitlines()[0][:80]}", file=sys.stderr)
-                        continue
+                name = f"{pairs}x{keys} w{num_warps} s{num_stages} l{stretches}{' (served)' if tile == served else ''}"
+                other = partial(call, long=tile)
+                try:
+                    wrong = float((other().double() - expected.double()).norm() / expected.double().norm())
+                    times[name] = median_ms(other, device)
+                except Exception as error:  # a sweep may contain tiles that do not fit
+                    print(f"    {name}: {str(error).splitlines()[0][:80]}", file=sys.stderr)
+                    continue
                 if not wrong < 0.02:
                     faults.append(f"{layer.kind}, {length} tokens, {name}: differs by {wrong:.3g}")
             operations = 4 * config.num_attention_heads * layer.head_dim * _visible(layer, rows, before, rows)
@@ -354,7 +351,7 @@ def tiles(
 
 def attention_call(
     config: ModelConfig, layer: LayerConfig, device: torch.device, rows: int, keys: int
-) -> Callable[[], Tensor]:
+) -> Callable[..., Tensor]:
     """Attention of one sequence's last `rows` rows over `keys` keys."""
     kernel = attention_kernel(device)
     pages = -(-keys // PAGE_SIZE)
@@ -366,10 +363,9 @@ def attention_call(
     start_Z = torch.tensor([0, rows], dtype=torch.int32, device=device)
     kv_len_S = torch.tensor([keys], dtype=torch.int32, device=device)
 
-    def call() -> Tensor:
-        return kernel(q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S, window=layer.window, causal=True, scale=1.0)
-
-    return call
+    return partial(
+        kernel, q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S, window=layer.window, causal=True, scale=1.0
+    )
 
 
 if __name__ == "__main__":

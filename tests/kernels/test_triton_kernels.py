@@ -30,7 +30,7 @@ def test_interpreted_kernels_equal_the_references() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == (11 + 3 + 7) + (3 + 1 + 7) + 4
+    assert len(lines) == (11 + 2 + 3 + 7) + (3 + 1 + 7) + 4
     wrong = [(dtype, name, error) for dtype, name, error in lines if not float(error) < TOLERANCE[dtype]]
     assert not wrong
 
@@ -73,9 +73,7 @@ def test_attention_compiles_for_hopper(
     ]
     for kernel in found:
         assert kernel.shared_bytes <= MAX_SHARED_BYTES
-        # A prompt chunk's tile of 512 dims is widened from 8 bits in more registers than there are.
-        most_bytes = 320 if kernel is found[-1] and pages_dtype == torch.float8_e4m3fn else 192
-        assert kernel.stack_bytes is None or kernel.stack_bytes <= most_bytes, "registers spill"
+        assert kernel.stack_bytes is None or kernel.stack_bytes <= 192, "registers spill"
         if kernel.name != "combine_kernel":
             assert "wgmma" in kernel.ptx or "mma.sync" in kernel.ptx
             assert "cp.async" in kernel.ptx, "pages are not loaded ahead of their use"

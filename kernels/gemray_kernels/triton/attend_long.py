@@ -1,7 +1,7 @@
 """The program of `triton.paged_attention` for prompt chunks, sequences of many rows: a block of rows over all its keys.
 
 Most tiles of keys are seen whole by every row of a block: they are attended without masks, and those at the edge of the
-window and on the diagonal with them.
+window and on the diagonal with them, in loops of their own or behind a branch.
 
 Shape legend: T rows of all sequences together, S sequences, Z = S + 1 bounds, P block-table columns, N query heads,
 D head dim, M = (row, query head) pairs of one program, L keys of one tile.
@@ -33,7 +33,9 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     scale_log2,
     page_stride,
     slot_stride,
-    MASKED: tl.constexpr,
+    whole,
+    part,
+    EDGES: tl.constexpr,
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -42,32 +44,33 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """Attend over the tiles [first, end), of whose keys the block sees [begin, kv_len)."""
+    """Attend over the tiles [first, end), of whose keys the block sees [begin, kv_len).
+
+    EDGES says whether tiles at the edge are among them: 0 none, 1 all are, 2 those outside of [whole, part).
+    """
     d_D = tl.arange(0, BLOCK_D)
     l_L = tl.arange(0, BLOCK_L)
     for tile in range(first, end, BLOCK_L):
         key_L = tile + l_L
-        if MASKED:
+        if EDGES > 0:
             # Slots outside are never read: they may hold anything, and 0 · NaN is NaN.
             inside_L = (key_L >= begin) & (key_L < kv_len)
             page_L = tl.load(table_P + key_L // PAGE_SIZE, mask=inside_L, other=0)
         else:
             page_L = tl.load(table_P + key_L // PAGE_SIZE)
         at_L = page_L.to(tl.int64) * page_stride + (key_L % PAGE_SIZE) * slot_stride
-        at_DL = at_L[None, :] + d_D[:, None]
+        # Keys are loaded as the values are, so that both loads share their addresses.
         at_LD = at_L[:, None] + d_D[None, :]
-        if MASKED:
-            k_DL = tl.load(k_pages + at_DL, mask=inside_L[None, :] & (d_D < HEAD_DIM)[:, None], other=0.0)
-            v_LD = tl.load(v_pages + at_LD, mask=inside_L[:, None] & (d_D < HEAD_DIM)[None, :], other=0.0)
-        elif HEAD_DIM == BLOCK_D:
-            k_DL = tl.load(k_pages + at_DL)
-            v_LD = tl.load(v_pages + at_LD)
+        is_read_LD = (d_D < HEAD_DIM)[None, :]
+        if EDGES > 0:
+            is_read_LD = is_read_LD & inside_L[:, None]
+        if EDGES == 0 and HEAD_DIM == BLOCK_D:
+            k_LD = tl.load(k_pages + at_LD)
         else:
-            k_DL = tl.load(k_pages + at_DL, mask=(d_D < HEAD_DIM)[:, None], other=0.0)
-            v_LD = tl.load(v_pages + at_LD, mask=(d_D < HEAD_DIM)[None, :], other=0.0)
-        k_DL, v_LD = k_DL.to(q_MD.dtype), v_LD.to(q_MD.dtype)  # 8-bit floats are widened
+            k_LD = tl.load(k_pages + at_LD, mask=is_read_LD, other=0.0)
+        k_DL = tl.trans(k_LD).to(q_MD.dtype)  # 8-bit floats are widened
         score_ML = dot(q_MD, k_DL, tl.zeros([BLOCK_M, BLOCK_L], tl.float32))
-        if MASKED:
+        if EDGES == 1 or (EDGES == 2 and ((tile < whole) | (tile >= part))):
             visible_ML = inside_L[None, :] & (position_M >= 0)[:, None]
             if CAUSAL:
                 visible_ML = visible_ML & (key_L[None, :] <= position_M[:, None])
@@ -76,12 +79,17 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
             score_ML = tl.where(visible_ML, score_ML, float("-inf"))
         new_largest_M = tl.maximum(largest_M, tl.max(score_ML, axis=1) * scale_log2)
         shift_M = new_largest_M
-        if MASKED:
+        if EDGES > 0:
             shift_M = tl.where(new_largest_M == float("-inf"), 0.0, new_largest_M)  # nothing seen yet
         weight_ML = tl.exp2(score_ML * scale_log2 - shift_M[:, None])
         rescale_M = tl.exp2(largest_M - shift_M)
         sum_M = sum_M * rescale_M + tl.sum(weight_ML, axis=1)
         largest_M = new_largest_M
+        if EDGES == 0 and HEAD_DIM == BLOCK_D:
+            v_LD = tl.load(v_pages + at_LD)
+        else:
+            v_LD = tl.load(v_pages + at_LD, mask=is_read_LD, other=0.0)
+        v_LD = v_LD.to(q_MD.dtype)
         acc_MD = dot(weight_ML.to(v_LD.dtype), v_LD, acc_MD * rescale_M[:, None])
     return acc_MD, largest_M, sum_M
 
@@ -117,6 +125,7 @@ def attend_long_kernel(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
+    STRETCHES: tl.constexpr,
 ):
     """Attend with one block of rows, of a sequence of more than `FEW_ROWS`, over all keys that it sees.
 
@@ -171,11 +180,11 @@ def attend_long_kernel(  # type: ignore[no-untyped-def]
     table_P = table_SP + sequence.to(tl.int64) * table_stride
     k_pages += kv_head * kv_head_stride
     v_pages += kv_head * kv_head_stride
-    for stretch in tl.static_range(3):
-        # At the window's edge, seen whole, on the diagonal.
+    for stretch in tl.static_range(STRETCHES):
+        # At the window's edge, seen whole, on the diagonal; or all of them in one loop.
         acc_MD, largest_M, sum_M = _attend_tiles(
             first if stretch == 0 else (whole if stretch == 1 else part),
-            whole if stretch == 0 else (part if stretch == 1 else end),
+            end if stretch == STRETCHES - 1 else (whole if stretch == 0 else part),
             begin,
             q_MD,
             acc_MD,
@@ -189,7 +198,9 @@ def attend_long_kernel(  # type: ignore[no-untyped-def]
             scale_log2,
             page_stride,
             slot_stride,
-            MASKED=stretch != 1,
+            whole,
+            part,
+            EDGES=2 if STRETCHES == 1 else int(stretch != 1),
             WINDOW=WINDOW,
             CAUSAL=CAUSAL,
             HEAD_DIM=HEAD_DIM,

@@ -46,6 +46,9 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int
+    stretches: int = 3
+    """Loops of a prompt chunk's program: 3, of which the one over tiles that are seen whole has no masks, or 1, whose
+    masks stand behind a branch."""
 
 
 def paged_attention(
@@ -63,6 +66,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     tile: Tile | None = None,
+    long: Tile | None = None,
 ) -> Tensor:
     """Softmax attention [T, N, D]; arguments, masks and result as in `gemray_kernels.reference.paged_attention`.
 
@@ -75,7 +79,8 @@ def paged_attention(
     results would be large.
 
     Args:
-        tile: of short rows; chosen when None. The others are the reference's.
+        tile: of short rows; chosen when None.
+        long: of prompt chunks; chosen when None. The others are the reference's.
     """
     num_rows, num_heads, head_dim = q_TND.shape
     num_seqs, num_kv_heads = len(kv_len_S), k_pages.shape[2]
@@ -167,7 +172,7 @@ def paged_attention(
         num_warps=4,
     )
     if has_long:
-        long = long_tile(q_TND.dtype, head_dim, group)
+        long = long or long_tile(q_TND.dtype, head_dim, group)
         block_rows = long.pairs // group
         attend_long_kernel[(num_rows // block_rows + num_seqs, num_kv_heads)](
             q_TND,
@@ -195,6 +200,7 @@ def paged_attention(
             BLOCK_ROWS=block_rows,
             BLOCK_M=long.pairs,
             BLOCK_L=long.keys,
+            STRETCHES=long.stretches,
             num_warps=long.num_warps,
             num_stages=long.num_stages,
         )
@@ -236,7 +242,9 @@ def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
     if dtype == torch.float32:
         return Tile(pairs=smallest, keys=16, num_warps=4, num_stages=1)
     if head_dim > 256:
-        return Tile(pairs=max(64, smallest), keys=32, num_warps=8, num_stages=2)
+        # Compiled for sm_90, the branch also makes the two groups of warps share the keys of the scores' product. In
+        # loops without one each group computes all of them, and 152 bytes of registers spill instead of 16.
+        return Tile(pairs=max(64, smallest), keys=32, num_warps=8, num_stages=2, stretches=1)
     return Tile(pairs=max(128, smallest), keys=64, num_warps=8, num_stages=2)
 
 
