@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
+from typing_extensions import override
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.gang.client import GangState
+from gemray_cluster.gang.client import GangState, NoLongerFits
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, retry_delay_of, serving
 from support.waiting import eventually
@@ -60,6 +63,24 @@ async def test_deadline(tokenizer: ChatTokenizer, streamed: bool) -> None:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await eventually(lambda: len(served.gang.cancelled) == 1)
         await assert_idle_and_alive(served)
+
+
+class ShrunkGang(FakeGang):
+    """Has failed under the request, and was rebuilt with less memory."""
+
+    @override
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        yield SequenceDelta(request_id=submit.request_id, token_ids=[180])
+        raise NoLongerFits("the one in its place has memory for 12 tokens a request")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_request_that_no_longer_fits_says_so(tokenizer: ChatTokenizer, streamed: bool) -> None:
+    async with serving(tokenizer, ShrunkGang()) as served:
+        with pytest.raises(grpc.aio.AioRpcError, match="memory for 12 tokens a request") as caught:
+            await (served.stream(HI_STREAM) if streamed else served.stub.Generate(HI))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await eventually(lambda: served.server.limiter.active == 0)
 
 
 async def test_closed_connection_stops_the_generation(tokenizer: ChatTokenizer) -> None:

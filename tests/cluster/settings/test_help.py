@@ -91,6 +91,10 @@ def test_the_charts_values_are_the_servers_defaults() -> None:
     assert values["drafter"]["method"] == OWNERS["method"].default
     assert values["drafter"]["placement"] == OWNERS["drafter_placement"].default
     assert values["drafter"]["draftTokens"] == SETTINGS["draft_tokens"].default
+    assert values["server"]["kvMemory"] == SETTINGS["kv_memory"].default
+    assert re.search(
+        rf"gpuMemoryUtilization: 0  # .*; 0: {OWNERS['gpu_memory_utilization'].default}$", text, re.MULTILINE
+    )
     assert values["gang"]["tensorParallelSize"] == SETTINGS["tp"].default
     schema = json.loads((ROOT / "helm/gemray/values.schema.json").read_text())
     bounds = ranges_of(EngineConfig) | ranges_of(ServerConfig)
