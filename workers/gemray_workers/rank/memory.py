@@ -224,7 +224,10 @@ def _itemsize_kept(tensor: StoredTensor, dtype: torch.dtype) -> int:
 def _work_bytes(blueprint: Blueprint) -> int:
     config, model, scheduler = blueprint.config, blueprint.model, blueprint.scheduler
     tp = config.tensor_parallel_size
-    width = _STREAMS * model.hidden_size + 3 * max(layer.intermediate_size for layer in model.layers) // tp
+    intermediate_size = max(layer.intermediate_size for layer in model.layers) // tp
+    width = _STREAMS * model.hidden_size + 3 * intermediate_size
     choosing = min(scheduler.max_step_tokens, scheduler.max_num_seqs * (1 + scheduler.num_draft_tokens))
     logits = choosing * model.vocab_size // tp * compute_dtype(config.torch_dtype).itemsize
-    return scheduler.max_step_tokens * width * config.torch_dtype.itemsize + logits
+    # Prompts may have a packed weight's numbers written down: gate and up are the most of them.
+    unpacked = 0 if model.quantization is None else 2 * intermediate_size * model.hidden_size
+    return (scheduler.max_step_tokens * width + unpacked) * config.torch_dtype.itemsize + logits
