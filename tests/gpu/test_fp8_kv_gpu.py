@@ -37,7 +37,7 @@ GROUPS = {
 }
 FAMILY_NEAR_TIE: dict[DTypeName, float] = {"float32": 0.05, "bfloat16": 0.5}
 """Most nats between two tokens where texts part. A sum that is rounded otherwise moves a number near the middle of two
-of the format's by a whole step, one of 16 between powers of two."""
+of the format's by a whole step, one of 8 between powers of two."""
 FAMILY_ACCEPTANCE = 0.05
 """Most by which tokens a round may differ, relatively."""
 NEAR_TIE = {"31B": 0.1, "E2B": 0.1}
