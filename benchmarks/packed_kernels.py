@@ -41,6 +41,10 @@ DECODE = [
     PackedTile(64, 2, 3, units=2),
     PackedTile(64, 4, 4, units=2),
     PackedTile(64, 4, 5, weight_first=True),
+    PackedTile(64, 2, 4, weight_first=True),
+    PackedTile(64, 2, 3, units=2, weight_first=True),
+    PackedTile(128, 2, 4, weight_first=True),
+    PackedTile(32, 1, 4, units=2, weight_first=True),
 ]
 GATED = [
     PackedTile(64, 4, 4),
@@ -48,9 +52,17 @@ GATED = [
     PackedTile(32, 4, 4),
     PackedTile(32, 2, 4),
     PackedTile(32, 2, 3, units=2),
-    PackedTile(16, 1, 3, units=2),
+    PackedTile(32, 2, 4, weight_first=True),
+    PackedTile(32, 2, 3, units=2, weight_first=True),
+    PackedTile(64, 2, 3, weight_first=True),
+    PackedTile(16, 1, 4, units=2, weight_first=True),
 ]
-HALF_UNITS = [PackedTile(128, 4, 3, units=4), PackedTile(64, 4, 3, units=4), PackedTile(64, 2, 3, units=4)]
+HALF_UNITS = [
+    PackedTile(128, 4, 3, units=4),
+    PackedTile(64, 4, 3, units=4),
+    PackedTile(64, 2, 3, units=4, weight_first=True),
+    PackedTile(128, 2, 3, units=2, weight_first=True),
+]
 """Tiles that are tried where units have 64 inputs."""
 PROMPTS = [
     PackedTile(128, 8, 3, weight_first=True, rows=256),
@@ -194,7 +206,7 @@ def compiled_share(forms: Sequence[PackedFormat], parts: Sequence[str], number: 
     """Run one of `PROCESSES` parts of all programs once, on a small weight, so that they lie in the cache on disk."""
     jobs: list[tuple[PackedFormat, PackedTile, Gate, int]] = []
     for form in forms:
-        for rows in (16,) if "decode" in parts else ():
+        for rows in (8,) if "decode" in parts else ():
             jobs += [(form, tile, Gate.NONE, rows) for tile in DECODE] + [
                 (form, tile, Gate.GELU, rows) for tile in GATED
             ]

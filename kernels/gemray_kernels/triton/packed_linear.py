@@ -25,6 +25,11 @@ from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e
 
 CODES = {"int4": 0, "nvfp4": 1, "int8": 2, "fp8": 3}
 
+LEAST_LEFT = 16
+"""Rows that the tensor cores' left operand has at least."""
+LEAST_RIGHT = 8
+"""Rows that their right operand has at least."""
+
 
 @dataclass(frozen=True)
 class PackedTile:
@@ -37,7 +42,7 @@ class PackedTile:
     units: int = 1
     """Units of a step, of weights that have whole steps of so many."""
     weight_first: bool = False
-    """The weight is the left operand of the tile product: wgmma then reads it from registers, 64 outputs a time."""
+    """The weight is the left operand of the tile product."""
     rows: int = 64
     """Most rows of a program."""
     prefetched: int = 4
@@ -82,7 +87,7 @@ def _launch(
             f"beside the other, are allowed"
         )
     unit = UNITS[weight.code]
-    rows = min(tile.rows, max(16, triton.next_power_of_2(num_rows)))
+    rows = min(tile.rows, max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows)))
     early = starts_early(x_TI)
     units = weight.words_BOC.shape[0]
     units_a_step = tile.units if units % tile.units == 0 else 1
