@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import http.server
 import inspect
+import json
 import re
 import signal
 import ssl
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +129,41 @@ def _get(scheme: str, port: int, path: str) -> int:
 def test_a_node_that_drains_leaves_a_gateway() -> None:
     budget = pick(render(DEPLOYMENTS["openai-over-tls"]), "PodDisruptionBudget", "-openai")["spec"]
     assert budget["minAvailable"] == 1, "of two"
+
+
+@pytest.mark.parametrize(("answer", "code"), [("Paris", 0), ("", 1)])
+def test_helm_test_asks_it_for_a_completion(answer: str, code: int, tmp_path: Path) -> None:
+    """The pod's command for real, against an HTTP server that writes down what it is asked."""
+    values = {"openai": {"enabled": True}, "apiToken": {"secretName": "api"}}
+    manifests = render(values)
+    (container,) = pick(manifests, "Pod", "-openai")["spec"]["containers"]
+    service = pick(manifests, "Service", "-openai")
+    environment = {entry["name"]: entry["value"] for entry in container["env"]}
+    url = f"http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert environment["URL"] == f"{url}/v1/completions"
+    (tmp_path / "token").write_text("secret\nolder\n")
+    asked: list[tuple[str, str | None, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append((self.path, self.headers["authorization"], body))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"choices": [{"text": answer}]}).encode())
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        there = environment["URL"].replace(url, f"http://127.0.0.1:{server.server_address[1]}")
+        environment = {**environment, "URL": there, "TOKEN_FILE": str(tmp_path / "token")}
+        command = [sys.executable, *container["command"][1:]]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
+        server.shutdown()
+        thread.join()
+    assert ran.returncode == code, ran.stderr
+    prompt = "The capital of France is"
+    assert asked == [("/v1/completions", "Bearer secret", {"prompt": prompt, "max_tokens": 16})]
 
 
 def test_it_is_reached_through_a_service_and_an_ingress() -> None:
