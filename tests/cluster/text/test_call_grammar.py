@@ -66,6 +66,8 @@ SCHEMAS: list[Schema] = [
      "properties": {"a": {"type": ["boolean", "null"]}, "b": {}}},
     {"oneOf": [of({"kind": {"const": "a"}, "x": NULL}), of({"kind": {"const": "b"}})]},
     {"oneOf": [of({"a": NULL}), {"properties": {"b": NULL}, "required": ["b"]}]},
+    {"allOf": [{"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+     {"oneOf": [of({"a": NULL}), of({"b": NULL})]}]},
     {"properties": {"a": NULL, "b": NULL}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
     {"type": "object", "additionalProperties": FLAG, "maxProperties": 2, "minProperties": 1},
     {"properties": {"a": NULL}, "additionalProperties": FLAG, "required": ["z"]},
@@ -261,7 +263,7 @@ def test_a_long_way_through_references(tokenizer: ChatTokenizer) -> None:
         (of({"a": {"type": "string", "pattern": "^a$", "minLength": 2}}), ".properties.a", "some value meets"),
         (of({"a": {"allOf": [{"type": "string"}, {"type": "null"}]}}), ".properties.a", "some value meets"),
         (of({f"a{i}": {"type": "null"} for i in range(3000)}), None, "more than 4096 rules"),
-        (of({"a": {"anyOf": [{"const": i} for i in range(600)]}}), ".properties.a", "at most 512"),
+        (of({"a": {"anyOf": [{"const": i} for i in range(600)]}}), ".properties.a", "at most 256"),
     ],
 )
 def test_what_no_call_can_follow_is_refused(
@@ -285,6 +287,11 @@ UNHELD: list[tuple[Schema, str, str]] = [
     ({"type": "string", "pattern": r"\p{Foo}"}, ".pattern", "Unicode knows"),
     ({"type": "object", "patternProperties": {"(": {}}}, '.patternProperties["("]', "closing"),
     ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, ".oneOf", "anyOf, or alternatives that differ"),
+    (
+        {"allOf": [{"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"properties": {"a": NULL, "b": NULL}}]},
+        ".allOf[0].oneOf",
+        "differ",
+    ),
     ({"type": "object", "minProperties": 3}, ".minProperties", "at most 1"),
     ({"type": "number", "minimum": 1e299}, ".minimum", "a number that can be held"),
 ]  # fmt: skip

@@ -16,6 +16,7 @@ _SAID_OTHERWISE = (
         r"^Unknown format: (.*)",
         r"format \1 is not known, as date, time, date-time, duration, email, hostname, ipv4, ipv6, uuid and uri are",
     ),
+    (r"^lexer precomputation failed\b.*", "its expressions take too much work together: fewer or smaller ones"),
     (r"\s*<non-verbose/>", ""),
 )
 """Words for users of llguidance's own interface, or of its insides."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gemray_cluster.text.call_schema.fitting import Fitting
 from gemray_cluster.text.call_schema.keywords import Faults, KeywordReader
 from gemray_cluster.text.call_schema.located import Conjunction, Located, target_of
-from gemray_cluster.text.call_schema.shape import ANYTHING, Shape, joined
+from gemray_cluster.text.call_schema.shape import ANYTHING, Rivals, Shape, joined
 from gemray_cluster.text.call_schema.texts import Texts
 from gemray_cluster.text.call_schema.well_formed import check_schema
 from gemray_workers.errors import InvalidField, Summary
 
-MAX_ALTERNATIVES = 512
+MAX_ALTERNATIVES = 256
 _MAX_REFERENCES = 64
 """References that lead to references, one after the other."""
 
@@ -23,7 +24,6 @@ class Alternatives:
     def __init__(self, root: Located, faults: Faults, texts: Texts) -> None:
         """`root` is what references start from."""
         self._root = root
-        self._faults = faults
         self._reader = KeywordReader(faults, texts)
         self._known: dict[str, list[Shape]] = {}
         self._checked: set[str] = set()
@@ -67,26 +67,15 @@ class Alternatives:
 
     def _with_options(self, located: Located, shapes: list[Shape], behind: tuple[str, ...]) -> list[Shape]:
         for keyword in ("anyOf", "oneOf"):
-            options = located.schema.get(keyword)
-            if options is None:
+            listed = located.schema.get(keyword)
+            if listed is None:
                 continue
-            found = [joined(shapes, self._of(located.at(keyword, index), behind)) for index in range(len(options))]
-            shapes = self._bounded([shape for option in found for shape in option], located)
-            if keyword == "oneOf":
-                self._refuse_overlap(located, found)
+            options = [self._of(located.at(keyword, index), behind) for index in range(len(listed))]
+            self._bounded([shape for option in options for shape in option], located)
+            if keyword == "oneOf":  # one of them and no other; which values are written is known in the end
+                options = [_with_rivals(located, options, index) for index in range(len(options))]
+            shapes = self._bounded([shape for option in options for shape in joined(shapes, option)], located)
         return shapes
-
-    def _refuse_overlap(self, located: Located, options: list[list[Shape]]) -> None:
-        """oneOf is one alternative and no other, which a grammar holds where no value has two of them."""
-        for index, option in enumerate(options):
-            for other in options[:index]:
-                if not all(self.fitting.are_apart(one, two) for one in option for two in other):
-                    self._faults.unheld(
-                        located.place_of("oneOf"),
-                        located.schema["oneOf"],
-                        "anyOf, or alternatives that differ in type or in a required property with a constant",
-                    )
-                    return
 
     def _bounded(self, shapes: list[Shape], located: Located) -> list[Shape]:
         if len(shapes) > MAX_ALTERNATIVES:
@@ -94,3 +83,9 @@ class Alternatives:
                 located.path, Summary(f"{len(shapes)} alternatives"), f"at most {MAX_ALTERNATIVES}, multiplied out"
             )
         return shapes
+
+
+def _with_rivals(located: Located, options: list[list[Shape]], index: int) -> list[Shape]:
+    others = tuple(shape for other, option in enumerate(options) if other != index for shape in option)
+    rivals = (Rivals(located, others),) if others else ()
+    return [replace(shape, rivals=shape.rivals + rivals) for shape in options[index]]

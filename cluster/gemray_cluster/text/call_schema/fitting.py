@@ -23,7 +23,7 @@ class Fitting:
 
     def fits(self, value: Any, shape: Shape) -> bool:
         """Whether a value has a shape."""
-        if kind_of(value) not in shape.possible_kinds:
+        if kind_of(value) not in shape.allowed_kinds:
             return False
         if shape.values is not None and key_of(value) not in map(key_of, shape.values):
             return False
@@ -62,21 +62,17 @@ class Fitting:
                 return False
         return True
 
-    def are_apart(self, one: Shape, other: Shape) -> bool:
-        """Whether no value that is written for the one has the other, and the other way round, as far as can be told.
+    def never(self, written: Shape, other: Shape, depth: int = 0) -> bool:
+        """Whether no value that is written for the first has the second, as far as can be told.
 
-        Objects are written with the properties that they declare, so those of one may lack what the other requires.
+        Objects are written with the properties that they declare, so they may lack what the other requires.
         """
-        return self._never(one, other, 0) and self._never(other, one, 0)
-
-    def _never(self, written: Shape, other: Shape, depth: int) -> bool:
-        """Whether values written for the first never have the second."""
         if written.values is not None:
             return not any(self.fits(value, other) for value in written.values if self.fits(value, written))
         if other.values is not None:
             return not any(self.fits(value, written) for value in other.values if self.fits(value, other))
         return all(
-            self._never_of_kind(kind, written, other, depth) for kind in written.possible_kinds & other.possible_kinds
+            self._never_of_kind(kind, written, other, depth) for kind in written.possible_kinds & other.allowed_kinds
         )
 
     def _never_of_kind(self, kind: str, written: Shape, other: Shape, depth: int) -> bool:
@@ -102,7 +98,7 @@ class Fitting:
             if ours is None or theirs is None:
                 return True
             if depth < _MAX_DEPTH and all(
-                self._never(a, b, depth + 1) for a in self._alternatives(ours) for b in self._alternatives(theirs)
+                self.never(a, b, depth + 1) for a in self._alternatives(ours) for b in self._alternatives(theirs)
             ):
                 return True
         return written.size.meet(other.size).is_empty

@@ -104,13 +104,25 @@ class _Attempt:
             self._needs[key] = []
             bodies = [
                 body
-                for shape in self._alternatives.of(schemas)
+                for shape in self._checked(self._alternatives.of(schemas))
                 for body in self._bodies(key, shape, kinds={"object"} if key == self.root else ALL_KINDS)
             ]
             if not bodies and self._needs[key] == []:
                 self.empty += [located.path for located in schemas[:1]]
             self._rules.state(self._names[key], " | ".join(dict.fromkeys(bodies)) or '""')
         return name
+
+    def _checked(self, shapes: list[Shape]) -> list[Shape]:
+        """The shapes, if none may have values that oneOf gives to another; raises InvalidField."""
+        for shape in shapes:
+            for rivals in shape.rivals:
+                if not all(self._fitting.never(shape, rival) for rival in rivals.shapes):
+                    self._faults.unheld(
+                        rivals.at.place_of("oneOf"),
+                        rivals.at.schema["oneOf"],
+                        "anyOf, or alternatives that differ in type or in a required property with a constant",
+                    )
+        return shapes
 
     def endless(self) -> set[Key]:
         """Values that are impossible: no alternative of theirs needs only possible ones."""

@@ -207,6 +207,15 @@ class Objects:
 
 
 @dataclass(frozen=True)
+class Rivals:
+    """Alternatives that a value of a shape must not have, too."""
+
+    at: Located
+    """The schema that says so by oneOf."""
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
 class Shape:
     """One alternative of what a schema allows."""
 
@@ -218,6 +227,7 @@ class Shape:
     strings: Strings = Strings()
     arrays: Arrays = Arrays()
     objects: Objects = Objects()
+    rivals: tuple[Rivals, ...] = field(default=(), compare=False)
 
     def meet(self, other: Shape) -> Shape | None:
         """What both allow; None where that is nothing at first sight."""
@@ -237,11 +247,18 @@ class Shape:
             self.strings.meet(other.strings),
             self.arrays.meet(other.arrays),
             self.objects.meet(other.objects),
+            self.rivals + other.rivals,
         )
 
     @property
+    def allowed_kinds(self) -> frozenset[str]:
+        """The kinds that values may have."""
+        return ALL_KINDS if self.kinds is None else self.kinds
+
+    @property
     def possible_kinds(self) -> frozenset[str]:
-        """The kinds; where no type is stated, that of which alone something is said, if it is objects or arrays."""
+        """The kinds that are written; where no type is stated, that of which alone something is said, if it is objects
+        or arrays."""
         if self.kinds is not None or self.values is not None:
             return ALL_KINDS if self.kinds is None else self.kinds
         if not self.objects.says_nothing and self.arrays.says_nothing:
