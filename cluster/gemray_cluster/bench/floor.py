@@ -18,7 +18,8 @@ from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.drafters.mtp.config import AssistantConfig
-from gemray_workers.model.target import TargetModel
+from gemray_workers.model.config import ModelConfig
+from gemray_workers.model.target import TargetModel, first_narrowed
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.silent_communicator import SilentCommunicator
 from gemray_workers.rank.blueprint import Blueprint
@@ -39,6 +40,10 @@ class Reads:
     """Numbers in `dense` without the head, however they are packed."""
     expert_weights: int
     """Numbers in `experts`."""
+    last_dense_weights: int
+    """Numbers in `dense_weights` that only rows meet whose output is used."""
+    last_expert_weights: int
+    """Numbers in `expert_weights` of which that is true."""
     drafter: int
     """One draft step of MTP, or one block of DFlash."""
 
@@ -80,8 +85,9 @@ def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: floa
     reads = _reads(config, blueprint, 1)
     moe = blueprint.model.moe
     share = 1.0 if moe is None else moe.top_k / moe.num_experts
-    met_by_a_token = reads.dense_weights + share * reads.expert_weights
-    operations = round(2 * met_by_a_token * num_tokens)
+    met_by_one = reads.last_dense_weights + share * reads.last_expert_weights
+    met_by_all = reads.dense_weights + share * reads.expert_weights - met_by_one
+    operations = round(2 * (met_by_all * num_tokens + met_by_one))
     weight_bytes = reads.dense + reads.experts
     return PrefillFloor(
         operations=operations,
@@ -103,6 +109,9 @@ def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
     dense = _bytes(weights) - experts - _bytes(looked_up)
     dense_weights = _weights(weights) - _weights(of_experts) - _weights(looked_up) - _weights(of_head)
     expert_weights = _weights(of_experts)
+    first = first_narrowed(blueprint.model, blueprint.drafter.traits.captured_layers)
+    last = [t for t in weights if _meets_outputs_alone(t.name, blueprint.model, first)]
+    last_expert_weights = _weights([t for t in last if ".experts." in t.name])
     match blueprint.drafter.traits.method:
         case "mtp":
             drafter = _assistant_bytes(config, blueprint, target.shard, comm, batch)
@@ -112,7 +121,25 @@ def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
             drafter = _block_drafter_bytes(config, blueprint, own) + drafters_head
         case _:
             drafter = 0
-    return Reads(dense, head, experts, dense_weights, expert_weights, drafter)
+    return Reads(
+        dense,
+        head,
+        experts,
+        dense_weights,
+        expert_weights,
+        _weights(last) - last_expert_weights,
+        last_expert_weights,
+        drafter,
+    )
+
+
+def _meets_outputs_alone(name: str, model: ModelConfig, first: int) -> bool:
+    """Whether prompt rows without outputs end before the weight `name`; `first` as of `first_narrowed`."""
+    layer = next((i for i in range(first, model.num_layers) if name.startswith(f"layers.{i}.")), None)
+    if layer is None:
+        return False
+    makes_keys = layer == first and model.layers[first].kv_donor is None
+    return not (makes_keys and any(f".{part}_proj." in name for part in ("q", "k", "v")))
 
 
 def _assistant_bytes(

@@ -105,7 +105,7 @@ class PrefillFloor(msgspec.Struct, frozen=True, kw_only=True):
 
     operations: int
     """Twice the parameters that a token meets, for every token, on the rank measured. Attention itself, embeddings and
-    the head (one row) are left out; layers that only the last token needs are counted for all."""
+    the head are left out; behind the last layer that owns KV, or that a drafter captures, one token is counted."""
     matrix_rate: float
     """Operations a second: the most that the process has measured of the same device so far."""
     weight_bytes: int

@@ -176,7 +176,8 @@ def test_prompts_are_measured_alone(output: Path) -> None:
         assert row.first_token.samples == 3
         assert 0 < row.floor.ms < row.first_token.median
     short, long = report.prefill
-    assert long.floor.operations == 6 * short.floor.operations
+    # Six times the tokens, and once what only the last one meets.
+    assert short.floor.operations < long.floor.operations < 6 * short.floor.operations
     assert "| target | 1 | 30 | 30 |" in (output / "bench.md").read_text()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gemray_cluster.bench import probes
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
-from gemray_cluster.bench.floor import floor_of
+from gemray_cluster.bench.floor import floor_of, prefill_floor_of
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
 from gemray_cluster.bench.offline import OfflineRank
@@ -141,8 +141,8 @@ def test_a_fault_is_no_measurement() -> None:
 PAPER_BANDWIDTH = 3.06e12
 
 
-def floor_ms(model: str, drafter: str | None = None, *, batch: int = 1, **changes: object) -> float:
-    setup = Setup.of(
+def setup_of(model: str, drafter: str | None = None, *, batch: int = 1, **changes: object) -> Setup:
+    return Setup.of(
         {
             "name": model,
             "model": str(CONFIGS / model),
@@ -154,6 +154,10 @@ def floor_ms(model: str, drafter: str | None = None, *, batch: int = 1, **change
         },
         "a test",
     )
+
+
+def floor_ms(model: str, drafter: str | None = None, *, batch: int = 1, **changes: object) -> float:
+    setup = setup_of(model, drafter, batch=batch, **changes)
     return floor_of(setup.engine_config(), batch, PAPER_BANDWIDTH).ms
 
 
@@ -165,6 +169,25 @@ def test_floors_of_the_published_shapes() -> None:
     assert floor_ms("31B-it") == pytest.approx(20.1, abs=0.05)
     assert floor_ms("31B-it", tp=2) == pytest.approx(10.0, abs=0.05)
     assert floor_ms("31B-it", "31B-it-assistant", draft_tokens=4) == pytest.approx(21.3, abs=0.05)
+
+
+def prompt_operations(model: str, num_tokens: int, drafter: str | None = None) -> int:
+    return prefill_floor_of(
+        setup_of(model, drafter).engine_config(), num_tokens, matrix_rate=1e15, bandwidth=PAPER_BANDWIDTH
+    ).operations
+
+
+def test_a_prompt_meets_the_layers_that_write_keys() -> None:
+    """12 sliding and 2 full layers of E2B, the next one's keys; all that its last token meets once."""
+    ends = 1536 * 3 * 6144 + 2 * 1536 * 256
+    sliding, full = 1536 * (2048 + 512 + 2048) + ends, 1536 * (4096 + 1024 + 4096) + ends
+    a_token = 2 * (12 * sliding + 2 * full + 1536 * 5120 + 1536 * 35 * 256)
+    one, many = prompt_operations("E2B-it", 1), prompt_operations("E2B-it", 1001)
+    assert (many - one) / 1000 == pytest.approx(a_token, rel=1e-3)
+    assert one > 3 * a_token
+    # A captured layer is one for all tokens.
+    captured = prompt_operations("31B-it", 2, "31B-it-DFlash") - prompt_operations("31B-it", 1, "31B-it-DFlash")
+    assert captured >= prompt_operations("31B-it", 2) - prompt_operations("31B-it", 1)
 
 
 def test_a_block_drafter_reads_the_targets_head_again() -> None:

@@ -56,6 +56,13 @@ class _Stage:
         return None if self.inputs_TLP is None else self.inputs_TLP[:, index - self.first_layer]
 
 
+def first_narrowed(config: ModelConfig, capture: tuple[int, ...] = ()) -> int:
+    """The layer in or before which rows without outputs end, where layers are captured; the number of layers where they
+    end nowhere. If it owns KV, it writes their keys first."""
+    last_owner = max(layer.index for layer in config.layers if layer.kv_donor is None)
+    return max(last_owner, 1 + max(capture, default=-1))
+
+
 class TargetModel:
     """The model's arithmetic and weights; it keeps nothing of requests."""
 
@@ -116,7 +123,7 @@ class TargetModel:
                 owns KV has written their keys, or behind the last captured layer (spec 1.11).
         """
         embedded_TH = self.embed(batch.token_ids_T)
-        split = len(self._layers) if outputs is None else self._first_narrowed(capture)
+        split = len(self._layers) if outputs is None else first_narrowed(self.config, capture)
         stage = self._stage(batch, embedded_TH, range(split))
         x_TH, normed_TH = embedded_TH, self._layers[0].input_norm(embedded_TH)
         captured: dict[int, Tensor] = {}
@@ -130,11 +137,6 @@ class TargetModel:
             hidden_UH=normed_TH,
             captured_TFH=torch.stack([captured[index] for index in capture], dim=1) if capture else None,
         )
-
-    def _first_narrowed(self, capture: tuple[int, ...]) -> int:
-        """The layer in or before which rows without outputs end; the number of layers where none does."""
-        last_owner = max(layer.index for layer in self.config.layers if layer.kv_donor is None)
-        return max(last_owner, 1 + max(capture, default=-1))
 
     def _stage(self, batch: ForwardBatch, embedded_TH: Tensor, layers: range) -> _Stage:
         embedding = self._per_layer_embedding
