@@ -239,7 +239,9 @@ def test_a_drafters_scales_are_looked_at(tmp_path: Path) -> None:
 def test_scales_of_an_8_bit_cache_are_looked_at_where_one_is_asked_for(tmp_path: Path) -> None:
     scale = "model.language_model.layers.1.self_attn.v_scale"
     scaled = with_kv_scales(TARGET)
-    assert check(model=str(scaled), kv_dtype="fp8_e4m3")[0] is Status.OK
+    status, sentence = check(model=str(scaled), kv_dtype="fp8_e4m3")
+    assert status is Status.OK
+    assert "on 1 ranks, KV pages in fp8_e4m3: requests" in sentence
     model = with_tensors(scaled, tmp_path / "model", lambda tensors: tensors[scale].zero_())
     assert check(model=model)[0] is Status.OK
     status, sentence = check(model=model, kv_dtype="fp8_e4m3")
