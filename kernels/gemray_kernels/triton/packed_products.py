@@ -20,7 +20,13 @@ from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
 from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
-from gemray_kernels.triton.packed_tile_choice import gated_tile, prompt_tile, tile_of_summands, whole_tile
+from gemray_kernels.triton.packed_tile_choice import (
+    PROMPT_SPLITS,
+    gated_tile,
+    prompt_tile,
+    tile_of_summands,
+    whole_tile,
+)
 
 
 def tiling(
@@ -54,7 +60,7 @@ class TiledProduct(PackedProduct):
     @override
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
         if not _are_few(x_TI):
-            return self._of_many_rows(x_TI, first).unsqueeze(0)
+            return self._summands_of_many_rows(x_TI, first)
         tile = tile_of_summands(self._weight, self._weight.num_out - first)
         dtype = x_TI.dtype if tile.splits == 1 else torch.float32
         return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=dtype, first=first)
@@ -78,11 +84,15 @@ class TiledProduct(PackedProduct):
             return silu_and_mul(self._of_many_rows(x_TI))
         return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight), Gate.SILU)
 
-    def _of_many_rows(self, x_TI: Tensor, first: int = 0) -> Tensor:
-        tile = prompt_tile(self._weight, x_TI.shape[0])
+    def _of_many_rows(self, x_TI: Tensor) -> Tensor:
+        return self._summands_of_many_rows(x_TI, 0, most_splits=1)[0]
+
+    def _summands_of_many_rows(self, x_TI: Tensor, first: int, *, most_splits: int = PROMPT_SPLITS) -> Tensor:
+        tile = prompt_tile(self._weight, x_TI.shape[0], most_splits=most_splits)
         if tile is None or x_TI.shape[0] == 0:
-            return torch.nn.functional.linear(x_TI, dequantized(self._weight, first))
-        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=x_TI.dtype, first=first)[0]
+            return torch.nn.functional.linear(x_TI, dequantized(self._weight, first)).unsqueeze(0)
+        dtype = x_TI.dtype if tile.splits == 1 else torch.float32
+        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=dtype, first=first)
 
 
 _ENOUGH_OUTPUTS = 4096

@@ -58,15 +58,23 @@ def gated_tile(weight: TiledWeight) -> PackedTile:
     return PackedTile(outputs=32, num_warps=4, num_stages=4) if is_small else tile
 
 
-def prompt_tile(weight: TiledWeight, num_rows: int) -> PackedTile | None:
+def prompt_tile(weight: TiledWeight, num_rows: int, *, most_splits: int = 1) -> PackedTile | None:
     """Choose a tile for many rows; None where the library's product with the numbers is faster.
 
     A tile that dequantizes does so for each 256 rows, and keeps tensor cores a third less busy than the library does;
     numbers that are written down are read and written once more, whatever the rows.
     """
-    programs = -(-weight.num_out // 128) * -(-num_rows // 256)
-    if weight.scaling is Scaling.SUMS or num_rows > MOST_PROMPT_ROWS or (num_rows > 256 and programs < MULTIPROCESSORS):
+    if weight.scaling is Scaling.SUMS or num_rows > MOST_PROMPT_ROWS:
         return None
+    tile = PackedTile(outputs=128, num_warps=8, num_stages=3, weight_first=True, rows=256)
     if weight.code == "nvfp4":
-        return PackedTile(outputs=128, num_warps=8, num_stages=4, weight_first=True, rows=128)
-    return PackedTile(outputs=128, num_warps=8, num_stages=3, weight_first=True, rows=256)
+        tile = replace(tile, num_stages=4, rows=128)
+    programs = -(-weight.num_out // tile.outputs) * -(-num_rows // tile.rows)
+    splits = min(range(1, most_splits + 1), key=lambda count: -(-programs * count // MULTIPROCESSORS) / count)
+    if num_rows > 256 and programs * splits < MULTIPROCESSORS:
+        return None
+    return replace(tile, splits=splits)
+
+
+PROMPT_SPLITS = 3
+"""Most parts of a prompt's product that a reader adds up."""
