@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,8 +22,6 @@ logger = logging.getLogger(__name__)
 VITAL = ("gcs_server", "raylet")
 """Without these Ray neither places nor watches anything; the others write logs and statistics."""
 _WATCH_S = 0.2
-_LOOK_S = 5.0
-"""How often Ray is asked whether it has given up a node whose processes run."""
 _ANSWER_S = 5.0
 
 
@@ -61,7 +58,6 @@ class OwnProcesses:
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._given_up: str | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._look_at = time.monotonic() + _LOOK_S
 
     def dead(self) -> str | None:
         """Which of the vital ones is of no use any more, in words; None while all run."""
@@ -77,24 +73,21 @@ class OwnProcesses:
     async def lost(self) -> str:
         """Return when a vital one is of no use any more, with the cause."""
         while (cause := self.dead()) is None:
-            if time.monotonic() >= self._look_at:
-                self._look()
             await asyncio.sleep(_WATCH_S)
         return cause
 
     async def look(self) -> None:
-        """Learn whether Ray has given this node up; no answer within a few seconds tells nothing."""
-        await asyncio.wait([self._look()], timeout=_ANSWER_S)
+        """Learn whether Ray has given this node up: its raylet hangs, and nothing is placed here again, whatever
+        follows. No answer within a few seconds tells nothing.
 
-    def _look(self) -> asyncio.Task[None]:
-        """One look at a time: it takes as long as the GCS, which may hang, does."""
+        For when a gang has failed, which it does of that, too. Not to be asked again and again: a process ends when its
+        call to a GCS that was killed meanwhile has waited for a minute.
+        """
         if self._looking is None or self._looking.done():
-            self._look_at = time.monotonic() + _LOOK_S
             self._looking = asyncio.create_task(self._ask_whether_given_up())
-        return self._looking
+        await asyncio.wait([self._looking], timeout=_ANSWER_S)
 
     async def _ask_whether_given_up(self) -> None:
-        """A raylet that hangs is a process that runs, but Ray places nothing on its node again, whatever follows."""
         try:
             is_alive = await in_own_thread(_is_alive, self._node_id)
         except Exception as error:  # Ray's errors have no common base

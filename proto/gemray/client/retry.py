@@ -14,7 +14,8 @@ from gemray.client.errors import Cancelled, ClientError, InvalidOption, ServerUn
 from gemray.v1 import generation_pb2 as pb
 
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-"""A server that ends cancels the calls that it cuts; a call that the client cancels is never retried."""
+"""CANCELLED is how a call ends that a server which goes away has not taken; one that the client cancels is never tried
+again."""
 
 
 @dataclass(frozen=True)
