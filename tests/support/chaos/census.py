@@ -36,6 +36,8 @@ class Census:
     """Clients' connections, the one that asks this included."""
     pages: int
     """KV pages in use, of all groups of all replicas."""
+    placement_groups: int
+    """Reservations of Ray that hold resources or wait for them; 0 without Ray."""
     by_process: dict[str, Holdings]
     """What the server and each rank hold."""
 
@@ -48,6 +50,7 @@ class Census:
                 ("live requests", before.requests, self.requests),
                 ("connections", before.connections, self.connections),
                 ("KV pages", before.pages, self.pages),
+                ("placement groups", before.placement_groups, self.placement_groups),
             ]
             if now > was
         ]
@@ -73,21 +76,27 @@ class Census:
             self.requests,
             self.connections,
             self.pages,
+            self.placement_groups,
         ]
         return " | ".join(map(str, counts))
 
 
-TOTALS = "processes | threads | file descriptors | shared memory | live requests | connections | KV pages"
+TOTALS = (
+    "processes | threads | file descriptors | shared memory | live requests | connections | KV pages | placement groups"
+)
 """What `Census.total` lists."""
 
 
-async def take_census(address: str, server: psutil.Process, ranks: Iterable[int]) -> Census:
+async def take_census(
+    address: str, server: psutil.Process, ranks: Iterable[int], *, placement_groups: int = 0
+) -> Census:
     """Count now.
 
     Args:
         address: where the server listens.
         server: its process.
         ranks: the process ids of its ranks.
+        placement_groups: those of its Ray.
     """
     async with AsyncClient(address) as client:
         stats = await client.server_stats()
@@ -99,6 +108,7 @@ async def take_census(address: str, server: psutil.Process, ranks: Iterable[int]
         requests=stats.requests.active,
         connections=sum(c.laddr.port == port for c in established),
         pages=sum(pool.pages_in_use for pool in stats.engine.pools),
+        placement_groups=placement_groups,
         by_process={name: _holdings(process) for name, process in named.items()},
     )
 

@@ -1,6 +1,8 @@
 """Ask 1,000 requests that end in every way, and print what the server and its ranks hold before and after.
 
 PYTHONPATH=tests python -m support.chaos.leaks --output table.md
+
+With ``--over-ray`` under `gemray serve` over a Ray of its own, else over plain processes.
 """
 
 from __future__ import annotations
@@ -11,25 +13,20 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
-from support.chaos.census import TOTALS, Census, take_census
+from support.chaos.census import TOTALS, Census
 from support.chaos.endings import Endings
 from support.chaos.family import requests
 from support.chaos.report import publish
+from support.chaos.serve_over_ray import ServeOverRay, free_port
 from support.chaos.server_process import FamilyServer
 
 SETTLE_S = 120.0
 """How long what was cut may take to be noticed and given back."""
 
 
-async def census_of(server: FamilyServer) -> Census:
-    """What the server and all its ranks hold."""
-    ranks = [pid for pids in server.replicas.values() for pid in pids]
-    return await take_census(server.address, psutil.Process(server.pid), ranks)
-
-
-async def leaks_of(server: FamilyServer, count: int, max_tokens: int) -> tuple[Endings, Census, Census, list[str]]:
+async def leaks_of(
+    server: FamilyServer | ServeOverRay, count: int, max_tokens: int
+) -> tuple[Endings, Census, Census, list[str]]:
     """Ask `count` requests, after some that bring every pool of threads to its size.
 
     Returns how they ended, what was held before and after, and what has grown, in words.
@@ -43,11 +40,11 @@ async def leaks_of(server: FamilyServer, count: int, max_tokens: int) -> tuple[E
     return endings, before, after, after.more_than(before)
 
 
-async def _settled(server: FamilyServer, before: Census | None) -> Census:
+async def _settled(server: FamilyServer | ServeOverRay, before: Census | None) -> Census:
     """The census once nothing runs and it is no more than `before`, or when `SETTLE_S` are over."""
     until = time.monotonic() + SETTLE_S
     while True:
-        census = await census_of(server)
+        census = await server.census()
         quiet = census.requests == census.pages == 0 and census.connections == 1
         if time.monotonic() > until or (quiet and not (before and census.more_than(before))):
             return census
@@ -56,7 +53,11 @@ async def _settled(server: FamilyServer, before: Census | None) -> Census:
 
 async def main(options: argparse.Namespace) -> int:
     """0 when nothing has grown."""
-    server = await FamilyServer.start(options.log, f"--replicas={options.replicas}", f"--ranks={options.ranks}")
+    server: FamilyServer | ServeOverRay
+    if options.over_ray:
+        server = await ServeOverRay.start(options.log, port=free_port(), heartbeat_s=60)
+    else:
+        server = await FamilyServer.start(options.log, f"--replicas={options.replicas}", f"--ranks={options.ranks}")
     try:
         endings, before, after, grown = await leaks_of(server, options.requests, options.max_tokens)
     finally:
@@ -64,7 +65,7 @@ async def main(options: argparse.Namespace) -> int:
     ways = ", ".join(f"{count} {way}" for way, count in sorted(endings.ended.items()))
     text = (
         f"{sum(endings.ended.values())} requests: {ways}; {len(endings.unexpected)} errors of those that were read.\n\n"
-        f"| | {TOTALS} |\n|{' --- |' * 8}\n| before | {before.total()} |\n| after | {after.total()} |\n\n"
+        f"| | {TOTALS} |\n|{' --- |' * 9}\n| before | {before.total()} |\n| after | {after.total()} |\n\n"
         f"What has grown: {'; '.join(grown) or 'nothing'}.\n"
     )
     publish(text, endings.unexpected, options.output)
@@ -75,6 +76,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--over-ray", action="store_true", help="two replicas of two ranks under gemray serve")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--log", type=Path, default=Path("leaks.log"), help="where the server logs")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ import psutil
 from support.chaos.family import answers_alone, requests
 from support.chaos.faults import Outcome, all_move, runs, under_way
 from support.chaos.report import FaultReport, publish
-from support.chaos.serve_over_ray import REPLICAS, ServeOverRay
+from support.chaos.serve_over_ray import REPLICAS, ServeOverRay, free_port
 from support.chaos.server_process import START_S
 from support.chaos.streams import Streams
 from support.waiting import eventually
@@ -44,52 +43,93 @@ async def strike_over_ray(
     await eventually(lambda: server.num_serving_again >= again + num_gangs, START_S)
     serves = time.monotonic()
     await all_move(streams)
-    return Outcome(f"{number.name} of {name}", num_live, detected - began, serves - began, streams.take_longest_pause())
+    return Outcome(name_of(number, name), num_live, detected - began, serves - began, streams.take_longest_pause())
+
+
+RAYS = ("raylet", "gcs_server")
+FAULTS = [
+    *((number, "rank") for number in (signal.SIGKILL, signal.SIGSTOP)),
+    *((signal.SIGKILL, name) for name in RAYS),
+    (signal.SIGSTOP, "raylet"),  # not the GCS, which only the next rebuild needs, and that waits for it
+]
+SERVER = "SIGKILL of the server"
+
+
+def name_of(number: signal.Signals, victim: str) -> str:
+    """A fault in words, as the option ``--fault`` has them."""
+    return f"{number.name} of {victim}"
+
+
+async def kill_server(
+    server: ServeOverRay, streams: Streams, start_again: Callable[[], Awaitable[ServeOverRay]]
+) -> tuple[Outcome, ServeOverRay, str]:
+    """Kill the server under streams, and start another at its port; its outcome, the other one, and which process of
+    the killed one's Ray went last, as far as anybody looked."""
+    await under_way(streams)
+    everything, ranks = {process: process.name() for process in server.descendants()}, server.ranks()
+    num_live, began = streams.num_begun, time.monotonic()
+    await server.kill()
+    ends: dict[str, float] = {}
+    watching = asyncio.create_task(_watch_ends(everything, ends))
+    await eventually(lambda: not any(map(runs, ranks)), START_S)
+    gone = time.monotonic()
+    another = await start_again()
+    serves = time.monotonic()
+    await all_move(streams)
+    outcome = Outcome(SERVER, num_live, gone - began, serves - began, streams.take_longest_pause())
+    await watching
+    last = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sorted(ends.items(), key=lambda end: end[1]))
+    return outcome, another, f"Processes of the killed server's Ray were gone after: {last}."
+
+
+async def _watch_ends(processes: Mapping[psutil.Process, str], ends: dict[str, float]) -> None:
+    """Note in `ends` when the last process of each name was gone."""
+    began, left = time.monotonic(), dict(processes)
+    while left and time.monotonic() < began + START_S:
+        for process in [process for process in left if not runs(process)]:
+            ends[left.pop(process)] = time.monotonic() - began
+        await asyncio.sleep(0.2)
+    ends |= dict.fromkeys(left.values(), float("inf"))
 
 
 async def main(options: argparse.Namespace) -> int:
-    """Every fault once; 0 when no request was lost or changed."""
+    """Every fault that was asked for once; 0 when no request was lost or changed."""
     asked = requests(options.streams, options.max_tokens)
     expected = answers_alone(asked)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    server = await ServeOverRay.start(options.log, port=port, heartbeat_s=options.heartbeat_s)
+    port, more = free_port(), ""
+
+    async def start() -> ServeOverRay:
+        return await ServeOverRay.start(options.log, port=port, heartbeat_s=options.heartbeat_s)
+
+    server = await start()
     report = FaultReport()
     streams = Streams(server.address, asked, expected)
     try:
-        for number in (signal.SIGKILL, signal.SIGSTOP):
-            report.tell(await strike_over_ray(server, streams, "a rank", server.ranks()[:1], number, 1), streams)
-        for name in ("raylet", "gcs_server"):
-            victims = [server.of_ray(name)]
-            outcome = await strike_over_ray(server, streams, f"the {name}", victims, signal.SIGKILL, REPLICAS)
+        for number, victim in FAULTS:
+            if name_of(number, victim) in options.fault:
+                victims = server.ranks()[:1] if victim == "rank" else [server.of_ray(victim)]
+                num_gangs = 1 if victim == "rank" else REPLICAS
+                report.tell(await strike_over_ray(server, streams, victim, victims, number, num_gangs), streams)
+        if SERVER in options.fault:
+            outcome, server, more = await kill_server(server, streams, start)
             report.tell(outcome, streams)
-        await under_way(streams)
-        everything, ranks = server.descendants(), server.ranks()
-        num_live, began = streams.num_begun, time.monotonic()
-        await server.kill()
-        await eventually(lambda: not any(map(runs, ranks)), START_S)
-        gone = time.monotonic()
-        server = await ServeOverRay.start(options.log, port=port, heartbeat_s=options.heartbeat_s)
-        serves = time.monotonic()
-        await all_move(streams)
-        pause = streams.take_longest_pause()
-        report.tell(Outcome("SIGKILL of the server", num_live, gone - began, serves - began, pause), streams)
         await streams.end(START_S)
-        await eventually(lambda: not any(map(runs, everything)), START_S)
-        left = time.monotonic() - began
     finally:
         await streams.cancel()
         await server.kill()
-    more = f"The last process of the killed server's Ray was gone at most {left:.0f} s after it."
     publish(report.text(streams, more), streams.wrong, options.output)
     return 1 if streams.wrong else 0
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    every = [*(name_of(number, victim) for number, victim in FAULTS), SERVER]
+    parser.add_argument("--fault", action="append", choices=every, help="one of them (default: all)")
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--heartbeat-s", type=float, default=10.0, help="silence after which a gang counts as hung")
     parser.add_argument("--log", type=Path, default=Path("chaos.log"), help="where the server logs")
     parser.add_argument("--output", type=Path, help="where the table goes, too")
-    sys.exit(asyncio.run(main(parser.parse_args())))
+    arguments = parser.parse_args()
+    arguments.fault = arguments.fault or every
+    sys.exit(asyncio.run(main(arguments)))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
+from support.chaos.census import Census, take_census
+from support.chaos.census_of_ray import gcs_address_of, num_placement_groups
 from support.chaos.family import DRAFT_TOKENS, DRAFTER
 from support.chaos.server_process import START_S
 from support.cluster.serve_process import GEMRAY
@@ -15,17 +19,38 @@ from support.waiting import eventually
 REPLICAS, RANKS = 2, 2
 
 
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Cluster(Protocol):
+    """A Ray that was started by somebody else."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of its GCS."""
+        ...
+
+    def processes(self) -> list[psutil.Process]:
+        """Its processes, ranks included."""
+        ...
+
+
 class ServeOverRay:
     """Use `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log: Path, cluster: Cluster | None) -> None:
         self.process = process
         self.log = log
+        self._cluster = cluster
         self.address = ""
 
     @classmethod
-    async def start(cls, log: Path, *, port: int, heartbeat_s: float) -> ServeOverRay:
-        """Start it with an account in `log`, which begins anew, and return when it is ready."""
+    async def start(cls, log: Path, *, port: int, heartbeat_s: float, cluster: Cluster | None = None) -> ServeOverRay:
+        """Start it with an account in `log`, which begins anew, and return when it is ready; on `cluster`, or on a Ray
+        of its own."""
         flags = {
             "model": "gemray-tiny",
             "drafter": DRAFTER,
@@ -38,14 +63,14 @@ class ServeOverRay:
             "max-num-seqs": 32,
             "max-rebuilds": 100,
             "heartbeat-deadline-s": heartbeat_s,
-            "local-num-cpus": REPLICAS * RANKS,
-            "local-num-gpus": 0,
             "port": port,
         }
+        own_ray = {"local-num-cpus": REPLICAS * RANKS, "local-num-gpus": 0}
+        flags |= own_ray if cluster is None else {"address": cluster.address}
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(*GEMRAY, "serve", *arguments, stderr=stderr)
-        server = cls(process, log)
+        server = cls(process, log, cluster)
         try:
             await eventually(lambda: server.count("ready: serving") > 0 or process.returncode is not None, START_S)
             (line,) = [line for line in log.read_text().splitlines() if "ready: serving" in line]
@@ -66,7 +91,8 @@ class ServeOverRay:
 
     def descendants(self) -> list[psutil.Process]:
         """Ray's processes and the ranks."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        own = psutil.Process(self.process.pid).children(recursive=True)
+        return own if self._cluster is None else [*own, *self._cluster.processes()]
 
     def ranks(self) -> list[psutil.Process]:
         """The ranks' processes."""
@@ -76,6 +102,12 @@ class ServeOverRay:
         """Ray's ``raylet`` or ``gcs_server``."""
         (found,) = [p for p in self.descendants() if Path(_command(p).split(" ")[0]).name == name]
         return found
+
+    async def census(self) -> Census:
+        """What the server and all its ranks hold, and what its Ray has placed."""
+        groups = num_placement_groups(gcs_address_of(self.of_ray("raylet")))
+        ranks = [rank.pid for rank in self.ranks()]
+        return await take_census(self.address, psutil.Process(self.process.pid), ranks, placement_groups=groups)
 
     async def kill(self) -> None:
         """SIGKILL. Nothing if it has ended."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from support.chaos.census import Census, take_census
+
 TESTS = Path(__file__).resolve().parents[2]
 START_S = 600.0
 """Only a hang takes that long."""
@@ -61,6 +63,11 @@ class FamilyServer:
             self.process.kill()
         await self.process.wait()
         await self._listening
+
+    async def census(self) -> Census:
+        """What the server and all its ranks hold."""
+        ranks = [pid for pids in self.replicas.values() for pid in pids]
+        return await take_census(self.address, psutil.Process(self.pid), ranks)
 
     def descendants(self) -> list[psutil.Process]:
         """The processes that it has started, ranks among them."""
