@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from gemray_kernels.reference import paged_attention as reference
-from gemray_workers.config import DTypeName
+from gemray_workers.config import DeviceName, DTypeName, KVDTypeName
 from gemray_workers.embedded import EmbeddedName
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.checkpoints.tiny import Shape
 from support.engine.embedded_devices import DRAFTERS, compare, family_run, texts
 from support.engine.engine_runner import Run, request
 from support.engine.gpu import needs_gpus, published_config, run_on_gpus
+from support.engine.held_out_requests import held_out_requests
 from support.engine.near_ties import partings, told
 from support.kernels.kernel_parity import AttentionCase, fp8_bytes_that_differ
 
@@ -35,13 +37,18 @@ GROUPS = {
     "26B-A4B full": (16, 2, 512, None),
     "E2B sliding": (8, 1, 256, 512),
 }
-FAMILY_NEAR_TIE: dict[DTypeName, float] = {"float32": 0.05, "bfloat16": 0.5}
-"""Most nats between two tokens where texts part. A sum that is rounded otherwise moves a number near the middle of two
-of the format's by a whole step, one of 8 between powers of two."""
+NOISE: dict[DTypeName, float] = {"float32": 0.75, "bfloat16": 1.2}
+"""Most by which a token's nats may differ from the CPU's, on average, in parts of what 8-bit pages change on the CPU. A
+sum that is taken in another order moves a number near the middle between two of the format's by a whole step, which
+later layers multiply, so texts part at no small gap, and single tokens tell nothing. On a CPU float64 beside float32 is
+0.09 parts apart, bfloat16 0.86; keys of a scale that is wrong by a tenth are 1.3 (2026-11-29)."""
+LOSS = 0.015
+"""Most nats by which the mean may differ. Keys of a scale that is wrong by a tenth cost 0.033. The norm behind
+attention divides a wrong scale of the values out: what holds that one are the kernels' tests above."""
 FAMILY_ACCEPTANCE = 0.05
 """Most by which tokens a round may differ, relatively."""
 NEAR_TIE = {"31B": 0.1, "E2B": 0.1}
-"""As `FAMILY_NEAR_TIE`, of random weights, whose logits spread by about 0.25."""
+"""Most nats between two tokens where random weights' texts part; their logits spread by about 0.25."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,14 +94,40 @@ def test_pages_hold_the_references_bytes() -> None:
 
 
 @cache
-def family_on_cpu(drafter: EmbeddedName | None) -> Run:
+def family_on_cpu(drafter: EmbeddedName) -> Run:
     return family_run(drafter, "cpu", "float32", texts(48, 48), kv_dtype="fp8_e4m3")
 
 
+@cache
+def nats(device: DeviceName, dtype: DTypeName, kv_dtype: KVDTypeName) -> Tensor:
+    """Nats of each token of 48 held-out prompts."""
+    submits = held_out_requests(48, 1, prompt_logprobs=0)
+    run = family_run(None, device, dtype, submits, kv_dtype=kv_dtype)
+    deltas = [delta for result in run.results.values() for delta in result.deltas]
+    return torch.tensor([-entry.logprob for delta in deltas for entry in delta.prompt_logprobs or []])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
-def test_the_family_says_what_it_says_on_a_cpu(
-    drafter: EmbeddedName | None, dtype: DTypeName, record_property: Callable[[str, object], None]
+def test_the_family_loses_what_it_loses_on_a_cpu(
+    dtype: DTypeName, record_property: Callable[[str, object], None]
+) -> None:
+    needs_gpus(1)
+    plain, on_cpu = nats("cpu", "float32", "auto"), nats("cpu", "float32", "fp8_e4m3")
+    on_gpu = nats("cuda", dtype, "fp8_e4m3")
+    assert plain.shape == on_cpu.shape == on_gpu.shape
+    noise, apart = ((x - on_cpu).abs().mean().item() for x in (plain, on_gpu))
+    more = (on_gpu.mean() - on_cpu.mean()).item()
+    line = f"fp8 KV, {dtype}: {apart:.4f} nats a token apart from the CPU, pages alone {noise:.4f}; mean {more:+.4f}"
+    record_property("nats", line)
+    print(line)
+    assert apart < NOISE[dtype] * noise, line
+    assert abs(more) < LOSS, line
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafters_get_as_far_as_on_a_cpu(
+    drafter: EmbeddedName, dtype: DTypeName, record_property: Callable[[str, object], None]
 ) -> None:
     needs_gpus(1)
     on_gpu = family_run(drafter, "cuda", dtype, texts(48, 48), kv_dtype="fp8_e4m3")
@@ -103,7 +136,6 @@ def test_the_family_says_what_it_says_on_a_cpu(
     )
     record_property("embedded", found.line)
     print(found.line)
-    assert all(abs(parting.gap) < FAMILY_NEAR_TIE[dtype] for parting in found.partings), found.line
     assert found.acceptance_differs_by < FAMILY_ACCEPTANCE, found.line
 
 
