@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.triton.activation import gelu_tanh
-from gemray_kernels.triton.dot import dot
+from gemray_kernels.triton.dot import INTERPRETED, dot
 from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e2m1, scaled_int4
@@ -164,7 +164,23 @@ def add_unit(  # type: ignore[no-untyped-def]
         part = tile_product(x1, w1, part, WEIGHT_FIRST)
     if SCALING == 2:
         part = acc + part * scales
+    elif WEIGHT_FIRST:
+        part = finished(part)
     return part
+
+
+@triton.jit
+def finished(acc):  # type: ignore[no-untyped-def]
+    """The same sums, complete.
+
+    A tile product that reads its weight from registers may go on while the loop does, and Triton 3.6 then lets the next
+    step write those registers: a use of the sums makes it wait.
+    """
+    if INTERPRETED:
+        result = acc
+    else:
+        result = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1)
+    return result
 
 
 @triton.jit  # type: ignore[untyped-decorator]
