@@ -61,7 +61,7 @@ class TiledProduct(PackedProduct):
     def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
         if not _are_few(x_TI):
             return self._summands_of_many_rows(x_TI, first)
-        tile = tile_of_summands(self._weight, self._weight.num_out - first)
+        tile = tile_of_summands(self._weight, self._weight.num_out - first, x_TI.shape[0])
         dtype = x_TI.dtype if tile.splits == 1 else torch.float32
         return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=dtype, first=first)
 
@@ -69,20 +69,20 @@ class TiledProduct(PackedProduct):
     def wide_summands(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
             return wide_linear(x_TI, dequantized(self._weight)).unsqueeze(0)
-        tile = tile_of_summands(self._weight, self._weight.num_out)
+        tile = tile_of_summands(self._weight, self._weight.num_out, x_TI.shape[0])
         return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=torch.float32)
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
             return gelu_tanh_and_mul(self._of_many_rows(x_TI))
-        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight), Gate.GELU)
+        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight, x_TI.shape[0]), Gate.GELU)
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
             return silu_and_mul(self._of_many_rows(x_TI))
-        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight), Gate.SILU)
+        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight, x_TI.shape[0]), Gate.SILU)
 
     def _of_many_rows(self, x_TI: Tensor) -> Tensor:
         return self._summands_of_many_rows(x_TI, 0, most_splits=1)[0]

@@ -1,12 +1,13 @@
 """Tiles of products with packed weights.
 
 What decides the bits of a row, the splits and the order within them, depends on the weight alone, up to 64 rows; how
-many outputs a program has may follow the rows. The rules follow a sweep over the weights of 31B (`benchmarks/results`):
-with 4 bits a number, programs of 128 outputs hide their steps' latency best.
+many outputs a program has follows the rows. The rules are those of two sweeps over 31B's weights on an H200
+(`benchmarks/packed_kernels.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
@@ -16,24 +17,53 @@ from gemray_kernels.triton.packed_linear import PackedTile
 
 LEAST_INPUTS = 512
 """Fewer inputs a program are not worth their summand."""
-MOST_PROMPT_ROWS = 768
-"""More rows pay for a pass that writes the numbers down."""
+FEW_ROWS = 16
+"""More rows are read too often by programs of few outputs."""
+PROMPT_SPLITS = 3
+"""Most parts of a prompt's product that a reader adds up."""
 
 
 @dataclass(frozen=True)
 class _Tiles:
-    plain: PackedTile
-    """Tile of a product whose outputs are not gated."""
+    few: PackedTile
+    """Tile of a product of at most `FEW_ROWS` rows whose outputs are not gated."""
     programs: int
     """About how many of them there should be, by splits."""
-    gated: PackedTile
+    more: PackedTile
+    """Tile of up to 64 rows."""
+    few_gated: PackedTile
+    more_gated: PackedTile
+    most_prompt_rows: int
+    """More rows pay for a pass that writes the numbers down."""
 
 
-_TILES: dict[CodeName, _Tiles] = {
-    "int4": _Tiles(PackedTile(128, 4, 4), 2 * MULTIPROCESSORS, PackedTile(64, 4, 4)),
-    "nvfp4": _Tiles(PackedTile(128, 4, 4), 3 * MULTIPROCESSORS, PackedTile(64, 4, 4)),
-    "int8": _Tiles(PackedTile(64, 4, 4), 2 * MULTIPROCESSORS, PackedTile(64, 4, 4)),
-    "fp8": _Tiles(PackedTile(64, 4, 4), 2 * MULTIPROCESSORS, PackedTile(64, 4, 4)),
+_EIGHT_BITS = _Tiles(
+    few=PackedTile(64, 4, 4),
+    programs=2 * MULTIPROCESSORS,
+    more=PackedTile(128, 4, 4, weight_first=True),
+    few_gated=PackedTile(64, 4, 4),
+    more_gated=PackedTile(64, 4, 4),
+    most_prompt_rows=768,
+)
+_TILES: Mapping[CodeName, _Tiles] = {
+    "int4": _Tiles(
+        few=PackedTile(128, 4, 4),
+        programs=2 * MULTIPROCESSORS,
+        more=PackedTile(128, 4, 4),
+        few_gated=PackedTile(32, 2, 3, units=2),
+        more_gated=PackedTile(64, 4, 4),
+        most_prompt_rows=256,
+    ),
+    "nvfp4": _Tiles(
+        few=PackedTile(64, 2, 3, units=2),
+        programs=4 * MULTIPROCESSORS,
+        more=PackedTile(128, 4, 4),
+        few_gated=PackedTile(64, 4, 3, units=2),
+        more_gated=PackedTile(64, 4, 3, units=2),
+        most_prompt_rows=256,
+    ),
+    "int8": _EIGHT_BITS,
+    "fp8": _EIGHT_BITS,
 }
 
 
@@ -42,20 +72,23 @@ def whole_tile(weight: TiledWeight) -> PackedTile:
     return PackedTile(outputs=64, num_warps=4, num_stages=5)
 
 
-def tile_of_summands(weight: TiledWeight, num_out: int) -> PackedTile:
-    """Choose a tile for a product of so many outputs whose reader adds up its parts."""
+def tile_of_summands(weight: TiledWeight, num_out: int, num_rows: int) -> PackedTile:
+    """Choose a tile for a product of so many outputs, of at most 64 rows, whose reader adds up its parts."""
     tiles = _TILES[weight.code]
-    programs = -(-num_out // tiles.plain.outputs)
+    programs = -(-num_out // tiles.few.outputs)
     inputs = weight.words_BOC.shape[0] * UNITS[weight.code].inputs
     splits = max(1, min(round(tiles.programs / programs), inputs // LEAST_INPUTS, MOST_SPLITS))
-    return replace(tiles.plain, splits=splits)
+    # Splits end where steps do: those of all rows are the same.
+    tile = tiles.few if num_rows <= FEW_ROWS else replace(tiles.more, units=tiles.few.units)
+    return replace(tile, splits=splits)
 
 
-def gated_tile(weight: TiledWeight) -> PackedTile:
-    """Choose a tile for a product with gate and up rows, whose result is gated."""
-    tile = _TILES[weight.code].gated
-    is_small = weight.num_out // 2 < tile.outputs * MULTIPROCESSORS
-    return PackedTile(outputs=32, num_warps=4, num_stages=4) if is_small else tile
+def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
+    """Choose a tile for a product of at most 64 rows with gate and up rows, whose result is gated."""
+    tiles = _TILES[weight.code]
+    tile = tiles.few_gated if num_rows <= FEW_ROWS else tiles.more_gated
+    is_small = weight.num_out // 2 < 64 * MULTIPROCESSORS
+    return PackedTile(outputs=32, num_warps=4, num_stages=4) if is_small and tile.outputs > 32 else tile
 
 
 def prompt_tile(weight: TiledWeight, num_rows: int, *, most_splits: int = 1) -> PackedTile | None:
@@ -64,7 +97,7 @@ def prompt_tile(weight: TiledWeight, num_rows: int, *, most_splits: int = 1) -> 
     A tile that dequantizes does so for each 256 rows, and keeps tensor cores a third less busy than the library does;
     numbers that are written down are read and written once more, whatever the rows.
     """
-    if weight.scaling is Scaling.SUMS or num_rows > MOST_PROMPT_ROWS:
+    if weight.scaling is Scaling.SUMS or num_rows > _TILES[weight.code].most_prompt_rows:
         return None
     tile = PackedTile(outputs=128, num_warps=8, num_stages=3, weight_first=True, rows=256)
     if weight.code == "nvfp4":
@@ -74,7 +107,3 @@ def prompt_tile(weight: TiledWeight, num_rows: int, *, most_splits: int = 1) -> 
     if num_rows > 256 and programs * splits < MULTIPROCESSORS:
         return None
     return replace(tile, splits=splits)
-
-
-PROMPT_SPLITS = 3
-"""Most parts of a prompt's product that a reader adds up."""
