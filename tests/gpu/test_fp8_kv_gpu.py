@@ -131,9 +131,7 @@ def test_drafters_get_as_far_as_on_a_cpu(
 ) -> None:
     needs_gpus(1)
     on_gpu = family_run(drafter, "cuda", dtype, texts(48, 48), kv_dtype="fp8_e4m3")
-    found = compare(
-        f"fp8 KV, {drafter or 'no drafter'}, {dtype} on a GPU, float32 on CPU", family_on_cpu(drafter), on_gpu
-    )
+    found = compare(f"fp8 KV, {drafter}, {dtype} on a GPU, float32 on CPU", family_on_cpu(drafter), on_gpu)
     record_property("embedded", found.line)
     print(found.line)
     assert found.acceptance_differs_by < FAMILY_ACCEPTANCE, found.line
