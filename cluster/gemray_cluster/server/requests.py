@@ -30,7 +30,7 @@ from gemray_cluster.server.prompt_text import (
     text_bytes,
     text_of,
 )
-from gemray_cluster.server.required_calls import read_required_calls
+from gemray_cluster.server.required_calls import read_required_calls, read_strict_calls
 from gemray_cluster.server.sampling import read_sampling
 from gemray_cluster.server.structured import read_structured
 from gemray_cluster.text.control_tokens import RenderedText
@@ -212,7 +212,7 @@ class RequestReader:
                 return read_required_calls(chat, prompt_ids, control_ids)
             raise InvalidField("structured", Summary("set"), "unset where chat.tool_choice requires a call")
         if not request.HasField("structured"):
-            return None
+            return None if chat is None else read_strict_calls(chat, control_ids)
         return read_structured(request.structured, thinks=thinks, prompt_ids=prompt_ids, control_ids=control_ids)
 
     def _prompt(self, request: GenerationRequest, model: ModelInfo) -> tuple[ChatInput | None, list[int]]:

@@ -26,7 +26,7 @@ def all_answers(response: pb.GenerateResponse) -> list[Answer]:
 def finish_reason_of(completion: pb.Completion, *, called: bool) -> dict[str, Any]:
     """OpenAI's finish_reason, and the stop string or token as vLLM tells it.
 
-    `called` says whether the answer holds calls, which a form may have completed.
+    `called` says whether the answer holds calls, all of them whole: a form or a stop string may have ended it then.
     """
     reason, stop = _FINISH_REASONS[completion.finish_reason], completion.WhichOneof("matched_stop")
     return {

@@ -29,7 +29,7 @@ def _choice(index: int, answer: Answer) -> dict[str, Any]:
         "index": index,
         "message": message,
         "logprobs": chat_logprobs_of(answer.logprobs) if answer.logprobs else None,
-        **finish_reason_of(answer.completion, called=bool(calls)),
+        **finish_reason_of(answer.completion, called=bool(calls) and not answer.tool_calls[-1].is_incomplete),
     }
 
 

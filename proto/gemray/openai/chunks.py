@@ -21,7 +21,8 @@ class Chunks(ABC):
         self._head = head
         self._tells_usage = tells_usage
         self._num_answers = num_answers
-        self._called: set[int] = set()
+        self._called: dict[int, bool] = {}
+        """Whether the newest call of an answer is whole."""
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """What comes before the first token."""
@@ -35,7 +36,7 @@ class Chunks(ABC):
         match message.WhichOneof("event"):
             case "delta":
                 if message.delta.tool_calls:
-                    self._called.add(message.delta.index)
+                    self._called[message.delta.index] = message.delta.tool_calls[-1].is_complete
                 for piece in self._piece(message.delta):
                     yield self._chunk(message.delta.index, piece)
             case "answer_end":
@@ -52,7 +53,7 @@ class Chunks(ABC):
             yield self._head.body(self.kind, [], usage=usage_of(completion.usage), **told)
 
     def _end(self, index: int, completion: pb.Completion) -> dict[str, Any]:
-        reason = finish_reason_of(completion, called=index in self._called)
+        reason = finish_reason_of(completion, called=self._called.get(index, False))
         return self._chunk(index, self._last() | reason)
 
     def _chunk(self, index: int, choice: dict[str, Any]) -> dict[str, Any]:

@@ -262,6 +262,34 @@ async def test_what_cannot_be_held_may_be_left_to_the_model(served: Serving) -> 
     await served.stub.Generate(pb.GenerateRequest(chat=chat))
 
 
+async def test_calls_of_strict_functions_are_held_where_the_model_decides(
+    served: Serving, embedded: ChatTokenizer
+) -> None:
+    held = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "integer", "maximum": 3}}}}
+    free = {"name": "g", "parameters": {"properties": {"a": {"not": {}}}}}
+    served.gang.script = Script([*byte_ids(embedded, b"Yes."), *call_ids(embedded, "f", {"a": 1}), RESPONSE])
+    for tools, is_held in (([held, free], True), ([free], False)):
+        chat = pb.Chat(messages=[ASKED], tools_json=json.dumps(tools))
+        answer = await served.stub.Generate(pb.GenerateRequest(chat=chat))
+        assert (answer.text, answer.tool_calls[0].name) == ("Yes.", "f")
+        grammar = served.gang.submitted[-1].params.grammar
+        assert (grammar is not None) == is_held
+        if grammar is not None:
+            assert grammar.begins_at == SPECIAL_TOKENS["<|tool_call>"]
+            assert '"maximum": 3' in grammar.text
+            rule = grammar.text.partition('"call:g" ')[2].split(")")[0]
+            assert f"{rule}: any_object\n" in grammar.text
+    chat.tool_choice.mode = pb.TOOL_CHOICE_MODE_NONE
+    chat.tools_json = json.dumps([held])
+    await served.stub.Generate(pb.GenerateRequest(chat=chat))
+    assert served.gang.submitted[-1].params.grammar is None
+    chat.ClearField("tool_choice")
+    chat.tools_json = json.dumps([{**free, "strict": True}])
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.Generate(pb.GenerateRequest(chat=chat))
+    assert bad_request_of(caught.value)[0] == "chat.tools_json[0].parameters.properties.a.not"
+
+
 async def test_tools_are_read_once(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the prompt and for the grammar of the calls."""
     seen: list[str] = []

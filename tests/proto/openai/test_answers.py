@@ -58,6 +58,19 @@ def test_calls_and_their_reason() -> None:
         }
 
 
+def test_a_call_that_a_stop_string_cuts_is_not_to_be_answered() -> None:
+    done = pb.Completion(finish_reason=pb.FINISH_REASON_STOP_STRING, stop_string="x", usage=USAGE)
+    cut = pb.ToolCall(id="c2", name="f", arguments_json='{"a":', is_incomplete=True)
+    (choice,) = whole_chat(HEAD, pb.GenerateResponse(tool_calls=[CALL, cut], completion=done))["choices"]
+    assert choice["finish_reason"] == "stop"
+    chunks = ChatChunks(HEAD, tells_usage=False)
+    pieces = [pb.ToolCallDelta(index=0, name="f", arguments_json="{}", is_complete=True), pb.ToolCallDelta(index=1)]
+    for piece in pieces:
+        list(chunks.of(pb.GenerateStreamResponse(delta=pb.Delta(tool_calls=[piece]))))
+    (last,) = chunks.of(pb.GenerateStreamResponse(final=done))
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize(
     ("reason", "told"),
     [
@@ -144,12 +157,13 @@ def test_several_answers() -> None:
 def test_chunks_of_a_chat() -> None:
     chunks = ChatChunks(HEAD, tells_usage=True)
     call = pb.ToolCallDelta(index=0, id="c1", name="f", arguments_json="{")
+    rest = pb.ToolCallDelta(arguments_json="}", is_complete=True)
     events = [
         *chunks.begin(),
         *chunks.of(pb.GenerateStreamResponse(delta=pb.Delta(token_ids=[5]))),  # no text yet: no chunk
         *chunks.of(pb.GenerateStreamResponse(delta=pb.Delta(reasoning="hm", text="Hi", logprobs=[PART]))),
         *chunks.of(pb.GenerateStreamResponse(delta=pb.Delta(tool_calls=[call]))),
-        *chunks.of(pb.GenerateStreamResponse(delta=pb.Delta(tool_calls=[pb.ToolCallDelta(arguments_json="}")]))),
+        *chunks.of(pb.GenerateStreamResponse(delta=pb.Delta(tool_calls=[rest]))),
         *chunks.of(pb.GenerateStreamResponse(final=DONE)),
     ]
     assert {event["object"] for event in events} == {"chat.completion.chunk"}

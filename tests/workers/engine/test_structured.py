@@ -111,6 +111,28 @@ def test_ids_are_those_without_drafts(drafter: EmbeddedName) -> None:
         assert drawn == [entry.token_id for delta in wanted.deltas for entry in delta.logprobs or []]
 
 
+@functools.cache
+def partly_held() -> tuple[Submit, int, tuple[int, ...]]:
+    """A request of which a part is held wherever its answer comes to a certain id, that id, and what must follow."""
+    free = mixed()[-1]
+    begins_at, *_, first, second = dict.fromkeys(run_alone(free)[0][2:])
+    text = f"start: <[{begins_at}]> <[{first}]> <[{second}]> <[{first}]>"
+    params = msgspec.structs.replace(free.params, grammar=Grammar(kind="lark", text=text, begins_at=begins_at))
+    return msgspec.structs.replace(free, params=params), begins_at, (first, second, first)
+
+
+@pytest.mark.parametrize("drafter", [None, "gemray-tiny-assistant", "gemray-tiny-dflash"])
+def test_a_part_of_an_answer_is_held(drafter: EmbeddedName | None) -> None:
+    submit, begins_at, held = partly_held()
+    (ids,) = rig_of(drafter).run([submit]).ids.values()
+    assert ids == run_alone(submit)[0]
+    place = ids.index(begins_at)
+    assert tuple(ids[place + 1 : place + 4]) == held
+    free, *_ = run_alone(mixed()[-1])
+    assert ids[: place + 1] == free[: place + 1]
+    assert len(ids) > place + 4, "the answer goes on behind it"
+
+
 def test_a_request_without_a_grammar_is_not_changed_by_those_beside_it() -> None:
     for submit in mixed()[-2:]:
         assert run_alone(submit)[0] == plain().ids[submit.request_id]

@@ -40,9 +40,10 @@ def start(
     *,
     thought: Thought | None = None,
     stops: Sequence[int] = STOPS,
+    begins_at: int | None = None,
 ) -> GrammarRun:
     matcher = compiler.compile(Grammar(kind=kind, text=text))
-    return GrammarRun(matcher, thought=thought, stop_token_ids=stops, vocab_size=VOCAB_SIZE)
+    return GrammarRun(matcher, thought=thought, stop_token_ids=stops, vocab_size=VOCAB_SIZE, begins_at=begins_at)
 
 
 def allowed_ids(words_W: Words) -> set[int]:
@@ -118,6 +119,27 @@ def test_a_thought_may_come_first(compiler: GrammarCompiler, tokenizer: ChatToke
     inside = start(compiler, "choice", choice, thought=Thought(opens=OPENS, closes=CLOSES, is_open=True))
     assert inside.take([300, 301]) is None
     assert inside.take([CLOSES, *yes]) == 1 + len(yes)
+
+
+def test_a_part_of_an_answer_may_be_held(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    """Each time that the answer comes to the id that begins it; around it all is free, and nothing ends the answer."""
+    call, end, quote = (SPECIAL_TOKENS[token] for token in ("<|tool_call>", "<tool_call|>", '<|"|>'))
+    z = tokenizer.encode("z")[1]
+    lark = f"start: <[{call}]> (<[{quote}]> | <[{OPENS}]>) <[{end}]>"
+    run, slow = (start(compiler, "lark", lark, begins_at=call) for _ in range(2))
+    everything = set(range(32 * run.num_words))
+    ids = [z, OPENS, call, quote, end, z, call, OPENS, end, call]
+    inside = {quote, OPENS}
+    wanted = [everything] * 3 + [inside, {end}, everything, everything, inside, {end}, everything, inside]
+    along = [allowed_ids(words) for words in run.allowed(ids)]
+    assert along == wanted
+    for token_id, may_follow in zip(ids, wanted, strict=False):
+        assert allowed_ids(slow.allowed([])[0]) == may_follow
+        assert slow.take([token_id]) is None
+        assert slow.why_stuck(allowed=[], banned=[]) is None
+    assert (run.allowed([z, call, z, quote])[3:] == 0xFFFFFFFF).all()  # behind a draft that it forbids
+    assert run.take(ids) is None
+    assert allowed_ids(run.allowed([])[0]) == inside
 
 
 def test_lark_reaches_control_tokens(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:

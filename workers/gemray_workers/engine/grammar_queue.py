@@ -73,6 +73,7 @@ class GrammarQueue:
         return GrammarRun(
             self._compiler.compile(grammar),
             thought=grammar.thought,
+            begins_at=grammar.begins_at,
             stop_token_ids=params.stop_token_ids,
             vocab_size=self._compiler.vocab_size,
         )

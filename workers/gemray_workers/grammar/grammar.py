@@ -30,6 +30,9 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     ``json_object``."""
     thought: Thought | None = None
     """None: the first token belongs to the constrained part."""
+    begins_at: int | None = None
+    """Id that begins the constrained part, each time that the answer comes to it: before it and behind the part
+    anything may be written. None: the answer is the constrained part."""
     asked_by: str | None = None
     """The field of the request that asks for it, if that is another than `structured`."""
 

@@ -10,6 +10,7 @@ _SAID_OTHERWISE = (
         r"^oneOf constraints are not supported\b.*",
         "oneOf whose alternatives may hold at once; anyOf takes them, or types or required constants that differ",
     ),
+    (r"^Unsatisfiable schema: Regex is empty\b.*", "Unsatisfiable schema: no string has its pattern and its length"),
     (r"^NoExtensionBias\b.*", "no text meets it"),
     (r"^Unimplemented keys: \[(.*)\]", r"\1 can't be held"),
     (

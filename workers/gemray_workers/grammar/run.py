@@ -27,6 +27,8 @@ class _Part(Enum):
     START = auto()
     """The constrained part, or a thought before it."""
     THOUGHT = auto()
+    FREE = auto()
+    """Whatever lies around constrained parts."""
     ANSWER = auto()
 
 
@@ -34,7 +36,13 @@ class GrammarRun:
     """Follows the tokens of one request. Looking along drafts changes nothing here."""
 
     def __init__(
-        self, matcher: LLMatcher, *, thought: Thought | None, stop_token_ids: Collection[int], vocab_size: int
+        self,
+        matcher: LLMatcher,
+        *,
+        thought: Thought | None,
+        stop_token_ids: Collection[int],
+        vocab_size: int,
+        begins_at: int | None = None,
     ) -> None:
         """At the first token behind the prompt.
 
@@ -43,13 +51,18 @@ class GrammarRun:
             thought: what may stand before the constrained part.
             stop_token_ids: of the request: allowed where the grammar allows the text to end.
             vocab_size: ids of the model.
+            begins_at: id that begins the constrained part each time, where the rest is free.
         """
         self._matcher = matcher
+        self._unused = matcher if begins_at is None else matcher.deep_copy()
+        self._begins_at = begins_at
         self._thought = thought
         self._stops = frozenset(stop_token_ids)
         self._vocab_size = vocab_size
         self.num_words = -(-vocab_size // 32)
         self._part = _Part.ANSWER if thought is None else _Part.THOUGHT if thought.is_open else _Part.START
+        if begins_at is not None:
+            self._part = _Part.FREE
 
     def take(self, token_ids: Sequence[int]) -> int | None:
         """Move past ids that were decided; how many of them complete the text, or None if more may follow.
@@ -57,7 +70,7 @@ class GrammarRun:
         A stop id is not part of the text: whoever calls has ended it there.
         """
         for count, token_id in enumerate(token_ids, start=1):
-            self._part, is_taken = self._step(self._matcher, self._part, token_id)
+            self._part, self._matcher, is_taken = self._step(self._matcher, self._part, token_id)
             if not is_taken:
                 return None
             if self._part is _Part.ANSWER and self._matcher.is_stopped() and not self._matcher.is_error():
@@ -73,7 +86,7 @@ class GrammarRun:
         part, matcher = self._part, self._matcher.deep_copy() if drafts else self._matcher
         words_JW[0] = self._mask(matcher, part)
         for row, draft in enumerate(drafts, start=1):
-            part, is_taken = self._step(matcher, part, draft)
+            part, matcher, is_taken = self._step(matcher, part, draft)
             if not is_taken or (part is _Part.ANSWER and matcher.is_stopped()):
                 break
             words_JW[row] = self._mask(matcher, part)
@@ -86,7 +99,10 @@ class GrammarRun:
             allowed: ids that the request's other fields leave; none of them means all.
             banned: ids that they forbid.
         """
-        if self._part is not _Part.THOUGHT and (forced := num_forced_bytes(self._matcher)) > MAX_FORCED_BYTES:
+        if (
+            self._part not in (_Part.THOUGHT, _Part.FREE)
+            and (forced := num_forced_bytes(self._matcher)) > MAX_FORCED_BYTES
+        ):
             return f"{forced} bytes must follow here, at most {MAX_FORCED_BYTES} may"
         if self._matcher.is_error():
             return f"its masks take more work than a grammar may: {first_line(self._matcher.get_error())}"
@@ -96,19 +112,28 @@ class GrammarRun:
             return "no token that it allows here is allowed by the request's other fields"
         return None
 
-    def _step(self, matcher: LLMatcher, part: _Part, token_id: int) -> tuple[_Part, bool]:
-        """(part behind the id, whether the id may stand there)."""
-        if part is not _Part.ANSWER:
+    def _step(self, matcher: LLMatcher, part: _Part, token_id: int) -> tuple[_Part, LLMatcher, bool]:
+        """(part behind the id, the matcher there, whether the id may stand there)."""
+        if part is _Part.FREE:
+            if token_id != self._begins_at:
+                return part, matcher, True
+            matcher = self._unused.deep_copy()  # `reset` leaves something of what was seen
+        elif part is not _Part.ANSWER:
             assert self._thought is not None
             if part is _Part.THOUGHT:
-                return _Part.ANSWER if token_id == self._thought.closes else part, token_id not in self._stops
+                part = _Part.ANSWER if token_id == self._thought.closes else part
+                return part, matcher, token_id not in self._stops
             if token_id == self._thought.opens:
-                return _Part.THOUGHT, True
+                return _Part.THOUGHT, matcher, True
         is_id = 0 <= token_id < self._vocab_size and token_id != END_MARK
-        return _Part.ANSWER, is_id and matcher.try_consume_tokens([token_id]) == 1
+        is_taken = is_id and matcher.try_consume_tokens([token_id]) == 1
+        is_over = self._begins_at is not None and matcher.is_stopped() and not matcher.is_error()
+        return _Part.FREE if is_over else _Part.ANSWER, matcher, is_taken
 
     def _mask(self, matcher: LLMatcher, part: _Part) -> Words:
         """[W]; nothing when the matcher has given up, or would take too much work."""
+        if part is _Part.FREE:
+            return np.full(self.num_words, ALL, dtype=np.uint32)
         if part is _Part.THOUGHT:
             words_W = np.full(self.num_words, ALL, dtype=np.uint32)
             for token_id in self._stops:
