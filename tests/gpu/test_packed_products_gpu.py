@@ -19,7 +19,7 @@ TOLERANCE = 2.5e-3
 GATED_TOLERANCE = 5e-3
 SHAPES = {"31B o": (5376, 8192), "26B-A4B down": (2816, 2112)}
 """Outputs and inputs; of the second a part of a unit is left."""
-ROWS = (1, 5, 16, 33, 64, 512)
+ROWS = (1, 5, 16, 33, 64, 200, 512)
 
 
 def random_rows(rows: int, num_in: int, seed: int) -> torch.Tensor:
@@ -68,7 +68,7 @@ def test_gated_products(name: str) -> None:
         weight = random_packed(FORMATS[name], num_out, num_in, device="cuda", seed=num_in)
         wide_OI = dequantized(copied(weight), torch.float64)
         product = packed_product(weight)
-        for rows in (1, 16, 64, 512):
+        for rows in (1, 16, 64, 200, 512):
             x_TI = random_rows(rows, num_in, seed=rows)
             expected_TO = (gelu_tanh_and_mul if kind == "gelu" else silu_and_mul)(x_TI.double() @ wide_OI.T)
             with poisoned_memory():
