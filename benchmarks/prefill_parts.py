@@ -52,25 +52,21 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Kinds of kernels by parts of their names; the first that fits."""
 OTHERS = "others"
-TILES = tuple(
-    (pairs, keys, num_warps, num_stages, stretches)
-    for stretches in (1, 3)
-    for pairs, keys, num_warps, num_stages in (
-        (64, 32, 8, 2),
-        (64, 32, 8, 3),
-        (64, 64, 8, 1),
-        (64, 32, 4, 2),
-        (64, 64, 4, 2),
-        (64, 64, 4, 3),
-        (128, 32, 8, 2),
-        (128, 32, 8, 3),
-        (128, 32, 8, 5),
-        (128, 64, 8, 1),
-        (128, 64, 8, 2),
-        (128, 64, 8, 3),
-    )
+TILES = (
+    (64, 32, 8, 2),
+    (64, 32, 8, 3),
+    (64, 64, 8, 1),
+    (64, 32, 4, 2),
+    (64, 64, 4, 2),
+    (64, 64, 4, 3),
+    (128, 32, 8, 2),
+    (128, 32, 8, 3),
+    (128, 32, 8, 5),
+    (128, 64, 8, 1),
+    (128, 64, 8, 2),
+    (128, 64, 8, 3),
 )
-"""(pairs, keys, warps, stages, stretches) that ``--tiles`` tries."""
+"""(pairs, keys, warps, stages) that ``--tiles`` tries."""
 
 
 @dataclass(frozen=True)
@@ -328,11 +324,11 @@ def tiles(
             call = attention_call(config, layer, device, rows, before + rows)
             expected = call()
             times: dict[str, float] = {}
-            for pairs, keys, num_warps, num_stages, stretches in TILES:
-                tile = module.Tile(pairs, keys, num_warps, num_stages, stretches)
+            for pairs, keys, num_warps, num_stages in TILES:
+                tile = module.Tile(pairs, keys, num_warps, num_stages)
                 if time.monotonic() > deadline and tile != served:
                     continue
-                name = f"{pairs}x{keys} w{num_warps} s{num_stages} l{stretches}{' (served)' if tile == served else ''}"
+                name = f"{pairs}x{keys} w{num_warps} s{num_stages}{' (served)' if tile == served else ''}"
                 other = partial(call, long=tile)
                 try:
                     wrong = float((other().double() - expected.double()).norm() / expected.double().norm())

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from gemray_kernels.table import triton_kernels
-from gemray_kernels.triton.paged_attention import Tile, paged_attention
+from gemray_kernels.triton.paged_attention import paged_attention
 from support.kernels.kernel_parity import (
     AttentionCase,
     accepted_transposed,
@@ -33,8 +33,6 @@ CASES = {
     "three heads a KV head": AttentionCase([(50, 60)], 6, 2, 16),
     "head dim of no power of two": AttentionCase([(3, 150)], 4, 2, 24),
 }
-ONE_LOOP = Tile(16, 16, 4, 1, stretches=1)
-"""The tile of chunks with large heads, but for its size."""
 FP8_CASES = ("decode, windowed", "chunks and a prompt", "head dim of no power of two")
 PADDED = AttentionCase([(5, 70), (1, 9), (45, 0)], 4, 2, 16)
 """Rows of the null slot, which see no key and get zeros although there are more of them than a sequence was said to
@@ -48,11 +46,6 @@ def main() -> None:
         for seed, name in enumerate(names):
             case = CASES[name]
             print(dtype, "attention: " + name, case.error(paged_attention, dtype, "cpu", seed), sep="\t")
-        if dtype == torch.float32:
-            one_loop = partial(paged_attention, long=ONE_LOOP)
-            for seed, name in enumerate(("chunks and a prompt, windowed", "chunk and padding")):
-                error = CASES[name].error(one_loop, dtype, "cpu", 20 + seed)
-                print(dtype, f"attention: {name}, in one loop", error, sep="\t")
         few_rows = partial(paged_attention, most_rows=5)
         print(dtype, "attention: few rows and padding", PADDED.error(few_rows, dtype, "cpu", 9), sep="\t")
         fp8_names = FP8_CASES if dtype == torch.float32 else ("decode",)

@@ -1,7 +1,7 @@
 """The program of `triton.paged_attention` for prompt chunks, sequences of many rows: a block of rows over all its keys.
 
 Most tiles of keys are seen whole by every row of a block: they are attended without masks, and those at the edge of the
-window and on the diagonal with them, in loops of their own or behind a branch.
+window and on the diagonal with them, behind a branch.
 
 Shape legend: T rows of all sequences together, S sequences, Z = S + 1 bounds, P block-table columns, N query heads,
 D head dim, M = (row, query head) pairs of one program, L keys of one tile.
@@ -16,86 +16,8 @@ from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _attend_tiles(  # type: ignore[no-untyped-def]
-    first,
-    end,
-    begin,
-    q_MD,
-    acc_MD,
-    largest_M,
-    sum_M,
-    position_M,
-    kv_len,
-    k_pages,
-    v_pages,
-    table_P,
-    scale_log2,
-    page_stride,
-    slot_stride,
-    whole,
-    part,
-    EDGES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-):
-    """Attend over the tiles [first, end), of whose keys the block sees [begin, kv_len).
-
-    EDGES says whether tiles at the edge are among them: 0 none, 1 all are, 2 those outside of [whole, part).
-    """
-    d_D = tl.arange(0, BLOCK_D)
-    l_L = tl.arange(0, BLOCK_L)
-    for tile in range(first, end, BLOCK_L):
-        key_L = tile + l_L
-        if EDGES > 0:
-            # Slots outside are never read: they may hold anything, and 0 · NaN is NaN.
-            inside_L = (key_L >= begin) & (key_L < kv_len)
-            page_L = tl.load(table_P + key_L // PAGE_SIZE, mask=inside_L, other=0)
-        else:
-            page_L = tl.load(table_P + key_L // PAGE_SIZE)
-        at_L = page_L.to(tl.int64) * page_stride + (key_L % PAGE_SIZE) * slot_stride
-        # Keys are loaded as the values are, so that both loads share their addresses.
-        at_LD = at_L[:, None] + d_D[None, :]
-        is_read_LD = (d_D < HEAD_DIM)[None, :]
-        if EDGES > 0:
-            is_read_LD = is_read_LD & inside_L[:, None]
-        if EDGES == 0 and HEAD_DIM == BLOCK_D:
-            k_LD = tl.load(k_pages + at_LD)
-        else:
-            k_LD = tl.load(k_pages + at_LD, mask=is_read_LD, other=0.0)
-        k_DL = tl.trans(k_LD).to(q_MD.dtype)  # 8-bit floats are widened
-        score_ML = dot(q_MD, k_DL, tl.zeros([BLOCK_M, BLOCK_L], tl.float32))
-        if EDGES == 1 or (EDGES == 2 and ((tile < whole) | (tile >= part))):
-            visible_ML = inside_L[None, :] & (position_M >= 0)[:, None]
-            if CAUSAL:
-                visible_ML = visible_ML & (key_L[None, :] <= position_M[:, None])
-            if WINDOW > 0:
-                visible_ML = visible_ML & (key_L[None, :] > position_M[:, None] - WINDOW)
-            score_ML = tl.where(visible_ML, score_ML, float("-inf"))
-        new_largest_M = tl.maximum(largest_M, tl.max(score_ML, axis=1) * scale_log2)
-        shift_M = new_largest_M
-        if EDGES > 0:
-            shift_M = tl.where(new_largest_M == float("-inf"), 0.0, new_largest_M)  # nothing seen yet
-        weight_ML = tl.exp2(score_ML * scale_log2 - shift_M[:, None])
-        rescale_M = tl.exp2(largest_M - shift_M)
-        sum_M = sum_M * rescale_M + tl.sum(weight_ML, axis=1)
-        largest_M = new_largest_M
-        if EDGES == 0 and HEAD_DIM == BLOCK_D:
-            v_LD = tl.load(v_pages + at_LD)
-        else:
-            v_LD = tl.load(v_pages + at_LD, mask=is_read_LD, other=0.0)
-        v_LD = v_LD.to(q_MD.dtype)
-        acc_MD = dot(weight_ML.to(v_LD.dtype), v_LD, acc_MD * rescale_M[:, None])
-    return acc_MD, largest_M, sum_M
-
-
 @triton.jit(do_not_specialize=["num_seqs"])  # type: ignore[untyped-decorator]
-def attend_long_kernel(  # type: ignore[no-untyped-def]
+def attend_long_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     q_TND,
     k_pages,
     v_pages,
@@ -125,7 +47,6 @@ def attend_long_kernel(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    STRETCHES: tl.constexpr,
 ):
     """Attend with one block of rows, of a sequence of more than `FEW_ROWS`, over all keys that it sees.
 
@@ -180,35 +101,34 @@ def attend_long_kernel(  # type: ignore[no-untyped-def]
     table_P = table_SP + sequence.to(tl.int64) * table_stride
     k_pages += kv_head * kv_head_stride
     v_pages += kv_head * kv_head_stride
-    for stretch in tl.static_range(STRETCHES):
-        # At the window's edge, seen whole, on the diagonal; or all of them in one loop.
-        acc_MD, largest_M, sum_M = _attend_tiles(
-            first if stretch == 0 else (whole if stretch == 1 else part),
-            end if stretch == STRETCHES - 1 else (whole if stretch == 0 else part),
-            begin,
-            q_MD,
-            acc_MD,
-            largest_M,
-            sum_M,
-            position_M,
-            end,
-            k_pages,
-            v_pages,
-            table_P,
-            scale_log2,
-            page_stride,
-            slot_stride,
-            whole,
-            part,
-            EDGES=2 if STRETCHES == 1 else int(stretch != 1),
-            WINDOW=WINDOW,
-            CAUSAL=CAUSAL,
-            HEAD_DIM=HEAD_DIM,
-            BLOCK_D=BLOCK_D,
-            PAGE_SIZE=PAGE_SIZE,
-            BLOCK_M=BLOCK_M,
-            BLOCK_L=BLOCK_L,
-        )
+    for tile in range(first, end, BLOCK_L):
+        key_L = tile + tl.arange(0, BLOCK_L)
+        # Slots outside are never read: they may hold anything, and 0 · NaN is NaN.
+        inside_L = (key_L >= begin) & (key_L < end)
+        page_L = tl.load(table_P + key_L // PAGE_SIZE, mask=inside_L, other=0)
+        at_L = page_L.to(tl.int64) * page_stride + (key_L % PAGE_SIZE) * slot_stride
+        # Keys are loaded as the values are, so that both loads share their addresses.
+        at_LD = at_L[:, None] + d_D[None, :]
+        is_read_LD = in_head_D[None, :] & inside_L[:, None]
+        k_LD = tl.load(k_pages + at_LD, mask=is_read_LD, other=0.0)
+        k_DL = tl.trans(k_LD).to(q_MD.dtype)  # 8-bit floats are widened
+        score_ML = dot(q_MD, k_DL, tl.zeros([BLOCK_M, BLOCK_L], tl.float32))
+        # The branch also makes the compiler share the keys of a score between two groups of warps at head dim 512.
+        if (tile < whole) | (tile >= part):
+            visible_ML = inside_L[None, :] & (position_M >= 0)[:, None]
+            if CAUSAL:
+                visible_ML = visible_ML & (key_L[None, :] <= position_M[:, None])
+            if WINDOW > 0:
+                visible_ML = visible_ML & (key_L[None, :] > position_M[:, None] - WINDOW)
+            score_ML = tl.where(visible_ML, score_ML, float("-inf"))
+        new_largest_M = tl.maximum(largest_M, tl.max(score_ML, axis=1) * scale_log2)
+        shift_M = tl.where(new_largest_M == float("-inf"), 0.0, new_largest_M)  # nothing seen yet
+        weight_ML = tl.exp2(score_ML * scale_log2 - shift_M[:, None])
+        rescale_M = tl.exp2(largest_M - shift_M)
+        sum_M = sum_M * rescale_M + tl.sum(weight_ML, axis=1)
+        largest_M = new_largest_M
+        v_LD = tl.load(v_pages + at_LD, mask=is_read_LD, other=0.0).to(q_MD.dtype)
+        acc_MD = dot(weight_ML.to(v_LD.dtype), v_LD, acc_MD * rescale_M[:, None])
 
     if v_scale is not None:
         acc_MD = acc_MD * v_scale

@@ -46,9 +46,6 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int
-    stretches: int = 3
-    """Loops of a prompt chunk's program: 3, of which the one over tiles that are seen whole has no masks, or 1, whose
-    masks stand behind a branch."""
 
 
 def paged_attention(
@@ -200,7 +197,6 @@ def paged_attention(
             BLOCK_ROWS=block_rows,
             BLOCK_M=long.pairs,
             BLOCK_L=long.keys,
-            STRETCHES=long.stretches,
             num_warps=long.num_warps,
             num_stages=long.num_stages,
         )
@@ -242,10 +238,8 @@ def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
     if dtype == torch.float32:
         return Tile(pairs=smallest, keys=16, num_warps=4, num_stages=1)
     if head_dim > 256:
-        # Compiled for sm_90, the branch also makes the two groups of warps share the keys of the scores' product. In
-        # loops without one each group computes all of them, and 152 bytes of registers spill instead of 16.
-        return Tile(pairs=max(64, smallest), keys=32, num_warps=8, num_stages=2, stretches=1)
-    return Tile(pairs=max(128, smallest), keys=64, num_warps=8, num_stages=2)
+        return Tile(pairs=max(64, smallest), keys=32, num_warps=8, num_stages=3)
+    return Tile(pairs=max(128, smallest), keys=64, num_warps=8, num_stages=3)
 
 
 def _check(q_TND: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
