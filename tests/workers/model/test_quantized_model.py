@@ -66,14 +66,12 @@ def test_logits_are_those_of_transformers_with_decompressed_weights(shape: Shape
 
 
 def test_groups_of_128(run_on_gang: RunOnGang) -> None:
-    """In the embedded model, whose rows have 256 and 512 inputs; on 2 and 4 ranks parts of the 256 end at a group's
-    border, and inside a group."""
+    """In the embedded model, whose rows have 256 and 512 inputs; on 4 ranks parts of the 256 end inside a group."""
     packed, plain = quantized_checkpoint(embedded_path("gemray-tiny"), lambda _layer: "int4-g128")
     assert (prompt_logits(solo(packed), PROMPT) - hf_logits(plain)).abs().max() <= TOLERANCE
     expected = prompt_logits(solo(packed, torch.float64), PROMPT)
-    for size in (2, 4):
-        (logits,) = run_on_gang(size, quantized_logits_on_rank, [packed], PROMPT, timeout_s=HANG_S)[0]
-        assert (logits - expected).abs().max() <= 1e-11
+    (logits,) = run_on_gang(4, quantized_logits_on_rank, [packed], PROMPT, timeout_s=HANG_S)[0]
+    assert (logits - expected).abs().max() <= 1e-11
 
 
 @pytest.mark.parametrize("library", get_args(Library))
