@@ -39,7 +39,7 @@ def test_gangs_give_what_plain_decoding_gives(run_on_gang: RunOnGang, cell: Cell
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "count"),
-    [(Cell(1, "both", "fp8_e4m3"), 3), (Cell(2, "dflash", "fp8_e4m3"), 2)],
+    [(Cell(1, "both", "fp8_e4m3"), 5), (Cell(2, "dflash", "fp8_e4m3"), 2)],
     ids=lambda value: f"TP {value.tp}, {value.drafter}" if isinstance(value, Cell) else "",
 )
 def test_an_8_bit_cache_changes_no_id(run_on_gang: RunOnGang, cell: Cell, count: int) -> None:
