@@ -9,9 +9,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
+from jinja2.defaults import DEFAULT_NAMESPACE
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from gemray_cluster.text.control_tokens import (
     ANSWERING_ROLES,
@@ -42,6 +45,9 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 """What transformers reads, leaving out in silence what is not there."""
+
+_OF_TEMPLATES = frozenset({*DEFAULT_NAMESPACE, "raise_exception", "strftime_now"})
+"""Names of functions that a chat template may call."""
 
 REQUIRED_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>")
 
@@ -168,11 +174,13 @@ class ChatTokenizer:
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         """Refuse the names that the library or the chat's own fields give."""
-        taken = {"messages", "enable_thinking", *self._tokenizer.special_tokens_map}
-        taken.update(signature(self._tokenizer.apply_chat_template).parameters)
+        taken = {"messages", "enable_thinking", *self._tokenizer.special_tokens_map, *_OF_TEMPLATES}
+        for call in (self._tokenizer.apply_chat_template, render_jinja_template, Template.render):
+            taken.update(signature(call).parameters)
         for name in variables:
             if name in taken:
-                raise InvalidField("chat.chat_template_kwargs_json", name, "names that the chat does not give itself")
+                allowed = "names that the chat does not give itself, nor templates have for functions of theirs"
+                raise InvalidField("chat.chat_template_kwargs_json", name, allowed)
 
     def _rendered(
         self, chat: TemplateInput, texts: Sequence[str], *, control_tokens: bool, is_open: bool = False
