@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,26 @@ def read_messages(messages: Sequence[pb.ChatMessage]) -> list[dict[str, Any]]:
     """Each message with the fields that it has; raises InvalidField."""
     if not messages:
         raise InvalidField("chat.messages", Summary("none"), "at least one message")
-    called: dict[str, str] = {}
+    called = _Called()
     return [_read(f"chat.messages[{index}]", message, called) for index, message in enumerate(messages)]
 
 
-def _read(field: str, message: pb.ChatMessage, called: dict[str, str]) -> dict[str, Any]:
-    """One message; `called` are the functions of the calls before it by their ids, and gets those of this one."""
+@dataclasses.dataclass
+class _Called:
+    """Calls of the messages read so far, by their ids. A later message may use an id again, for a call of its own."""
+
+    functions: dict[str, str] = dataclasses.field(default_factory=dict)
+    answered: set[str] = dataclasses.field(default_factory=set)
+
+    def add(self, call_id: str, function: str) -> None:
+        """Take a call, which waits for its answer."""
+        self.functions.pop(call_id, None)
+        self.functions[call_id] = function
+        self.answered.discard(call_id)
+
+
+def _read(field: str, message: pb.ChatMessage, called: _Called) -> dict[str, Any]:
+    """One message; `called` gets its calls and answers."""
     if message.role not in ROLES:
         raise InvalidField(f"{field}.role", Summary.of_text(message.role), "one of " + ", ".join(ROLES))
     read: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -45,19 +60,23 @@ def _read(field: str, message: pb.ChatMessage, called: dict[str, str]) -> dict[s
     return read
 
 
-def _read_answer(field: str, message: pb.ChatMessage, called: dict[str, str]) -> dict[str, str]:
+def _read_answer(field: str, message: pb.ChatMessage, called: _Called) -> dict[str, str]:
     """Whose answer a tool's message is: templates write the function's name, which an id stands for."""
     read: dict[str, str] = {}
     if message.HasField("tool_call_id"):
         call_id = message.tool_call_id
-        if call_id not in called:
-            ids = ", ".join(map(repr, list(called)[-4:]))
+        if call_id not in called.functions:
+            ids = ", ".join(map(repr, list(called.functions)[-4:]))
             raise InvalidField(
                 f"{field}.tool_call_id",
                 Summary.of_text(call_id),
                 "the id of a call in a message before it" + (f", the newest are {ids}" if ids else ": there are none"),
             )
-        read |= {"tool_call_id": call_id, "name": called[call_id]}
+        if call_id in called.answered:
+            allowed = "the id of a call that no message before it answers"
+            raise InvalidField(f"{field}.tool_call_id", Summary.of_text(call_id), allowed)
+        called.answered.add(call_id)
+        read |= {"tool_call_id": call_id, "name": called.functions[call_id]}
     if message.HasField("name"):
         name = check_function_name(f"{field}.name", message.name)
         if read.get("name", name) != name:
@@ -70,16 +89,20 @@ def _read_answer(field: str, message: pb.ChatMessage, called: dict[str, str]) ->
     return read
 
 
-def _read_calls(field: str, calls: Sequence[pb.ToolCall], called: dict[str, str]) -> list[dict[str, Any]]:
+def _read_calls(field: str, calls: Sequence[pb.ToolCall], called: _Called) -> list[dict[str, Any]]:
     read = []
+    ids: set[str] = set()
     for index, call in enumerate(calls):
         path = f"{field}[{index}]"
         if call.is_incomplete:
             raise InvalidField(f"{path}.is_incomplete", True, "false: only whole calls can be part of a chat")
         name = check_function_name(f"{path}.name", call.name)
         arguments = read_object(f"{path}.arguments_json", call.arguments_json or "{}")
+        if call.id in ids:  # no answer could tell which of them it is for
+            raise InvalidField(f"{path}.id", Summary.of_text(call.id), "an id that no other call of the message has")
         if call.id:
-            called[call.id] = name
+            ids.add(call.id)
+            called.add(call.id, name)
         read.append({"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}})
     return read
 

@@ -333,6 +333,16 @@ BAD = [
     ("tool_calls[0].name", [called(name="")], "1 to 256 characters"),
     ("tool_calls[0].name", [called(name="x" * 257)], "1 to 256 characters"),
     ("tool_calls[0].id", [called(name="f", id="x" * 257)], "at most 256"),
+    (
+        "tool_calls[2].id",
+        [pb.ChatMessage(role="model", tool_calls=[pb.ToolCall(id=call_id, name="f") for call_id in ("", "1", "1")])],
+        "an id that no other call of the message has",
+    ),
+    (
+        "tool_call_id",
+        [called(id="1", name="f"), *[pb.ChatMessage(role="tool", tool_call_id="1", content="5")] * 2],
+        "the id of a call that no message before it answers",
+    ),
     ("tool_calls[0].is_incomplete", [called(name="f", is_incomplete=True)], "only whole calls"),
     ("tool_calls[0].arguments_json", [called(name="f", arguments_json="[1]")], "a JSON object"),
     ("tool_calls[0].arguments_json", [called(name="f", arguments_json='{"a":')], "a JSON object"),
@@ -355,3 +365,8 @@ async def test_bad_messages(served: Serving, field: str, messages: list[pb.ChatM
     where, description = bad_request_of(caught.value)
     assert where == f"chat.messages[{len(messages)}].{field}"
     assert words in description
+
+
+async def test_a_later_call_may_have_the_id_of_one_before(served: Serving) -> None:
+    told = [called(id="1", name="f"), pb.ChatMessage(role="tool", tool_call_id="1", content="5")]
+    assert await rendered(served, *told, *told)
