@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -46,7 +47,7 @@ def load_settings(flags: dict[str, str | None]) -> ServeSettings:
 def _flags() -> Iterable[inspect.Parameter]:
     for setting in settings_of(ServeSettings):
         kind, flag = setting.metadata["kind"], "--" + setting.name.replace("_", "-")
-        texts = {"help": setting.metadata["help"], "rich_help_panel": setting.metadata["panel"]}
+        texts = {"help": escape(setting.metadata["help"]), "rich_help_panel": setting.metadata["panel"]}
         if kind is SWITCH:
             flag = f"{flag}/--no{flag[1:]}" if setting.default else flag
             yield _parameter(setting.name, typer.Option(flag, **texts), bool)
@@ -55,6 +56,11 @@ def _flags() -> Iterable[inspect.Parameter]:
             yield _parameter(setting.name, option, list[str] if kind.repeats else str)
     config = typer.Option("--config", metavar="FILE", help="TOML file with any of these settings.")
     yield _parameter(CONFIG, config, str)
+
+
+def escape(text: str) -> str:
+    """The text of a help, in which rich reads words in brackets as its markup."""
+    return re.sub(r"(\[[a-z#/@])", r"\\\1", text)
 
 
 def _parameter(name: str, option: Any, kind: type[str | bool | list[str]]) -> inspect.Parameter:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import typer
+
 from gemray.cli import options
 from gemray.cli.connection import Connection, with_connection
 
@@ -27,8 +29,13 @@ def chat(
     top_p: options.TopP = None,
     seed: options.Seed = None,
 ) -> None:
-    """Talk to a server. /help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
+    """Talk to a server. /help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation.
+
+    With stdin that is no terminal the exit status is that of the first turn that failed; later turns are asked all the
+    same.
+    """
     from gemray.cli.conversation import Conversation
+    from gemray.cli.exit_codes import FAILED, exit_code_of
     from gemray.cli.lines import said_lines
     from gemray.client import ClientError
     from gemray.v1 import generation_pb2 as pb
@@ -36,13 +43,13 @@ def chat(
     sampling = pb.SamplingParameters(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
     )
-    conversation = Conversation(system)
+    conversation, failure = Conversation(system), 0
     with connection.open() as client:
         for said in said_lines():
             if not said.strip():
                 continue
             if said.strip() in EXITS:
-                return
+                break
             if said.startswith("/"):
                 print(conversation.command(said), file=sys.stderr)
                 continue
@@ -53,8 +60,11 @@ def chat(
                 answer = _answer(client, pb.GenerateStreamRequest(chat=turn, sampling=sampling))
             except ClientError as error:
                 print(f"\nerror: {error}", file=sys.stderr)
+                failure = failure or exit_code_of(error) or FAILED
                 continue
             conversation.answered(said, answer)
+    if failure and not sys.stdin.isatty():  # a person has seen it
+        raise typer.Exit(failure)
 
 
 def _answer(client: Client, request: pb.GenerateStreamRequest) -> str:

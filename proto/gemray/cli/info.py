@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gemray.v1 import generation_pb2 as pb
 
 TIMEOUT_S = 10
+PIPED_WIDTH = 1000
+"""Columns of what no terminal shows: a row is a line, for programs that search it. Tables are as wide as they need."""
 
 
 @with_connection
@@ -35,6 +37,8 @@ def info(
         _print_json(model, stats)
         return
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, PIPED_WIDTH)
     for table in (
         _model(model),
         _choices(model),
@@ -63,7 +67,7 @@ def _table(title: str, *columns: str) -> Table:
 
     table = Table(title=title, title_justify="left", show_header=bool(columns))
     for column in columns or ("", ""):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")  # an ellipsis would cut hashes and names
     return table
 
 

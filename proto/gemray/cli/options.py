@@ -30,7 +30,8 @@ Patience = Annotated[
 
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system turn.")]
 MaxTokens = Annotated[
-    int | None, typer.Option(metavar="INTEGER", min=1, max=INT32_MAX, help="Most tokens to generate.")
+    int | None,
+    typer.Option(metavar="INTEGER", min=0, max=INT32_MAX, help="Most tokens to generate; 0 reads the prompt alone."),
 ]
 Temperature = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 is greedy.")]
 TopK = Annotated[int | None, typer.Option(metavar="INTEGER", min=0, max=INT32_MAX, help="0 keeps all.")]

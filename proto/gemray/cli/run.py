@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 from gemray.cli.account import flush_or_forget, tell
 from gemray.cli.exit_codes import FAILED, INTERRUPTED, WRONG
+from gemray.cli.standard_streams import open_closed_streams
 
 WRITE_ERRORS = (errno.ENOSPC, errno.EIO, errno.EPIPE)
 
 
 def run(app: Callable[[], object], exit_code_of: Callable[[Exception], int | None]) -> None:
     """Run a command. What `exit_code_of` knows becomes one sentence and that code; other errors pass through."""
+    open_closed_streams()
     try:
         try:
             app()

@@ -98,7 +98,7 @@ def test_serve_on_a_taken_port(tmp_path: Path) -> None:
         (["--seed", "-1", "Hi"], b"--seed"),
         (["--seed", str(2**64), "Hi"], b"--seed"),
         (["--top-k", str(2**31), "Hi"], b"--top-k"),
-        (["--max-tokens", "0", "Hi"], b"--max-tokens"),
+        (["--max-tokens", "-1", "Hi"], b"--max-tokens"),
         ([b"\xff\xfe"], b"not valid UTF-8"),
     ],
 )

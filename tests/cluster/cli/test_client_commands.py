@@ -207,7 +207,7 @@ async def test_chat_commands(served: Serving, tokenizer: ChatTokenizer, tmp_path
 async def test_an_error_ends_a_turn_and_not_the_chat(served: Serving, tokenizer: ChatTokenizer) -> None:
     too_long = "word " * 400
     code, out, err = await run("chat", "--address", served.server.address, stdin=f"{too_long}\nTwo\n")
-    assert (code, out) == (0, "Hi\n")
+    assert (code, out) == (2, "Hi\n"), "stdin is no terminal: the status tells of the turn"
     assert err.count("error: ") == 1
     assert served.gang.submitted[-1].prompt_ids == tokenizer.encode_chat([{"role": "user", "content": "Two"}])
 
