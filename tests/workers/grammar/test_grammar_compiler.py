@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gemray_workers.embedded import embedded_path
 from gemray_workers.errors import InvalidField
 from gemray_workers.grammar.compiler import MAX_DEPTH, MAX_GRAMMAR_BYTES, GrammarCompiler
 from gemray_workers.grammar.grammar import Grammar, GrammarKind
+from gemray_workers.grammar.schema_limits import MAX_PROPERTIES, MAX_SCHEMA_DEPTH
 from gemray_workers.grammar.vocabulary import vocabulary_of_directory
 from support.structured.schemas import schemas
 
@@ -108,3 +110,68 @@ def test_a_rank_reads_the_same_vocabulary_as_the_coordinator(compiler: GrammarCo
 
 def test_a_checkpoint_without_a_tokenizer_has_no_vocabulary(tmp_path: Any) -> None:
     assert vocabulary_of_directory(str(tmp_path), 100) is None
+
+
+def _chain(length: int, link: Callable[[Any], Any]) -> str:
+    definitions = {f"x{i}": link({"$ref": f"#/$defs/x{i + 1}"}) for i in range(length)}
+    definitions[f"x{length}"] = {"type": "integer"}
+    return json.dumps({"$ref": "#/$defs/x0", "$defs": definitions}, separators=(",", ":"))
+
+
+_LINKS: dict[str, Callable[[Any], Any]] = {
+    "properties": lambda to: {"type": "object", "properties": {"a": to}},
+    "items": lambda to: {"type": "array", "items": to},
+    "anyOf": lambda to: {"anyOf": [to, {"type": "null"}]},
+    "$ref": lambda to: to,
+}
+
+
+@pytest.mark.parametrize("link", _LINKS.values(), ids=_LINKS)
+def test_references_lead_through_a_bounded_number_of_schemas(
+    compiler: GrammarCompiler, link: Callable[[Any], Any]
+) -> None:
+    compiler.compile(Grammar(kind="json_schema", text=_chain(MAX_SCHEMA_DEPTH // 2 - 2, link)))
+    with pytest.raises(InvalidField, match=f"at most {MAX_SCHEMA_DEPTH}") as caught:
+        compiler.compile(Grammar(kind="json_schema", text=_chain(3000, link)))
+    assert caught.value.field.startswith("structured.json_schema#/$defs/x")
+
+
+def test_a_schema_in_itself_counts_once(compiler: GrammarCompiler) -> None:
+    everything = {"anyOf": [{"type": "null"}, *({"$ref": f"#/$defs/x{i}"} for i in range(100))]}
+    objects = {f"x{i}": {"type": "object", "properties": {"a": {"$ref": "#"}}} for i in range(100)}
+    compiler.compile(Grammar(kind="json_schema", text=json.dumps({**everything, "$defs": objects})))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"default": 18446744073709551616}', "#/default"),
+        ('{"items": {"enum": [-9223372036854775809]}}', "#/items/enum/0"),
+        ('{"const": "\\ud800"}', "#/const"),
+        ('{"properties": {"\\udfff": {}}}', "#/properties"),
+        ('{"properties": {"a": {"pattern": "\\ud800"}}}', "#/properties/a/pattern"),
+        ('{"required": ["a", "\\ud800"]}', "#/required/1"),
+    ],
+)
+def test_what_llguidance_can_not_read_is_refused_with_its_place(
+    compiler: GrammarCompiler, text: str, place: str
+) -> None:
+    with pytest.raises(InvalidField) as caught:
+        compiler.compile(Grammar(kind="json_schema", text=text))
+    assert caught.value.field == f"structured.json_schema{place}"
+    str(caught.value).encode()
+
+
+def test_as_many_optional_properties_as_are_accepted_can_be_written(compiler: GrammarCompiler) -> None:
+    names = {f"p{i}": {"type": "integer"} for i in range(MAX_PROPERTIES)}
+    matcher = compiler.compile(Grammar(kind="json_schema", text=json.dumps({"type": "object", "properties": names})))
+    tokenizer = ChatTokenizer.from_directory(embedded_path("gemray-tiny"))
+    assert matcher.consume_tokens(tokenizer.encode('{"p0":1,"p7":2,"other"')[1:])
+    matcher.compute_bitmask()
+    assert not matcher.is_error(), matcher.get_error()
+
+    halves = [{"type": "object", "properties": dict(list(names.items())[i::2])} for i in range(2)]
+    compiler.compile(Grammar(kind="json_schema", text=json.dumps({"anyOf": halves})))
+    halves.append({"type": "object", "properties": {"one_more": {}}})
+    with pytest.raises(InvalidField, match=f"{MAX_PROPERTIES + 1} properties.*at most {MAX_PROPERTIES}"):
+        compiler.compile(Grammar(kind="json_schema", text=json.dumps({"anyOf": halves})))

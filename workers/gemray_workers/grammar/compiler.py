@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,12 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.grammar.deep_stack import on_deep_stack
 from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Grammar, GrammarKind
 from gemray_workers.grammar.reasons import first_line
+from gemray_workers.grammar.schema_limits import MAX_PROPERTIES, check_sizes, check_values
+from gemray_workers.grammar.schema_tree import parts
 from gemray_workers.grammar.vocabulary import END_MARK
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ _MAX_KEPT = 32
 """Compiled grammars that are kept, the newest used last."""
 _MAX_PROBES = 64
 """Parts of a faulty schema that are tried for the place of its fault."""
+_MAX_ITEMS = 8 * MAX_PROPERTIES
+"""Places in a grammar that a text may stand at: four for each optional property, and what stands around them."""
 _UNSATISFIABLE = "Unsatisfiable schema"
 
 
@@ -44,7 +49,7 @@ class GrammarCompiler:
         """For the ids of a model; `vocabulary` as `grammar_vocabulary` makes it."""
         self._vocabulary = vocabulary
         # Work for one mask is bounded by counts and not by time, so that every run gives the same masks.
-        self._limits = LLParserLimits(verbose_errors=False)
+        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MAX_ITEMS)
         self._compiled: OrderedDict[tuple[GrammarKind, str], LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -61,7 +66,7 @@ class GrammarCompiler:
             if found is not None:
                 self._compiled.move_to_end(key)
                 return found.deep_copy()
-        matcher = self._compile(grammar)
+        matcher = on_deep_stack(partial(self._compile, grammar))
         with self._lock:
             self._compiled[key] = matcher.deep_copy()
             while len(self._compiled) > _MAX_KEPT:
@@ -100,7 +105,7 @@ class GrammarCompiler:
         part, probes, found = root, 0, True
         while found:
             found = False
-            for step, child in _parts(part):
+            for step, child in parts(part):
                 probes += 1
                 if probes > _MAX_PROBES:
                     break
@@ -164,6 +169,8 @@ def _read_schema(grammar: Grammar) -> dict[str, Any]:
         raise InvalidField(grammar.field, Summary.of_text(grammar.text), f"JSON ({error})") from None
     if not isinstance(schema, dict):
         raise InvalidField(grammar.field, Summary.of_text(grammar.text), "a JSON schema that is an object")
+    check_values(grammar.field, schema)
+    check_sizes(grammar.field, schema)
     _refuse_counted_names(grammar, schema)
     return schema
 
@@ -176,27 +183,5 @@ def _refuse_counted_names(grammar: Grammar, schema: dict[str, Any], pointer: str
         place = f"#{pointer}" if pointer else ""
         reason = f"minProperties ({least}) must not be above the number of required names ({listed})"
         raise InvalidField(grammar.field + place, Summary("a form that can't be used"), reason)
-    for step, part in _parts(schema):
+    for step, part in parts(schema):
         _refuse_counted_names(grammar, part, pointer + step)
-
-
-_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(step of a JSON pointer, schema) of the schemas that stand in one."""
-    for key in _SCHEMA_MAPS:
-        if isinstance(schema.get(key), dict):
-            for name, child in schema[key].items():
-                if isinstance(child, dict):
-                    yield f"/{key}/" + name.replace("~", "~0").replace("/", "~1"), child
-    for key in _SCHEMA_LISTS:
-        if isinstance(schema.get(key), list):
-            for index, child in enumerate(schema[key]):
-                if isinstance(child, dict):
-                    yield f"/{key}/{index}", child
-    for key in _SCHEMAS:
-        if isinstance(schema.get(key), dict):
-            yield f"/{key}", schema[key]
