@@ -17,6 +17,7 @@ from gemray_workers.grammar.deep_stack import on_deep_stack
 from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Grammar, GrammarKind
 from gemray_workers.grammar.reasons import first_line
+from gemray_workers.grammar.schema_ends import check_ends
 from gemray_workers.grammar.schema_limits import MAX_PROPERTIES, check_sizes, check_values
 from gemray_workers.grammar.schema_tree import parts
 from gemray_workers.grammar.vocabulary import END_MARK
@@ -171,6 +172,7 @@ def _read_schema(grammar: Grammar) -> dict[str, Any]:
         raise InvalidField(grammar.field, Summary.of_text(grammar.text), "a JSON schema that is an object")
     check_values(grammar.field, schema)
     check_sizes(grammar.field, schema)
+    check_ends(grammar.field, schema)
     _refuse_counted_names(grammar, schema)
     return schema
 
