@@ -314,35 +314,78 @@ def test_a_kept_download_may_write_where_it_is_kept(name: str, volume: dict[str,
         assert next(m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "model")["readOnly"]
 
 
-def test_a_kept_download_happens_once(tmp_path: Path) -> None:
-    """The init containers' command for real, with an `hf` that counts; four pods of one node start together."""
-    values = {
-        **DEPLOYMENTS["download-once-per-node"],
-        "model": {
-            "path": f"{tmp_path}/models/target",
-            "volume": {**DEPLOYMENTS["download-once-per-node"]["model"]["volume"], "mountPath": f"{tmp_path}/models"},
-        },
-    }
-    calls = tmp_path / "calls"
-    (tmp_path / "hf").write_text(f'#!/bin/bash\necho "$@" >> {calls}\nexit "${{HF_EXIT:-0}}"\n')
-    (tmp_path / "hf").chmod(0o755)
-    manifests = render(values)
+class Downloads:
+    """The init containers' command for real, with an `hf` that counts its calls and writes down the revision it got."""
 
-    def start(pod: dict[str, Any], **environment: str) -> subprocess.Popen[bytes]:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = root / "calls"
+        self.log.touch()
+        script = f'echo "$@" >> {self.log}\necho "$4" > "$6/weights"\nexit "${{HF_EXIT:-0}}"\n'
+        (root / "hf").write_text(f"#!/bin/bash\n{script}")
+        (root / "hf").chmod(0o755)
+
+    def manifests(self, **download: str) -> list[Manifest]:
+        volume = dict(DEPLOYMENTS["download-once-per-node"]["model"]["volume"])
+        volume |= {"mountPath": f"{self.root}/models", "download": {**volume["download"], **download}}
+        return render({"model": {"path": f"{self.root}/models/target", "volume": volume}})
+
+    def start(self, pod: dict[str, Any], **environment: str) -> subprocess.Popen[bytes]:
         (init,) = pod["initContainers"]
         filled = {entry["name"]: entry["value"] for entry in init["env"] if "value" in entry}
-        path = f"{tmp_path}:{os.environ['PATH']}"
+        path = f"{self.root}:{os.environ['PATH']}"
         return subprocess.Popen(init["command"], env={**filled, "PATH": path, **environment})
 
-    failed = start(_worker(manifests), HF_EXIT="3")
-    assert failed.wait() == 3
-    assert len(calls.read_text().splitlines()) == 1, "and it leaves no mark: the next start tries again"
-    together = [start(_worker(manifests)) for _ in range(4)]
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+def _served(manifests: list[Manifest], flag: str = "--model") -> str:
+    arguments = _driver(manifests)["containers"][0]["args"]
+    return str(next(argument for argument in arguments if argument.startswith(f"{flag}=")).partition("=")[2])
+
+
+def test_a_kept_download_happens_once(tmp_path: Path) -> None:
+    """Four pods of one node start together."""
+    downloads = Downloads(tmp_path)
+    manifests = downloads.manifests()
+    assert downloads.start(_worker(manifests), HF_EXIT="3").wait() == 3
+    assert len(downloads.calls()) == 1, "and it leaves no mark: the next start tries again"
+    # A driver wants less, which has a mark of its own, and nothing where a worker has fetched it all.
+    assert downloads.start(_driver(manifests)).wait() == 0
+    assert downloads.calls()[-1].endswith("--exclude *.safetensors")
+    together = [downloads.start(_worker(manifests)) for _ in range(4)]
     assert [process.wait() for process in together] == [0] * 4
-    assert len(calls.read_text().splitlines()) == 2
-    # A driver wants less, which has a mark of its own.
-    assert start(_driver(manifests)).wait() == 0
-    assert calls.read_text().splitlines()[-1].endswith("--exclude *.safetensors")
+    assert downloads.start(_driver(manifests)).wait() == 0
+    assert len(downloads.calls()) == 3
+
+
+def test_a_kept_download_is_of_one_revision(tmp_path: Path) -> None:
+    """From v1 to v2 and back: what v1's drivers are told to serve is v1, and nobody writes where others may read."""
+    downloads = Downloads(tmp_path)
+    other = {"repository": "google/gemma-4-31b", "revision": "v1"}
+    releases = [{"revision": "v1"}, {"revision": "v2"}, {"revision": "v1"}, other]
+    paths = []
+    for release in releases:
+        manifests = downloads.manifests(**release)
+        for pod in (_driver(manifests), _worker(manifests)):
+            assert downloads.start(pod).wait() == 0
+        path = Path(_served(manifests))
+        assert path.name == "target", "the model keeps its name"
+        assert (path / "weights").read_text().strip() == release["revision"]
+        paths.append(path)
+    assert paths[0] == paths[2]
+    assert len(set(paths)) == 3
+    assert len(downloads.calls()) == 6, "going back downloads nothing"
+
+
+def test_kept_drafters_have_revisions_as_well() -> None:
+    values = DEPLOYMENTS["download-into-a-claim"]
+    old, new = (render({**values, "drafter": {**values["drafter"], "revision": revision}}) for revision in ("v1", "v2"))
+    assert _served(old) == _served(new)
+    assert _served(old, "--drafter") != _served(new, "--drafter")
+    inits = _worker(new)["initContainers"]
+    assert [init["command"][-1] for init in inits] == [_served(new), _served(new, "--drafter")]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ spec:
       args:
         - gemray
         - serve
-        - --model={{ .Values.model.path }}
+        - --model={{ include "gemray.modelPath" . }}
         - --tp={{ .Values.gang.tensorParallelSize }}
         # Never guessed: this pod may be up before any of the gang's.
         - --device={{ .Values.gang.device }}
@@ -49,7 +49,7 @@ spec:
         - --metrics-port={{ .Values.metrics.port }}
         {{- with .Values.drafter }}
         {{- if .path }}
-        - --drafter={{ .path }}
+        - --drafter={{ include "gemray.drafterPath" $ }}
         - --method={{ .method }}
         - --drafter-placement={{ .placement }}
         - --draft-tokens={{ .draftTokens }}

@@ -42,18 +42,47 @@
 {{- end -}}
 
 {{/*
+Where a pod finds a checkpoint. Call with (dict "root" $ "path" PATH "repository" REPOSITORY "revision" REVISION). What is
+kept longer than a pod lies in a directory of its repository and revision: pods of another revision, which an upgrade or a
+rollback runs beside these, neither take it for theirs nor write into it. The last part of the path stays, which is the
+model's name.
+*/}}
+{{- define "gemray.checkpointPath" -}}
+{{- $volume := .root.Values.model.volume -}}
+{{- if and (eq $volume.type "download") (ne $volume.download.keep "pod") -}}
+{{- $path := trimSuffix "/" .path -}}
+{{- $slug := regexReplaceAll "[^A-Za-z0-9.-]+" .repository "-" | trunc 60 -}}
+{{- $hash := printf "%s@%s" .repository .revision | sha256sum | trunc 12 -}}
+{{ printf "%s/%s-%s/%s" (dir $path) $slug $hash (base $path) }}
+{{- else -}}
+{{ .path }}
+{{- end -}}
+{{- end -}}
+
+{{- define "gemray.modelPath" -}}
+{{- $download := .Values.model.volume.download -}}
+{{- include "gemray.checkpointPath" (dict "root" . "path" .Values.model.path "repository" $download.repository "revision" $download.revision) -}}
+{{- end -}}
+
+{{- define "gemray.drafterPath" -}}
+{{- with .Values.drafter -}}
+{{- include "gemray.checkpointPath" (dict "root" $ "path" .path "repository" .repository "revision" .revision) -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
 Init containers that download. Call with (dict "root" $ "weights" true|false): a driver needs the tokenizer and the
 configuration only. On a volume that others share, one pod downloads while the others wait at its lock; the mark that it
-leaves names repository and revision, so the next start downloads nothing.
+leaves last, in the directory of this repository and revision, says that the next start needs to download nothing.
 */}}
 {{- define "gemray.modelDownload" -}}
 {{- $root := .root -}}
 {{- $weights := .weights -}}
 {{- $download := $root.Values.model.volume.download -}}
-{{- $wanted := list (dict "name" "model" "repository" $download.repository "revision" $download.revision "path" $root.Values.model.path) -}}
+{{- $wanted := list (dict "name" "model" "repository" $download.repository "revision" $download.revision "path" (include "gemray.modelPath" $root)) -}}
 {{- with $root.Values.drafter -}}
 {{- if .path -}}
-{{- $wanted = append $wanted (dict "name" "drafter" "repository" .repository "revision" .revision "path" .path) -}}
+{{- $wanted = append $wanted (dict "name" "drafter" "repository" .repository "revision" .revision "path" (include "gemray.drafterPath" $root)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $wanted }}
@@ -70,10 +99,11 @@ leaves names repository and revision, so the next start downloads nothing.
       mkdir -p "$MODEL_DIRECTORY"
       exec 9>"$MODEL_DIRECTORY/.gemray-lock"
       flock 9
-      mark="$MODEL_DIRECTORY/.gemray-$(echo "$*" | sha256sum | cut -c 1-16)"
-      if [[ ! -e "$mark" ]]; then
+      {{- /* What has the weights has all the rest: a driver must not fetch that anew from a branch that has moved. */}}
+      if [[ ! -e "$MODEL_DIRECTORY/.gemray-complete" && ! -e "$MODEL_DIRECTORY/$MARK" ]]; then
         "$@"
-        touch "$mark"
+        sync -f "$MODEL_DIRECTORY"
+        touch "$MODEL_DIRECTORY/$MARK"
       fi
     - download
     {{- end }}
@@ -92,7 +122,10 @@ leaves names repository and revision, so the next start downloads nothing.
     - {name: HF_HOME, value: /tmp/hf}
     # The image is offline otherwise.
     - {name: HF_HUB_OFFLINE, value: "0"}
+    {{- if ne $download.keep "pod" }}
     - {name: MODEL_DIRECTORY, value: {{ .path | quote }}}
+    - {name: MARK, value: {{ ternary ".gemray-complete" ".gemray-without-weights" $weights }}}
+    {{- end }}
     {{- with $download.tokenSecret }}
     - name: HF_TOKEN
       valueFrom:
