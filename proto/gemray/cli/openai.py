@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gemray.openai.serve import Listening
 
 MIB = 1 << 20
+FIRST_S = 10.0
+"""Less than a program's own patience: clients of HTTP try again themselves."""
 
 Host = Annotated[str, typer.Option(metavar="HOST", help="Where to listen.")]
 Port = Annotated[int, typer.Option(metavar="INTEGER", help="0 takes a free one.")]
@@ -76,7 +78,7 @@ def openai(
     server.credentials()  # here, where what is wrong with the files is one sentence
     settings = GatewaySettings(
         server=server,
-        retry=Retry() if patience is None else Retry(first_s=patience, resume_s=patience),
+        retry=Retry(first_s=FIRST_S) if patience is None else Retry(first_s=patience, resume_s=patience),
         timeout_s=timeout,
         max_bytes=max_message_mib * MIB,
     )

@@ -4,6 +4,7 @@ from gemray.client.aio import AsyncAnswer, AsyncClient
 from gemray.client.answers import answers_of
 from gemray.client.errors import (
     Cancelled,
+    ClientClosed,
     ClientError,
     DeadlinePassed,
     InvalidOption,
@@ -22,6 +23,7 @@ __all__ = [
     "AsyncClient",
     "Cancelled",
     "Client",
+    "ClientClosed",
     "ClientError",
     "DeadlinePassed",
     "InvalidOption",

@@ -10,9 +10,10 @@ from typing import Any, Self
 import grpc
 
 from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES, client_options
+from gemray.client.closing import ClosingChannel
 from gemray.client.connection import HEALTH_CHECK, OF_ALL_SERVICES, SERVING
 from gemray.client.errors import Cancelled, error_of
-from gemray.client.retry import Attempts, Continuation, Retry, seeded
+from gemray.client.retry import Attempts, Continuation, Retry, checked, seeded
 from gemray.client.server_address import Metadata, ServerAddress
 from gemray.client.sync import checked_timeout
 from gemray.v1 import generation_pb2 as pb
@@ -34,11 +35,12 @@ class AsyncClient:
         self._retry = retry or Retry()
         credentials = self.server.credentials()
         options = client_options(self.server.address, max_message_bytes)
-        self._channel = (
+        channel = (
             grpc.aio.insecure_channel(self.server.address, options=options)
             if credentials is None
             else grpc.aio.secure_channel(self.server.address, credentials, options=options)
         )
+        self._channel = ClosingChannel(channel, self.server.address)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def generate(
@@ -59,14 +61,18 @@ class AsyncClient:
         self, request: pb.TokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> pb.TokenizeResponse:
         """The token ids that a generation would run."""
-        tokens: pb.TokenizeResponse = await self._call(self._stub.Tokenize, request, timeout_s, metadata)
+        tokens: pb.TokenizeResponse = await self._call(
+            self._stub.Tokenize, checked(request, pb.TokenizeRequest), timeout_s, metadata
+        )
         return tokens
 
     async def detokenize(
         self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> pb.DetokenizeResponse:
         """The text of token ids."""
-        answer: pb.DetokenizeResponse = await self._call(self._stub.Detokenize, request, timeout_s, metadata)
+        answer: pb.DetokenizeResponse = await self._call(
+            self._stub.Detokenize, checked(request, pb.DetokenizeRequest), timeout_s, metadata
+        )
         return answer
 
     async def model_info(self, *, timeout_s: float | None = None, metadata: Metadata = ()) -> pb.GetModelInfoResponse:

@@ -63,6 +63,10 @@ class RequestFailed(ClientError):
     """The server took the request and could not finish it."""
 
 
+class ClientClosed(ClientError):
+    """The client was closed before the call."""
+
+
 class Cancelled(ClientError):
     """The call was cancelled."""
 

@@ -7,11 +7,14 @@ import secrets
 import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 
 from gemray.client.errors import Cancelled, ClientError, InvalidOption, ServerUnreachable
 from gemray.v1 import generation_pb2 as pb
+
+T = TypeVar("T")
 
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """CANCELLED is how a call ends that a server which goes away has not taken; one that the client cancels is never tried
@@ -22,8 +25,8 @@ again."""
 class Retry:
     """Patience with a server that is starting, draining, rebuilding or gone."""
 
-    first_s: float = 10.0
-    """Seconds to try for the first answer; 0 tries once."""
+    first_s: float = 60.0
+    """Seconds to try for the first answer, within a call's deadline: a server may be starting. 0 tries once."""
     resume_s: float = 120.0
     """Seconds to try for the rest of an answer that has begun, counted from its newest message."""
     delay_s: float = 0.2
@@ -79,10 +82,13 @@ class Continuation:
     """A streamed request and what has come of it: its next try asks for the rest."""
 
     def __init__(self, request: pb.GenerateStreamRequest) -> None:
-        """`request` stays as it is; where it has no seed, one is drawn, so that every try has the same."""
+        """`request` stays as it is; where it has no seed, one is drawn, so that every try has the same.
+
+        Raises InvalidOption for what is no GenerateStreamRequest.
+        """
         self._request = pb.GenerateStreamRequest()
-        self._request.CopyFrom(request)
-        if not self._request.sampling.HasField("seed"):
+        self._request.CopyFrom(checked(request, pb.GenerateStreamRequest))
+        if _draws_seed(self._request):
             self._request.sampling.seed = secrets.randbits(64)
         self._num_prompt_logprobs = 0
         self._to_skip = 0
@@ -137,13 +143,31 @@ class Continuation:
 
 
 def seeded(request: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request, or a copy with a seed: so every try gives the same answer."""
-    if request.sampling.HasField("seed"):
+    """The request, or a copy with a seed: so every try gives the same answer.
+
+    Raises InvalidOption for what is no GenerateRequest.
+    """
+    if not _draws_seed(checked(request, pb.GenerateRequest)):
         return request
     copy = pb.GenerateRequest()
     copy.CopyFrom(request)
     copy.sampling.seed = secrets.randbits(64)
     return copy
+
+
+def checked(request: T, kind: type[T]) -> T:
+    """The request; raises InvalidOption for one of another kind, such as a dict."""
+    if not isinstance(request, kind):
+        raise InvalidOption(
+            "request", type(request).__name__, f"a gemray.v1.generation_pb2.{kind.__name__}, made with its fields"
+        )
+    return request
+
+
+def _draws_seed(request: pb.GenerateRequest | pb.GenerateStreamRequest) -> bool:
+    """Whether a seed is to be drawn: one that goes on behind emitted ids needs theirs, and the server says so."""
+    goes_on = request.emitted_token_ids or any(answer.ids for answer in request.emitted_by_answer)
+    return not request.sampling.HasField("seed") and not goes_on
 
 
 def _server_ended(error: ClientError) -> ClientError:

@@ -10,12 +10,16 @@ from typing import Any, Self
 import grpc
 
 from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES
+from gemray.client.closing import ClosingChannel
 from gemray.client.connection import HEALTH_CHECK, OF_ALL_SERVICES, SERVING, open_channel
 from gemray.client.errors import Cancelled, InvalidOption, error_of
-from gemray.client.retry import Attempts, Continuation, Retry, seeded
+from gemray.client.retry import Attempts, Continuation, Retry, checked, seeded
 from gemray.client.server_address import Metadata, ServerAddress
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
+
+LONGEST_TIMEOUT_S = 365 * 86400.0
+"""Longer deadlines are none: from 1e10 s on gRPC takes them for the past."""
 
 
 class Client:
@@ -42,7 +46,7 @@ class Client:
         """
         self.server = ServerAddress(server) if isinstance(server, str) else server
         self._retry = retry or Retry()
-        self._channel = open_channel(self.server, max_message_bytes)
+        self._channel = ClosingChannel(open_channel(self.server, max_message_bytes), self.server.address)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def generate(
@@ -64,14 +68,18 @@ class Client:
         self, request: pb.TokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> pb.TokenizeResponse:
         """The token ids that a generation would run."""
-        answer: pb.TokenizeResponse = self._call(self._stub.Tokenize, request, timeout_s, metadata)
+        answer: pb.TokenizeResponse = self._call(
+            self._stub.Tokenize, checked(request, pb.TokenizeRequest), timeout_s, metadata
+        )
         return answer
 
     def detokenize(
         self, request: pb.DetokenizeRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> pb.DetokenizeResponse:
         """The text of token ids."""
-        answer: pb.DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout_s, metadata)
+        answer: pb.DetokenizeResponse = self._call(
+            self._stub.Detokenize, checked(request, pb.DetokenizeRequest), timeout_s, metadata
+        )
         return answer
 
     def model_info(self, *, timeout_s: float | None = None, metadata: Metadata = ()) -> pb.GetModelInfoResponse:
@@ -201,7 +209,7 @@ class Answer(Iterator[pb.GenerateStreamResponse]):
 
 
 def checked_timeout(timeout_s: float | None) -> float | None:
-    """A deadline of a call; raises InvalidOption."""
+    """A deadline of a call, None where it is so far that gRPC has no number for it; raises InvalidOption."""
     if timeout_s is not None and not 0 < timeout_s < float("inf"):
         raise InvalidOption("timeout_s", timeout_s, "seconds, more than 0")
-    return timeout_s
+    return None if timeout_s is None or timeout_s > LONGEST_TIMEOUT_S else timeout_s
