@@ -61,13 +61,20 @@ async def _content(request: Request, max_bytes: int) -> bytes:
 def parse(content: bytes) -> object:
     """The JSON; raises HttpError."""
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_integer)
     except UnicodeDecodeError as error:
         raise HttpError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:  # JSONDecodeError too
         raise HttpError(400, f"the body is not JSON: {error}") from None
+
+
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python reads so many digits of none
+        raise HttpError(400, f"the body has an integer of {len(digits)} digits, which no field takes") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from gemray.client import ClientError
-from gemray.openai.field_names import http_name
+from gemray.openai.field_names import http_name, http_words
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,9 @@ _STATUSES: dict[grpc.StatusCode, tuple[int, str, str | None]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "server_error", "timeout"),
 }
 """HTTP status, OpenAI's type and code; of others 500."""
+
+_TOO_LONG = (" tokens, but the prompt may have at most ", " bytes, prompt and output together")
+"""What the server says of a prompt that its tokens, or its bytes alone, make too long."""
 
 MAX_SHOWN_CHARS = 80
 MAX_PARAM_CHARS = 200
@@ -113,7 +116,8 @@ def http_error_of(error: ClientError, *, hint_401: str = "") -> HttpError:
     if error.field is not None:
         param = http_name(error.field)
         message = message.replace(error.field, param, 1)
-        if " tokens, but the prompt may have at most " in message:
+        message = http_words(message) if param == "tool_choice" else message
+        if any(words in message for words in _TOO_LONG):
             code = "context_length_exceeded"
     return HttpError(
         status,

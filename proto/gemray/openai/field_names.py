@@ -33,3 +33,8 @@ def http_name(field: str) -> str:
     for pattern, name in _RENAMED:
         field = re.sub("^" + pattern, name, field)
     return field
+
+
+def http_words(message: str) -> str:
+    """A sentence about a tool choice, with the HTTP values in place of the protocol's: ``required``, ``auto``."""
+    return re.sub(r"\bTOOL_CHOICE_MODE_([A-Z]+)\b", lambda found: found[1].lower(), message)

@@ -157,9 +157,9 @@ async def test_gang_that_does_not_serve(tokenizer: ChatTokenizer, state: GangSta
                 await call
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert retry_delay_of(caught.value) > 0
-        assert (await served.stub.GetServerStats(pb.GetServerStatsRequest())).state == pb.ServerState.Value(
-            f"SERVER_STATE_{state.name}"
-        )
+        stats = await served.stub.GetServerStats(pb.GetServerStatsRequest())
+        assert stats.state == pb.ServerState.Value(f"SERVER_STATE_{state.name}")
+        assert stats.requests.failed == 0, "none was taken"
 
 
 class LaunchedGang(FakeGang):

@@ -106,6 +106,19 @@ async def test_a_large_body_is_read(served: Serving) -> None:
     assert error_of(response)["code"] == "context_length_exceeded"
 
 
+async def test_a_prompt_that_is_too_long_by_its_bytes_has_the_same_code(served: Serving) -> None:
+    async with gateway(served.server.address) as roomy, httpx.AsyncClient(base_url=roomy.url) as large:
+        response = await large.post("/v1/completions", json={"prompt": "word " * 300_000}, timeout=HANG_S)
+    assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+async def test_a_choice_is_told_in_the_words_of_http(client: httpx.AsyncClient) -> None:
+    response = await client.post(CHAT, json={**ASKED, "tool_choice": "required"})
+    assert (response.status_code, error_of(response)["param"]) == (400, "tool_choice")
+    assert error_of(response)["message"] == "tool_choice = required is not allowed: auto for a chat without tools"
+
+
 async def test_what_a_web_page_could_send_unasked_is_refused(client: httpx.AsyncClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = await client.post(CHAT, content=json.dumps(ASKED), headers={"content-type": kind})

@@ -290,7 +290,7 @@ def test_a_name_of_megabytes_is_cut() -> None:
         (b"\xff", "not UTF-8"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "Infinity"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "an integer of 5000 digits, which no field takes$"),
         (b"[" * 200_000, "nested"),
     ],
 )
