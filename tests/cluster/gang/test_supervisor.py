@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.cluster.fake_gang import FakeGang
-from support.cluster.fake_worker import DEADLY_PROMPT, FakeWorker, expected_token
+from support.cluster.fake_worker import DEADLY_PROMPT, HELD, FakeWorker, expected_token
 from support.cluster.process_launcher import ProcessLauncher
 from support.waiting import HANG_S, eventually
 
@@ -111,14 +112,16 @@ def test_a_replay_says_how_many_prompt_logprobs_are_out() -> None:
     assert (request.rest.num_prompt_logprobs, request.rest.emitted_ids) == (5, [7])
 
 
-async def test_new_requests_are_refused_while_it_is_rebuilt(supervisor: Supervisor) -> None:
-    await supervisor.start(Models("/fake", "/pauses"))
+async def test_new_requests_are_refused_while_it_is_rebuilt(supervisor: Supervisor, tmp_path: Path) -> None:
+    may_load = tmp_path / "may load"
+    await supervisor.start(Models("/fake", f"{HELD}{may_load}"))
     kill(supervisor, 1)
     await eventually(lambda: supervisor.failure is not None)
     with pytest.raises(GangUnavailable, match=r"the gang is starting: rank 1: its process died"):
         await Listener(supervisor, submit("new", max_tokens=1)).task
     assert supervisor.info.model.vocab_size == 1000, "what is served has not changed"
     assert supervisor.seconds_since_heartbeat == 0.0
+    may_load.touch()
     await eventually(lambda: supervisor.state is GangState.SERVING)
     served = Listener(supervisor, submit("new", max_tokens=3))
     await served.task

@@ -1,4 +1,4 @@
-"""Stop strings that spell control tokens end an output, though the text does not show them."""
+"""Stop strings that spell control tokens end an output, though the text shows neither them nor a call that they cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALL, END = SPECIAL_TOKENS["<|tool_call>"], SPECIAL_TOKENS["<turn|>"]
         (["<|tool_call>"], "Hello", CALL),
         (["lo<|tool_call>"], "Hel", CALL),
         (["<|tool_call>call"], "Hello", None),
-        (["nothing", "<turn|>"], "Hellocall", END),
+        (["nothing", "<turn|>"], "Hello", END),
         (["Hello", "<|tool_call>"], "", None),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import torch
 from typing_extensions import override
@@ -43,6 +44,8 @@ COMPILING_PROMPT = [668]
 """A request with this prompt has rank 0 compile programs for `NUM_PROGRAMS * COMPILATION_S`."""
 NUM_PROGRAMS = 3
 COMPILATION_S = 3.0
+HELD = "/held until there is "
+"""Begins the path of a model that loads once the file named behind it exists."""
 
 
 def expected_token(seed: int, position: int) -> int:
@@ -62,6 +65,9 @@ class FakeWorker(RankWorker):
         if self._config.model_path == "/dies" and self._rank == 1:
             os._exit(3)
         time.sleep({"/slow": 60.0, "/pauses": 3.0}.get(self._config.model_path, 0.0))
+        if self._config.model_path.startswith(HELD):
+            while not Path(self._config.model_path.removeprefix(HELD)).exists():
+                time.sleep(0.05)
         size = self._config.tensor_parallel_size
         self._join(setup.rendezvous)
         assert self._comm is not None
