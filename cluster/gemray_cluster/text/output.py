@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gemray_cluster.text.detokenizer import Detokenizer
+from gemray_cluster.text.heading import Heading
 from gemray_cluster.text.stops import StopMatcher
-from gemray_cluster.text.structure import CLOSES_THOUGHT, OPENS_THOUGHT, QUOTE, STRUCTURAL, TURNS, Structure
-from gemray_cluster.text.tool_calls import CallPiece
+from gemray_cluster.text.structure import (
+    CLOSES_THOUGHT,
+    HEADER,
+    OPENS_CALL,
+    OPENS_THOUGHT,
+    QUOTE,
+    STRUCTURAL,
+    TURNS,
+    Structure,
+)
+from gemray_cluster.text.tool_calls import PREFIX, CallPiece
 from gemray_workers.messages import SequenceDelta
 from gemray_workers.sampling.token_logprob import TokenLogprob
 
@@ -75,6 +85,10 @@ class OutputStream:
             show_match=rules.show_stop,
         )
         self._structure = Structure(open_thought=None if rules.show_special else open_thought)
+        self._heading = Heading(HEADER, begun=open_thought or "")
+        """The newest thought's or call's: no stop string is looked for there."""
+        if open_thought is None or rules.show_special:
+            self._heading.end()
         self._controls: deque[tuple[int, str]] = deque()
         """Control tokens that wait for the text before them, which a stop string may hold back; each with its length
         from the output's beginning."""
@@ -106,7 +120,7 @@ class OutputStream:
         if ending is None and delta.finish is not None:
             rest = self._detokenizer.flush()
             self._num_written += len(rest)
-            self._release(self._stops.flush() + rest)
+            self._release("".join((self._stops.flush(), *self._heading.write(rest), *self._heading.end())))
             if stop_token_at is not None and not self._show_special:
                 self._structure.control(self._detokenizer.control_of(delta.token_ids[-1]))  # it may end a call
             ending = self._engine_ending(delta)
@@ -126,6 +140,7 @@ class OutputStream:
 
     def _take(self, token_id: int) -> None:
         control = self._detokenizer.control_of(token_id)
+        was_thought = self._is_thought
         self._count_reasoning(control)
         if control and self._show_special:
             text, control = self._detokenizer.flush() + control, ""
@@ -136,7 +151,16 @@ class OutputStream:
         self._num_written += len(text)
         if control in STRUCTURAL:
             self._controls.append((self._num_written, control))
-        self._release(self._stops.push(text, control, ends_run=control in STRUCTURAL and control != QUOTE))
+        ends_run = control in STRUCTURAL and control != QUOTE
+        hidden, text = self._heading.write(text)
+        if ends_run:
+            more_hidden, more = self._heading.end()
+            hidden, text = hidden + more_hidden, text + more
+        if control == OPENS_CALL:
+            self._heading = Heading(PREFIX)
+        elif control == OPENS_THOUGHT and not was_thought:
+            self._heading = Heading(HEADER)
+        self._release(self._stops.push(text, control, ends_run=ends_run, hidden=hidden))
 
     def _count_reasoning(self, control: str) -> None:
         self._is_thought = (self._is_thought or control == OPENS_THOUGHT) and control not in TURNS

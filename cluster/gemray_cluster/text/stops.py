@@ -40,20 +40,22 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop string that ended the text."""
 
-    def push(self, piece: str, control: str = "", *, ends_run: bool = False) -> str:
+    def push(self, piece: str, control: str = "", *, ends_run: bool = False, hidden: str = "") -> str:
         """Add one token's text, or the spelling of a control token; returns what may be shown.
 
+        `hidden` stands before the text and is let out with it; only strings that spell control tokens are found there.
         A control token that ends a run of text lies between two texts that are shown apart: no string without control
         tokens reaches across it. Once `matched` is set the text has ended.
         """
         self._num_tokens += 1
         if not self._patterns:
-            return piece
+            return hidden + piece
         text = self._held
-        for char in piece:
+        for at, char in enumerate(hidden + piece):
             text += char
             self._is_shown.append(True)
-            if (shown := self._ended(text, [p for p in self._patterns if p.advance(char)])) is not None:
+            patterns = self._written_out if at < len(hidden) else self._patterns
+            if (shown := self._ended(text, [p for p in patterns if p.advance(char)])) is not None:
                 return shown
         for char in control if self._written_out else "":
             self._is_shown.append(False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gemray_cluster.text.heading import Heading
 from gemray_cluster.text.tool_calls import CallPiece, CallText
 
 OPENS_THOUGHT, CLOSES_THOUGHT = "<|channel>", "<channel|>"
@@ -48,12 +49,12 @@ class Structure:
         """`open_thought` is the beginning of a thought that the prompt leaves open."""
         self._parts = Parts()
         self._call: CallText | None = None
-        self._thought: _Thought | None = None
+        self._thought: Heading | None = None
         self.num_calls = 0
         """Calls so far, whole or not."""
         self.num_complete_calls = 0
         if open_thought is not None:
-            self._thought = _Thought()
+            self._thought = Heading(HEADER)
             self._thought.write(open_thought)
 
     def write(self, text: str) -> None:
@@ -75,17 +76,19 @@ class Structure:
             return
         if token in STRUCTURAL:
             self._end_call(is_closed=token == CLOSES_CALL)
+            if self._thought is not None:
+                self._parts.reasoning += self._thought.end()[1]  # no heading reaches across
         if token == OPENS_CALL:
             self._call = CallText(self.num_calls)
         elif token == OPENS_THOUGHT and self._thought is None:
-            self._thought = _Thought()
+            self._thought = Heading(HEADER)
         elif token == CLOSES_THOUGHT or token in TURNS:
-            self._end_thought()
+            self._thought = None
 
     def finish(self) -> None:
         """The output has ended: let out what was held back."""
         self._end_call(is_closed=False)
-        self._end_thought(is_cut=True)
+        self._thought = None  # what may become its heading is the beginning of one
 
     def take(self) -> Parts:
         """What was added since the last time."""
@@ -104,7 +107,7 @@ class Structure:
         if self._thought is None:
             self._parts.text += text
         else:
-            self._parts.reasoning += self._thought.write(text)
+            self._parts.reasoning += self._thought.write(text)[1]
 
     def _end_call(self, *, is_closed: bool) -> None:
         if self._call is None:
@@ -116,34 +119,6 @@ class Structure:
         no_call, piece = call.end()
         self._note(piece, was_complete=False)
         self._show(no_call)
-
-    def _end_thought(self, *, is_cut: bool = False) -> None:
-        thought, self._thought = self._thought, None
-        if thought is not None and not is_cut:
-            self._parts.reasoning += thought.end()
-
-
-class _Thought:
-    """Text of one thought, less its header."""
-
-    def __init__(self) -> None:
-        self._held: str | None = ""
-        """What may still become the header; None behind it."""
-
-    def write(self, text: str) -> str:
-        if self._held is None:
-            return text
-        self._held += text
-        if HEADER.startswith(self._held) and self._held != HEADER:
-            return ""
-        held, self._held = self._held, None
-        return held.removeprefix(HEADER)
-
-    def end(self) -> str:
-        """What was held back; the header's word alone is the header. Where an output is cut, what is held is its
-        beginning."""
-        held = self._held or ""
-        return "" if held == HEADER.strip() else held
 
 
 def open_thought_of(prompt_ids: Sequence[int], control_ids: Mapping[str, int]) -> int | None:

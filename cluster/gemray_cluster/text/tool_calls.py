@@ -10,8 +10,8 @@ from gemray_cluster.text.call_arguments import CallArguments
 MAX_NAME_CHARS = 256
 NAME = re.compile(r"[\w./:-]{1,256}")
 """Names of functions: letters, digits and _ . / : -"""
-_PREFIX = "call:"
-_MOST_HELD = len(_PREFIX) + MAX_NAME_CHARS + 64
+PREFIX = "call:"
+_MOST_HELD = len(PREFIX) + MAX_NAME_CHARS + 64
 """Characters without a brace after which what is written is no call."""
 
 
@@ -67,7 +67,7 @@ class CallText:
             return "", None
         name = _name_of(head)
         if not brace or name is None:
-            self._is_dropped = head.lstrip().startswith(_PREFIX)
+            self._is_dropped = head.lstrip().startswith(PREFIX)
             self._is_text, self._held = not self._is_dropped, ""
             return "" if self._is_dropped else head + brace + rest, None
         self._arguments, self._held = CallArguments(), ""
@@ -80,7 +80,7 @@ class CallText:
     def end(self) -> tuple[str, CallPiece | None]:
         """Take the token that ends a call: `call:NAME` without arguments is one, too."""
         held, self._held = self._held, ""
-        if not held.lstrip().startswith(_PREFIX):
+        if not held.lstrip().startswith(PREFIX):
             return held, None
         name = _name_of(held)
         if name is None:
@@ -97,5 +97,5 @@ class CallText:
 
 
 def _name_of(head: str) -> str | None:
-    name = head.strip().removeprefix(_PREFIX).strip()
+    name = head.strip().removeprefix(PREFIX).strip()
     return name if NAME.fullmatch(name) else None

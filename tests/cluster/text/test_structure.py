@@ -210,7 +210,7 @@ def test_a_call_that_ends_before_its_arguments_is_not_told(
     for stop_id in (None, RESPONSE):
         whole = run(tokenizer, ids, sizes, stop_id=stop_id, stops=[stop] if stop else [])
         assert (whole.text, whole.reasoning, whole.calls) == ("漢", "", [])
-    stops = [written[at:] for at in range(len(written))][-1 - cut % len(written) :][:1]
+    stops = [name[at:] for at in range(len(name))][-1 - cut % len(name) :][:1]
     whole = run(tokenizer, [*text, CALL, *call], sizes, stops=stops)
     assert (whole.text, whole.calls) == ("漢", [])
     assert whole.ending == Ending("stop_string", stop_string=stops[0])
@@ -253,6 +253,56 @@ def test_a_stop_string_does_not_reach_from_a_thought_into_the_answer(tokenizer: 
     whole = run(tokenizer, ids, stops=["ab"])
     assert (whole.reasoning, whole.text) == ("xa", "b ")
     assert whole.ending == Ending("stop_string", stop_string="ab")
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+@pytest.mark.parametrize("stop", ["\n", "thought", "ht\na", "t", "call", "ll:f", ":"])
+def test_a_stop_string_is_not_looked_for_in_what_is_hidden(tokenizer: ChatTokenizer, stop: str, size: int) -> None:
+    ids = [*thought_ids(tokenizer, "ab"), *byte_ids(tokenizer, b"hm "), *call_ids(tokenizer, "f", {})]
+    whole = run(tokenizer, ids, [size], stop_id=RESPONSE, stops=[stop])
+    assert (whole.reasoning, whole.text, whole.calls) == ("ab", "hm ", [Call("f", "{}", True)])
+    assert whole.ending == Ending("tool_call", stop_token_id=RESPONSE)
+
+
+@pytest.mark.parametrize("begun", ["", "tho", "thought\n"])
+def test_a_stop_string_is_not_looked_for_in_a_heading_that_the_prompt_begins(
+    tokenizer: ChatTokenizer, begun: str
+) -> None:
+    ids = byte_ids(tokenizer, "thought\na thought".removeprefix(begun).encode())
+    whole = run(tokenizer, ids, stops=["ought"], open_thought=begun)
+    assert (whole.reasoning, whole.ending) == ("a th", Ending("stop_string", stop_string="ought"))
+
+
+def test_a_stop_string_ends_what_is_no_heading(tokenizer: ChatTokenizer) -> None:
+    whole = run(tokenizer, [OPEN, *byte_ids(tokenizer, b"thxought"), CLOSE], stops=["ought"])
+    assert (whole.reasoning, whole.ending) == ("thx", Ending("stop_string", stop_string="ought"))
+    whole = run(tokenizer, [CALL, *byte_ids(tokenizer, b"cab"), END_CALL], stops=["b"])
+    assert whole.ending == Ending("stop_string", stop_string="b")
+
+
+def test_a_stop_string_that_spells_control_tokens_may_spell_the_heading(tokenizer: ChatTokenizer) -> None:
+    ids = [*byte_ids(tokenizer, b"ab"), *thought_ids(tokenizer, "cd")]
+    whole = run(tokenizer, ids, stops=["b<|channel>thought\nc"])
+    assert (whole.text, whole.reasoning) == ("a", "")
+
+
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        ("unit", "{"),
+        ("it:", '{"unit":'),
+        ("cel", '{"unit":"cel'),
+        ("elsius", '{"unit":"celsius'),
+        ("12", '{"unit":"celsius","days":'),
+    ],
+)
+def test_arguments_hold_a_stop_string_that_is_included_where_they_tell_it(
+    tokenizer: ChatTokenizer, stop: str, told: str
+) -> None:
+    """They are JSON: a key or a number is written when it is over, a string as it comes."""
+    ids = call_ids(tokenizer, "f", {"unit": "celsius", "days": 123})
+    whole = run(tokenizer, ids, stops=[stop], show_stop=True)
+    assert [(call.arguments, call.is_complete) for call in whole.calls] == [(told, False)]
 
 
 @pytest.mark.parametrize("stop", ["Par", "{ci", "ty:Pa"])
