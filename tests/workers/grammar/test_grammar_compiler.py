@@ -79,6 +79,7 @@ def test_a_faulty_schema_is_named_with_its_place(
         ("choice", f'["{"x" * 17_000}"]', "at most 16384"),
         ("lark", "start: nothing", "unknown name"),
         ("lark", "begin: /a/", "start"),
+        ("lark", 'start: ("a"|"b") start', "an end"),
         ("lark", "start: <[9999999]>", ""),
     ],
 )

@@ -16,6 +16,7 @@ from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.grammar.deep_stack import on_deep_stack
 from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Grammar, GrammarKind
+from gemray_workers.grammar.lark_rules import check_lark
 from gemray_workers.grammar.reasons import first_line
 from gemray_workers.grammar.schema_ends import check_ends
 from gemray_workers.grammar.schema_limits import MAX_PROPERTIES, check_sizes, check_values
@@ -148,6 +149,8 @@ def _source(grammar: Grammar) -> str:
             choices: list[str] = json.loads(grammar.text)
             return LLMatcher.grammar_from_regex("|".join(map(_literal, choices)))
         case "lark":
+            if grammar.asked_by is None:  # others are of the server's own making
+                check_lark(grammar.field, grammar.text)
             return LLMatcher.grammar_from_lark(grammar.text)
 
 

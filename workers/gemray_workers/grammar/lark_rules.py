@@ -1,0 +1,111 @@
+"""The rules of a Lark grammar, read as far as their depth and their ends need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from gemray_workers.errors import InvalidField, Summary
+
+MAX_RULE_DEPTH = 1024
+"""Rules and terminals one inside the other; one inside itself counts once."""
+_MAX_PASSES = 16
+"""Looks at all rules for those that end: an ordinary grammar takes two or three."""
+_TOKEN = re.compile(
+    r"""(?P<gap>(?://|\#)[^\n]*|[ \t\r]+)
+    |(?P<text>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[a-z]*|<[^<>\s]+>)
+    |(?P<name>[?!]*[A-Za-z_]\w*)
+    |(?P<mark>->|::|\.\.|\{\s*(?:0+\s*)?,|\{|~\s*0*(?=\.\.)|\d+|\n|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_HEAD = re.compile(r"^[ \t]*[?!]*([A-Za-z_]\w*)(?:\.-?\d+)?[ \t]*(?:\[[^\]\n]*\])?[ \t]*:(?!:)", re.MULTILINE)
+_NOT_READ = frozenset({"%", "::"})
+"""Marks of grammars inside a grammar, and of rules with parameters."""
+
+Bodies = Mapping[str, Sequence[str]]
+"""The tokens of each rule, by its name."""
+
+
+def check_lark(field: str, text: str) -> None:
+    """Raise InvalidField for rules that lie too deep, or a start that no finite text has.
+
+    The second is not told for grammars with `%` or with parameters.
+    """
+    bodies = _read(text)
+    order = _in_order(field, bodies)
+    if not any(not _NOT_READ.isdisjoint(body) for body in bodies.values()) and not _ends(bodies, order):
+        value = Summary("rules whose texts contain themselves without an end")
+        raise InvalidField(field, value, "a start with an end: an alternative or a `?` without itself")
+
+
+def _read(text: str) -> Bodies:
+    heads = list(_HEAD.finditer(text))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    return {head[1]: list(_tokens(text[head.end() : end])) for head, end in zip(heads, ends, strict=False)}
+
+
+def _tokens(body: str) -> Iterator[str]:
+    for found in _TOKEN.finditer(body):
+        if found.lastgroup == "name":
+            yield found[0].lstrip("?!")
+        elif found.lastgroup == "text":
+            yield '"'
+        elif found.lastgroup == "mark" and found[0] != "\n":
+            yield re.sub(r"\s", "", found[0])
+
+
+def _in_order(field: str, bodies: Bodies) -> list[str]:
+    """What start leads to, what a rule needs before it; raises InvalidField where that is too deep."""
+    heights: dict[str, int] = {}
+    seen = {"start"}
+    path = [("start", iter(bodies.get("start", ())))]
+    while path:
+        name, left = path[-1]
+        inner = next((token for token in left if token in bodies and token not in seen), None)
+        if inner is not None:
+            seen.add(inner)
+            path.append((inner, iter(bodies[inner])))
+            continue
+        path.pop()
+        heights[name] = 1 + max((heights.get(token, 0) for token in bodies.get(name, ())), default=0)
+        if heights[name] > MAX_RULE_DEPTH:
+            value = Summary(f"more than {MAX_RULE_DEPTH} rules one inside the other, at {name[:40]}")
+            raise InvalidField(field, value, f"at most {MAX_RULE_DEPTH}")
+    return list(heights)
+
+
+def _ends(bodies: Bodies, order: Sequence[str]) -> bool:
+    """Whether start has a finite text, as far as `_MAX_PASSES` tell."""
+    ending = {name for name in order if name.isupper()}  # terminals: llguidance refuses those inside themselves
+    for _ in range(_MAX_PASSES):
+        found = {name for name in order if name not in ending and _has_end(bodies.get(name, ()), bodies, ending)}
+        ending |= found
+        if "start" in ending or not found:
+            return "start" in ending
+    return True
+
+
+def _has_end(body: Sequence[str], bodies: Bodies, ending: set[str]) -> bool:
+    """Whether one alternative of a rule has only parts that end."""
+    groups: list[tuple[bool, bool, str]] = []
+    any_before, before, here = False, True, True
+    """Whether an earlier alternative ends; this one up to its last part; and with it."""
+    previous = ""
+    for token in body:
+        if token in ("(", "["):
+            groups.append((any_before, here, token))
+            any_before, before, here = False, True, True
+        elif token in (")", "]") and groups:
+            ended = any_before or here
+            any_before, before, opening = groups.pop()
+            here = before and (ended or opening == "[")
+        elif token == "|":
+            any_before, before, here = any_before or here, True, True
+        elif token in ("?", "*", "{,", "{0,", "~0"):
+            here = before
+        elif token in bodies and previous != "->":
+            before, here = here, here and token in ending
+        elif token == '"':
+            before = here
+        previous = token
+    return any_before or here
