@@ -20,6 +20,7 @@ from gemray_workers.grammar.lark_rules import check_lark
 from gemray_workers.grammar.reasons import first_line
 from gemray_workers.grammar.schema_ends import check_ends
 from gemray_workers.grammar.schema_limits import MAX_PROPERTIES, check_sizes, check_values
+from gemray_workers.grammar.schema_numbers import check_numbers, widen_all
 from gemray_workers.grammar.schema_tree import parts
 from gemray_workers.grammar.vocabulary import END_MARK
 
@@ -177,7 +178,9 @@ def _read_schema(grammar: Grammar) -> dict[str, Any]:
     check_sizes(grammar.field, schema)
     check_ends(grammar.field, schema)
     _refuse_counted_names(grammar, schema)
-    return schema
+    check_numbers(grammar.field, schema)
+    widened: dict[str, Any] = widen_all(schema)
+    return widened
 
 
 def _refuse_counted_names(grammar: Grammar, schema: dict[str, Any], pointer: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from gemray_cluster.text.call_schema.located import Conjunction
 from gemray_cluster.text.call_schema.shape import Arrays, Counts, Numbers, Objects, Shape, Strings, key_of, kind_of
 from gemray_cluster.text.call_schema.texts import Texts, terminal_of
+from gemray_workers.grammar.schema_numbers import is_multiple
 
 _MAX_DEPTH = 4
 """Properties inside each other that are looked at to tell two shapes apart."""
@@ -111,7 +112,7 @@ class Fitting:
 
 def _fits_number(value: float, numbers: Numbers) -> bool:
     narrowed = numbers.meet(Numbers(least=value, most=value))
-    return not narrowed.is_empty and all(value % step == 0 for step in numbers.steps)
+    return not narrowed.is_empty and all(is_multiple(value, step) for step in numbers.steps)
 
 
 def _holds(counts: Counts, length: int) -> bool:

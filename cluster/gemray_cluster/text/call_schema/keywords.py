@@ -23,6 +23,7 @@ from gemray_cluster.text.call_schema.shape import (
 )
 from gemray_cluster.text.call_schema.texts import Texts
 from gemray_workers.errors import InvalidField
+from gemray_workers.grammar.schema_numbers import BOUNDS, MOST_EXACT, widen_bounds
 
 HELD = (
     "type, enum, const, nullable, properties, required, additionalProperties, patternProperties, propertyNames, "
@@ -92,10 +93,20 @@ class KeywordReader:
         least, above = _bound(schema, "minimum", "exclusiveMinimum")
         most, below = _bound(schema, "maximum", "exclusiveMaximum")
         step = schema.get("multipleOf")
+        self._refuse_inexact(located)
         numbers = Numbers(least, above, most, below, () if step is None else (step,))
         if not all(self._are_held(located, kind, numbers) for kind in ("integer", "number")):
             numbers = Numbers()
         return numbers if bits is None else numbers.meet(Numbers(least=bits[0], most=bits[1]))
+
+    def _refuse_inexact(self, located: Located) -> None:
+        """Refuse bounds that doubles round, but for those that no integer of 18 digits comes to."""
+        for keyword in BOUNDS:
+            bound = located.schema.get(keyword)
+            if bound is not None and MOST_EXACT < abs(bound) < _MOST_INTEGER:
+                self._faults.unheld(
+                    located.place_of(keyword), bound, f"a number from {-MOST_EXACT} to {MOST_EXACT}, or an enum"
+                )
 
     def _are_held(self, located: Located, kind: str, numbers: Numbers) -> bool:
         """Whether numbers of a kind can be held, if a schema has them; raises InvalidField."""
@@ -187,7 +198,8 @@ class KeywordReader:
         )
 
 
-_MOST_DIGITS = 10**18 - 1
+_MOST_INTEGER = 10**18 - 128
+"""The largest double of 18 digits: bounds go through doubles."""
 
 
 def number_rule(kind: str, numbers: Numbers) -> str:
@@ -195,11 +207,13 @@ def number_rule(kind: str, numbers: Numbers) -> str:
     schema: dict[str, Any] = {"type": kind}
     least, most = numbers.least, numbers.most
     if kind == "integer":
-        least = -_MOST_DIGITS if least is None else max(least, -_MOST_DIGITS)
-        most = _MOST_DIGITS if most is None else min(most, _MOST_DIGITS)
+        least = -_MOST_INTEGER if least is None else max(least, -_MOST_INTEGER)
+        most = _MOST_INTEGER if most is None else min(most, _MOST_INTEGER)
     bounds = {"minimum": least, "exclusiveMinimum": numbers.above, "maximum": most, "exclusiveMaximum": numbers.below}
     schema |= {keyword: bound for keyword, bound in bounds.items() if bound is not None}
-    if numbers.steps:
+    if len(numbers.steps) == 1:
+        schema = widen_bounds({**schema, "multipleOf": numbers.steps[0]})
+    elif numbers.steps:
         schema["allOf"] = [{"multipleOf": step} for step in numbers.steps]
     return f"%json {json.dumps(schema)}"
 
