@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -118,7 +118,7 @@ class RayLauncher:
         """Remove the placement group. Idempotent."""
         group, self._group = self._group, None
         if group is not None and _is_there(self._ray):
-            await release(group)
+            await _unless_left(release(group))
 
     def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
         assert self._group is not None
@@ -150,7 +150,7 @@ class RayRank(Rank):
     @override
     async def kill(self) -> None:
         if _is_there(self._ray):
-            await in_own_thread(ray.kill, self.actor)
+            await _unless_left(in_own_thread(ray.kill, self.actor))
         elif self._ray is not None:
             await in_own_thread(self._ray.kill)
 
@@ -158,6 +158,15 @@ class RayRank(Rank):
 def _is_there(own_ray: OwnProcesses | None) -> bool:
     """Whether Ray answers calls about what ran on it; a cluster's always may."""
     return own_ray is None or own_ray.dead() is None
+
+
+async def _unless_left(ending: Awaitable[None]) -> None:
+    """End something, unless this process has left Ray meanwhile, with which all that it started there has ended."""
+    try:
+        await ending
+    except Exception:  # Ray's errors have no common base
+        if ray.is_initialized():
+            raise
 
 
 async def _result(ref: ray.ObjectRef[T]) -> T:
