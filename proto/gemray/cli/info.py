@@ -204,7 +204,7 @@ def _replicas(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) 
         engine = replica.engine
         table.add_row(
             str(replica.index),
-            f"{state}: {replica.failure}" if replica.failure else state,
+            f"{state}: {replica.failure.splitlines()[0]}" if replica.failure else state,
             f"{replica.active} ({engine.num_running} running, {engine.num_waiting} waiting)",
             f"{replica.rebuilds} times",
             ", ".join(dict.fromkeys(f"{rank.host} {rank.device}" for rank in ranks.get(replica.index, ()))),
