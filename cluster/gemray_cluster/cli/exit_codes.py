@@ -6,17 +6,20 @@ from collections.abc import Mapping
 
 from gemray.cli import exit_codes as of_clients
 from gemray.cli.exit_codes import FAILED
-from gemray_cluster.server.errors import AddressUnavailable
+from gemray_cluster.server.errors import AddressUnavailable, RequestsCut
 from gemray_workers.errors import CapacityError, CheckpointError, GemrayError, InvalidField
 
+CUT = 5
+"""Requests had not finished within a drain's deadline."""
 _CODES: Mapping[type[Exception], int] = {
     InvalidField: of_clients.WRONG,
     CheckpointError: of_clients.WRONG,
     CapacityError: 3,
     AddressUnavailable: 4,
+    RequestsCut: CUT,
     GemrayError: FAILED,
 }
-"""2: what was asked for is wrong. 3: not enough resources. 4: the address is taken."""
+"""2: what was asked for is wrong. 3: not enough resources. 4: the address is taken. 5: a drain cut requests."""
 
 
 def exit_code_of(error: Exception) -> int | None:

@@ -7,7 +7,9 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 
-from gemray_cluster.cli.exit_codes import exit_code_of
+from gemray.cli.exit_codes import FAILED
+from gemray_cluster.cli.drain_socket import DrainSocket, Order, Outcome
+from gemray_cluster.cli.exit_codes import CUT, exit_code_of
 from gemray_cluster.cli.progress import stage_lines, start_progress
 from gemray_cluster.cli.server_log import exit_with, printed_lines, set_up_logging
 from gemray_cluster.gang.client import GangState, GangUnavailable
@@ -42,23 +44,33 @@ async def _run(
     serving_task = asyncio.current_task()
     assert serving_task is not None
     told_to_end = asyncio.Event()
+    signalled = asyncio.Event()
     ready = asyncio.Event()
 
-    def end() -> None:
-        """The first signal drains; before the gang is ready, and the second time, it ends at once."""
-        if told_to_end.is_set() or not ready.is_set():
+    def end(*, at_once: bool) -> None:
+        """Drain, or before the gang is ready, end at once. The same order again changes nothing."""
+        if at_once or not (ready.is_set() or told_to_end.is_set()):
             serving_task.cancel()
         told_to_end.set()
+
+    def take_signal() -> None:
+        """The first signal drains, also one that follows `gemray drain`; the second ends at once."""
+        end(at_once=signalled.is_set())
+        signalled.set()
+
+    drains = DrainSocket(lambda order: end(at_once=order is Order.END_NOW))
 
     def say_listening(server: GenerationServer) -> None:
         tell(f"listening on {server.listens_on}; starting the gang")
 
     def listen_to_signals() -> None:
         for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, end)
+            asyncio.get_running_loop().add_signal_handler(number, take_signal)
 
     listen_to_signals()
+    outcome = Outcome(0, "ended")
     try:
+        await drains.open()
         async with AsyncExitStack() as stack:
             with progress_of_start as show:
 
@@ -74,8 +86,15 @@ async def _run(
             await _until_told_or_failed(running, told_to_end)
             tell(f"draining {running.server.limiter.active} requests")
     except asyncio.CancelledError:
-        tell("ended without waiting" if ready.is_set() else "ended before the gang was ready")
+        how = "ended without waiting" if ready.is_set() else "ended before the gang was ready"
+        outcome = Outcome(CUT, f"{how}: live requests were cut") if ready.is_set() else Outcome(0, how)
+        tell(how)
         raise KeyboardInterrupt from None
+    except Exception as error:
+        outcome = Outcome(exit_code_of(error) or FAILED, str(error))
+        raise
+    finally:
+        drains.close(outcome)
 
 
 async def _until_told_or_failed(running: Serving, told_to_end: asyncio.Event) -> None:

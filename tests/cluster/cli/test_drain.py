@@ -14,23 +14,48 @@ from support.waiting import HANG_S
 
 GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 SERVER = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: {on_signal})
-print("up", flush=True)
-while True:
-    signal.pause()
+import asyncio, os, sys
+from gemray_cluster.cli.drain_socket import DrainSocket, Outcome
+
+async def serve():
+    told = asyncio.Queue()
+    drains = DrainSocket(told.put_nowait)
+    await drains.open()
+    print("up", flush=True)
+    asyncio.get_running_loop().add_reader(0, told.put_nowait, "end")
+    while (order := await told.get()) != "end":
+        print(order, flush=True)
+    asyncio.get_running_loop().remove_reader(0)
+    said = sys.stdin.readline().strip()
+    if said == "vanish":
+        os._exit(9)
+    drains.close(Outcome(int(said), "so it ended"))
+    return int(said)
+
+sys.exit(asyncio.run(serve()))
 """
+"""It says which orders come, and ends as a line of its stdin says."""
 
 
 class Server:
-    """A script called gemray, run as ``gemray serve``."""
+    """A process that takes orders as ``gemray serve`` does."""
 
-    def __init__(self, directory: Path, on_signal: str) -> None:
-        script = directory / "gemray"
-        script.write_text(SERVER.format(on_signal=on_signal))
-        self.process = subprocess.Popen([sys.executable, str(script), "serve"], stdout=subprocess.PIPE)
+    def __init__(self, directory: Path) -> None:
+        script = directory / "embedding.py"
+        script.write_text(SERVER)
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.said() == "up"
+
+    def said(self) -> str:
+        """Its next line."""
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"up\n"
+        return self.process.stdout.readline().strip()
+
+    def end(self, how: str) -> None:
+        """End as told."""
+        self.process.communicate(how + "\n", timeout=HANG_S)
 
 
 def drain(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,30 +63,46 @@ def drain(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def servers() -> Iterator[list[Server]]:
-    started: list[Server] = []
+def server(tmp_path: Path) -> Iterator[Server]:
+    started = Server(tmp_path)
     yield started
-    for server in started:
-        server.process.kill()
-        server.process.wait()
+    started.process.kill()
+    started.process.communicate()
 
 
-def test_it_waits_until_the_server_has_ended(tmp_path: Path, servers: list[Server]) -> None:
-    servers.append(Server(tmp_path, "sys.exit(7)"))
-    pid = servers[0].process.pid
+@pytest.mark.parametrize(
+    ("how", "code", "account"),
+    [
+        ("0", 0, "so it ended"),
+        ("5", 5, "error: so it ended"),
+        ("1", 1, "error: process {pid} has ended: so it ended"),
+        ("vanish", 1, "error: process {pid} has ended without telling how: it may have cut requests"),
+    ],
+)
+def test_it_tells_how_the_server_has_ended(server: Server, how: str, code: int, account: str) -> None:
+    pid = server.process.pid
     # This test is the server's parent: who does not collect a dead child keeps it in the table of processes.
     drained = subprocess.Popen([*GEMRAY, "drain", "--pid", str(pid)], stderr=subprocess.PIPE, text=True)
-    assert servers[0].process.wait(HANG_S) == 7, "told by SIGTERM"
+    assert server.said() == "drain"
+    server.end(how)
     _, said = drained.communicate(timeout=HANG_S)
-    assert (drained.returncode, said) == (0, f"draining: waiting for process {pid}\nended\n")
+    assert said == f"draining: waiting for process {pid}\n{account.format(pid=pid)}\n"
+    assert drained.returncode == code
 
 
-def test_a_server_that_does_not_end_is_an_error(tmp_path: Path, servers: list[Server]) -> None:
-    servers.append(Server(tmp_path, "None"))
-    result = drain("--pid", str(servers[0].process.pid), "--deadline-s", "0.1")
+def test_a_server_that_does_not_end_is_an_error(server: Server) -> None:
+    result = drain("--pid", str(server.process.pid), "--deadline-s", "2")
     assert result.returncode == 1
-    assert result.stderr.endswith("has not ended within 0.1 s\n")
-    assert servers[0].process.poll() is None
+    assert result.stderr.endswith("has not ended within 2 s\n")
+    assert server.process.poll() is None
+
+
+def test_each_order_reaches_the_server(server: Server) -> None:
+    pid = str(server.process.pid)
+    for more, order in (((), "drain"), ((), "drain"), (("--now",), "end-now")):
+        assert drain("--pid", pid, "--deadline-s", "0", *more).returncode == 0
+        assert server.said() == order
+    assert server.process.poll() is None
 
 
 def test_another_process_is_left_alone() -> None:
@@ -71,7 +112,7 @@ def test_another_process_is_left_alone() -> None:
         assert other.stdin is not None
         other.stdin.write(b"\n")
     assert result.returncode == 2
-    assert "a gemray serve of this user" in result.stderr
+    assert "must be the process of a gemray serve that this user runs here" in result.stderr
     assert other.returncode == 0
 
 

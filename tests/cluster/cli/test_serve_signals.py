@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gemray.client import AsyncClient, Retry
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.serve_process import GEMRAY, PATIENCE, START_S, line_with, ray_of, served, starting
+from support.cluster.serve_process import GEMRAY, PATIENCE, START_S, line_with, ranks_of, ray_of, served, starting
 from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -187,16 +188,62 @@ async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(
         assert await asyncio.wait_for(process.wait(), HANG_S) == 130
 
 
+async def draining(pid: int, *more: str) -> asyncio.subprocess.Process:
+    """A `gemray drain` that has begun."""
+    return await asyncio.create_subprocess_exec(
+        *GEMRAY, "drain", "--pid", str(pid), *more, stderr=asyncio.subprocess.PIPE
+    )
+
+
+@contextmanager
+def held(process: asyncio.subprocess.Process) -> Iterator[None]:
+    """Streams that do not end in the block, as the ranks stand still."""
+    ranks = ranks_of(process)
+    for rank in ranks:
+        rank.suspend()
+    try:
+        yield
+    finally:
+        for rank in ranks:
+            rank.resume()
+
+
+async def test_draining_again_loses_no_stream(tmp_path: Path) -> None:
+    """Nor does the first SIGTERM that follows, as Kubernetes sends it after a preStop."""
+    async with served(write_servable_checkpoint(tmp_path / "model")) as (process, channel):
+        readers = [Reader(channel, seed, num_tokens=1000) for seed in range(2)]
+        await asyncio.gather(*(reader.began.wait() for reader in readers))
+        with held(process):
+            first = await draining(process.pid)
+            await asyncio.wait_for(line_with(process, "draining 2 requests"), HANG_S)
+            for _ in range(2):
+                again = await draining(process.pid, "--deadline-s", "0")
+                _, said = await asyncio.wait_for(again.communicate(), HANG_S)
+                assert (again.returncode, said) == (0, b"")
+            process.terminate()
+        await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), HANG_S)
+        assert [len(reader.ids) for reader in readers] == [1000, 1000]
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+        _, said = await asyncio.wait_for(first.communicate(), HANG_S)
+        assert (first.returncode, said.decode().splitlines()[-1]) == (0, "ended")
+
+
 async def test_a_drain_that_takes_too_long_says_whom_it_cut(tmp_path: Path) -> None:
     model = write_servable_checkpoint(tmp_path / "model")
     async with served(model, "--drain-deadline-s", "0") as (process, channel):
         readers = [Reader(channel, seed, num_tokens=1000) for seed in range(2)]
         await asyncio.gather(*(reader.began.wait() for reader in readers))
-        process.terminate()
+        with held(process):
+            drain = await draining(process.pid)
+            cut = await asyncio.wait_for(
+                asyncio.gather(*(reader.task for reader in readers), return_exceptions=True), HANG_S
+            )
         line = await asyncio.wait_for(line_with(process, "error: "), HANG_S)
         assert line == "error: 2 requests were cut: they had not finished within drain_deadline_s = 0\n"
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 1
-        cut = await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 5
+        _, said = await asyncio.wait_for(drain.communicate(), HANG_S)
+        assert said.decode().endswith(line)
+        assert drain.returncode == 5
         assert all(isinstance(error, grpc.aio.AioRpcError) for error in cut)
 
 

@@ -113,5 +113,6 @@ def test_systemd_drains_the_server_before_it_kills() -> None:
     unit = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     settings = ServeSettings.load(serve_flags_in(unit["ExecStart"]), {})
     assert unit["KillMode"] == "mixed", "Ray must outlive the drain"
+    assert unit["RestartPreventExitStatus"].split() == ["2", "5", "130"], "an end that was asked for is one"
     assert float(unit["TimeoutStopSec"]) > settings.server_config().drain_deadline_s + 30
     assert settings.server_config().host == "127.0.0.1"
