@@ -236,6 +236,11 @@ def test_what_a_schema_says_of_a_value_is_held(compiler: GrammarCompiler, tokeni
         ({"type": "object", "properties": {"a": FLAG}, "additionalProperties": True}, {"b": 1}, {"a": 1}),
         ({"type": "object", "properties": {"a": FLAG, "b": FLAG}, "minProperties": 1}, {"b": True}, {}),
         ({"type": "string", "enum": ["ab", "c"], "minLength": 2}, "ab", "c"),
+        ({"enum": [9007199254740993]}, 9007199254740993, 9007199254740992),
+        ({"type": "integer", "minimum": 5}, 10**18 - 128, 10**18),
+        ({"type": "integer", "maximum": 2**63 - 1}, 10**18 - 128, 10**18),
+        ({"type": "number", "multipleOf": 0.1, "minimum": 0.3, "maximum": 0.3}, 0.3, 0.2),
+        ({"enum": [0.3, 0.35], "multipleOf": 0.1}, 0.3, 0.35),
     ]
     for schema, right, wrong in cases:
         grammar = grammar_of(tokenizer, function("f", of({"x": schema})))
@@ -293,6 +298,7 @@ UNHELD: list[tuple[Schema, str, str]] = [
         "differ",
     ),
     ({"type": "object", "minProperties": 3}, ".minProperties", "at most 1"),
+    ({"minimum": 2**53 + 1, "maximum": 2**53 + 1}, ".minimum", "9007199254740992, or an enum"),
     ({"type": "number", "minimum": 1e299}, ".minimum", "a number that can be held"),
 ]  # fmt: skip
 

@@ -93,20 +93,20 @@ class KeywordReader:
         least, above = _bound(schema, "minimum", "exclusiveMinimum")
         most, below = _bound(schema, "maximum", "exclusiveMaximum")
         step = schema.get("multipleOf")
-        self._refuse_inexact(located)
         numbers = Numbers(least, above, most, below, () if step is None else (step,))
-        if not all(self._are_held(located, kind, numbers) for kind in ("integer", "number")):
+        if not self._are_exact(located) or not all(
+            self._are_held(located, kind, numbers) for kind in ("integer", "number")
+        ):
             numbers = Numbers()
         return numbers if bits is None else numbers.meet(Numbers(least=bits[0], most=bits[1]))
 
-    def _refuse_inexact(self, located: Located) -> None:
-        """Refuse bounds that doubles round, but for those that no integer of 18 digits comes to."""
-        for keyword in BOUNDS:
-            bound = located.schema.get(keyword)
-            if bound is not None and MOST_EXACT < abs(bound) < _MOST_INTEGER:
-                self._faults.unheld(
-                    located.place_of(keyword), bound, f"a number from {-MOST_EXACT} to {MOST_EXACT}, or an enum"
-                )
+    def _are_exact(self, located: Located) -> bool:
+        """Whether doubles hold all bounds, but for those that no integer of 18 digits comes to; raises InvalidField."""
+        inexact = [key for key in BOUNDS if MOST_EXACT < abs(located.schema.get(key) or 0) < _MOST_INTEGER]
+        for key in inexact:
+            allowed = f"a number from {-MOST_EXACT} to {MOST_EXACT}, or an enum"
+            self._faults.unheld(located.place_of(key), located.schema[key], allowed)
+        return not inexact
 
     def _are_held(self, located: Located, kind: str, numbers: Numbers) -> bool:
         """Whether numbers of a kind can be held, if a schema has them; raises InvalidField."""
