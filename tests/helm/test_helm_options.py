@@ -37,23 +37,56 @@ def _env(pod: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("values", "driver", "worker"),
     [
-        ({}, 0, 0),
-        ({"gang": {"replicas": 3}}, 2, 2),
+        ({}, 1, 0),
+        ({"gang": {"replicas": 3}}, 1, 2),
         ({"gang": {"replicas": 2, "tensorParallelSize": 16, "multiHost": True}}, 1, 3),
-        ({"gang": {"replicas": 3}, "podDisruptionBudget": {"maxUnavailable": 0}}, 3, 3),
+        ({"gang": {"replicas": 3}, "podDisruptionBudget": {"maxUnavailable": 0}}, 0, 3),
         (DEPLOYMENTS["dedicated-drafter-apart"], 1, 3),
         (DEPLOYMENTS["hpa"], 1, 1),
         (DEPLOYMENTS["router"], 1, 3),
-        (DEPLOYMENTS["router-that-scales"], 0, 0),
+        (DEPLOYMENTS["router-that-scales"], 1, 0),
     ],
 )
 def test_budgets_let_a_node_drain(values: dict[str, Any], driver: int, worker: int) -> None:
-    """Integers: for pods whose owner has no scale, the eviction API knows nothing else and refuses every eviction."""
+    """Drivers may leave one by one, however many there are.
+
+    For workers, whose owner has no scale, the eviction API takes an integer minAvailable and nothing else.
+    """
     manifests = render(values)
-    for kind, count in (("driver", driver), ("worker", worker)):
-        spec = pick(manifests, "PodDisruptionBudget", f"-{kind}")["spec"]
-        assert spec["minAvailable"] == count
-        assert "maxUnavailable" not in spec
+    budgets = [pick(manifests, "PodDisruptionBudget", f"-{kind}")["spec"] for kind in ("driver", "worker")]
+    for budget in budgets:
+        del budget["selector"]
+    assert budgets == [{"maxUnavailable": driver}, {"minAvailable": worker}]
+
+
+def test_ends_within_the_grace_period_are_taken() -> None:
+    values = {"server": {"extraArgs": ["--drain-notice-s=45", "--stop-deadline-s", "55"]}}
+    assert _driver(render(values))["containers"][0]["args"][-3:] == values["server"]["extraArgs"]
+
+
+@pytest.mark.parametrize("address", ["redis:6379", "rediss://redis.databases.svc:6380", "[fd00::1]:6379", "10.0.0.7:1"])
+def test_addresses_of_redis_are_taken(address: str) -> None:
+    options = pick(render({"ray": {"gcsFaultTolerance": {"enabled": True, "redisAddress": address}}}), "RayCluster")[
+        "spec"
+    ]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == address
+
+
+def test_an_ingress_takes_what_the_server_takes() -> None:
+    """nginx refuses bodies above 1 MB unless it is told otherwise; the operator's own word counts more."""
+    size = "nginx.ingress.kubernetes.io/proxy-body-size"
+    for own, expected in (({}, "16m"), ({size: "64m"}, "64m")):
+        values = {"ingress": {"enabled": True, "host": "gemray.example", "annotations": own}}
+        assert pick(render(values), "Ingress")["metadata"]["annotations"][size] == expected
+
+
+@pytest.mark.parametrize(
+    ("service", "tls", "protocol"),
+    [("", False, "kubernetes.io/h2c"), ("", True, "https"), ("HTTP2", True, "HTTP2"), ("grpc", False, "grpc")],
+)
+def test_gateways_are_told_how_to_speak(service: str, tls: bool, protocol: str) -> None:
+    values = {**(DEPLOYMENTS["tls"] if tls else {}), "service": {"appProtocol": service}}
+    assert pick(render(values), "Service")["spec"]["ports"][0]["appProtocol"] == protocol
 
 
 def test_a_load_is_no_failure_as_long_as_its_probe_waits() -> None:

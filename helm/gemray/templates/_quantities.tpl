@@ -60,4 +60,12 @@
 {{- fail (printf "ray.objectStoreMemory %v is more than shm.%s %v, which it is a part of" $v.ray.objectStoreMemory $part $shm) -}}
 {{- end -}}
 {{- end -}}
+{{- $memory := $v.worker.resources.limits.memory -}}
+{{- if and (eq $v.gang.device "cpu") (ne (toString $memory) "") (not (has (toString $v.server.kvMemory) (list "" "auto"))) -}}
+{{- $ranks := min (int $v.gang.tensorParallelSize) (int $v.gang.maxGpusPerPod) -}}
+{{- $each := toString $v.server.kvMemory | replace " " "" | trimSuffix "B" | replace "K" "k" | replace "ki" "Ki" -}}
+{{- if gt (mulf $ranks (include "gemray.amount" $each | float64)) (include "gemray.amount" $memory | float64) -}}
+{{- fail (printf "server.kvMemory %v for each of the %d rank(s) in a pod is more than worker.resources.limits.memory %v, where the KV pages of CPUs lie" $v.server.kvMemory $ranks $memory) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

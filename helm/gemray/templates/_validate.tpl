@@ -35,6 +35,10 @@
 {{- if and .enabled (not .redisAddress) -}}
 {{- fail "ray.gcsFaultTolerance.redisAddress must be HOST:PORT of a Redis that outlives the head" -}}
 {{- end -}}
+{{- $port := regexFind "[0-9]+$" .redisAddress | int -}}
+{{- if and .redisAddress (or (not (regexMatch "^(rediss?://)?([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$" .redisAddress)) (lt $port 1) (gt $port 65535)) -}}
+{{- fail (printf "ray.gcsFaultTolerance.redisAddress %q is not HOST:PORT, such as redis.databases.svc:6379" .redisAddress) -}}
+{{- end -}}
 {{- if and .enabled $v.ray.existingCluster -}}
 {{- fail "ray.gcsFaultTolerance is a property of ray.existingCluster itself: set it there" -}}
 {{- end -}}
@@ -81,6 +85,9 @@
 {{- fail "drafter.repository must say where to download the drafter from" -}}
 {{- end -}}
 {{- end -}}
+{{- if and (not $v.drafter.path) (has $v.drafter.method (list "mtp" "dflash")) -}}
+{{- fail (printf "drafter.method %s needs drafter.path: there is no drafter to use it; without one set auto or none" $v.drafter.method) -}}
+{{- end -}}
 {{- if eq $v.drafter.placement "dedicated" -}}
 {{- if not $v.drafter.path -}}
 {{- fail "drafter.placement dedicated needs drafter.path: there is no drafter to give a GPU to" -}}
@@ -122,6 +129,17 @@
 {{- if or (hasPrefix "NCCL_" $name) (not (regexMatch "^[A-Z0-9_]+$" $name)) -}}
 {{- fail (printf "network.nccl.%s must be the name of a variable of NCCL without its prefix NCCL_, such as IB_HCA" $name) -}}
 {{- end -}}
+{{- end -}}
+{{- with $v.network.rdma.resource -}}
+{{- if eq $v.gang.device "cpu" -}}
+{{- fail (printf "network.rdma.resource %s does not fit gang.device cpu: RDMA connects GPUs, through NCCL" .) -}}
+{{- end -}}
+{{- if or (has . (list $v.gang.gpuResource "nvidia.com/gpu")) (not (contains "/" .)) -}}
+{{- fail (printf "network.rdma.resource %s is no RDMA device: name what the RDMA device plugin offers, such as rdma/hca_shared_devices_a" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (has $v.service.appProtocol (list "https" "HTTPS" "grpcs" "tls")) (not $v.tls.secretName) -}}
+{{- fail (printf "service.appProtocol %s needs tls.secretName: without it the drivers speak plain HTTP/2" $v.service.appProtocol) -}}
 {{- end -}}
 {{- if and $v.worker.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.nodeCIDRs) -}}
 {{- fail "worker.hostNetwork needs networkPolicy.nodeCIDRs, the addresses of the nodes, such as [10.0.0.0/16]: from these such workers call the head and the drivers, whom networkPolicy closes to everyone else" -}}

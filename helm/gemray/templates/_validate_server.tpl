@@ -74,6 +74,7 @@
 {{- $_ := set $own "--drafter" "drafter.path" -}}
 {{- end -}}
 {{- include "gemray.refuseFlags" (dict "values" "server.extraArgs" "given" $v.server.extraArgs "own" $own) -}}
+{{- include "gemray.validateDeadlines" . -}}
 {{- $gateway := dict
   "--address" "service.port"
   "--host" "the Service"
@@ -87,6 +88,25 @@
   "--tls-cert-file" "tls.clientAuth"
   "--tls-key-file" "tls.clientAuth" -}}
 {{- include "gemray.refuseFlags" (dict "values" "openai.extraArgs" "given" $v.openai.extraArgs "own" $gateway) -}}
+{{- end -}}
+
+{{/* Flags that say how a driver ends, which the kubelet cuts short at the end of the grace period. */}}
+{{- define "gemray.validateDeadlines" -}}
+{{- $server := .Values.server -}}
+{{- $grace := sub (int $server.terminationGracePeriodSeconds) (int $server.preStopSeconds) -}}
+{{- $most := dict "--drain-notice-s" (sub $grace 10) "--stop-deadline-s" $grace -}}
+{{- $flag := "" -}}
+{{- range $server.extraArgs -}}
+{{- /* --flag=value, or the value in the word after it. */}}
+{{- $value := ternary . (regexReplaceAll "^[^=]*=?" . "") (ne $flag "") -}}
+{{- $flag = default (splitList "=" . | first) $flag -}}
+{{- if and (hasKey $most $flag) (regexMatch "^[0-9]+([.][0-9]*)?$" $value) -}}
+{{- if gt (float64 $value) (float64 (get $most $flag)) -}}
+{{- fail (printf "server.extraArgs has %s %s, but server.terminationGracePeriodSeconds %v leaves at most %v for it" $flag $value $server.terminationGracePeriodSeconds (get $most $flag)) -}}
+{{- end -}}
+{{- end -}}
+{{- $flag = ternary $flag "" (and (hasKey $most $flag) (not $value)) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Call with (dict "values" NAME "given" LIST "own" (dict FLAG VALUE)). */}}

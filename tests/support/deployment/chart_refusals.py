@@ -64,6 +64,34 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "object-store-in-words": ({"ray": {"objectStoreMemory": "a lot"}}, "is not an amount of bytes"),
     "budget-in-percent": ({"podDisruptionBudget": {"maxUnavailable": "50%"}}, "maxUnavailable"),
     "redis-from-nowhere": ({"ray": {"gcsFaultTolerance": {"enabled": True}}}, "redisAddress must be HOST:PORT"),
+    **{
+        f"redis-at-{address!r}": (
+            {"ray": {"gcsFaultTolerance": {"enabled": True, "redisAddress": address}}},
+            "is not HOST:PORT",
+        )
+        for address in ("r", "a b", "r:abc", "r:0", "r:70000", ":6379")
+    },
+    "rdma-that-is-a-gpu": ({"network": {"rdma": {"resource": "nvidia.com/gpu"}}}, "nvidia.com/gpu is no RDMA device"),
+    "rdma-for-cpus": (
+        {"gang": {"device": "cpu"}, "network": {"rdma": {"resource": "rdma/hca_shared_devices_a"}}},
+        "does not fit gang.device cpu",
+    ),
+    "kv-memory-above-the-memory": (
+        {"gang": {"device": "cpu", "tensorParallelSize": 2}, "server": {"kvMemory": "40 GiB"}},
+        "server.kvMemory 40 GiB for each of the 2 rank(s) in a pod is more than worker.resources.limits.memory 64Gi",
+    ),
+    "a-notice-beyond-the-grace": (
+        {"server": {"extraArgs": ["--drain-notice-s=46"]}},
+        "has --drain-notice-s 46, but server.terminationGracePeriodSeconds 60 leaves at most 45 for it",
+    ),
+    "an-end-beyond-the-grace": (
+        {"server": {"extraArgs": ["--page-size=16", "--stop-deadline-s", "55.5"]}},
+        "has --stop-deadline-s 55.5, but server.terminationGracePeriodSeconds 60 leaves at most 55 for it",
+    ),
+    "mtp-without-a-drafter": ({"drafter": {"method": "mtp"}}, "drafter.method mtp needs drafter.path"),
+    "dflash-without-a-drafter": ({"drafter": {"method": "dflash"}}, "drafter.method dflash needs drafter.path"),
+    "a-protocol-of-no-name": ({"service": {"appProtocol": "h3"}}, "appProtocol"),
+    "a-tls-protocol-without-tls": ({"service": {"appProtocol": "https"}}, "appProtocol https needs tls.secretName"),
     "route-without-a-gateway": ({"gateway": {"enabled": True}}, "gateway.parentRefs must name"),
     "ingress-without-a-host": ({"ingress": {"enabled": True}}, "ingress.host must be"),
     "fewer-at-most-than-at-least": ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "more than autoscaling.max"),
