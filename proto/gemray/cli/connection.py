@@ -61,7 +61,7 @@ class Connection:
 
         if self.patience is None:
             return Retry(first_s=0)
-        return Retry(first_s=self.patience, resume_s=self.patience)
+        return Retry(first_s=self.patience, resume_s=self.patience, starting_s=self.patience)
 
 
 def quiet_grpc() -> None:

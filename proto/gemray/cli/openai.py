@@ -78,7 +78,9 @@ def openai(
     server.credentials()  # here, where what is wrong with the files is one sentence
     settings = GatewaySettings(
         server=server,
-        retry=Retry(first_s=FIRST_S) if patience is None else Retry(first_s=patience, resume_s=patience),
+        retry=Retry(first_s=FIRST_S)
+        if patience is None
+        else Retry(first_s=patience, resume_s=patience, starting_s=patience),
         timeout_s=timeout,
         max_bytes=max_message_mib * MIB,
     )

@@ -32,9 +32,12 @@ class Retry:
     delay_s: float = 0.2
     """Before the second try; it doubles with each."""
     max_delay_s: float = 5.0
+    starting_s: float = 600.0
+    """As resume_s, where that is shorter, while a server answers and asks to be tried again: it is starting or rebuilt.
+    Nothing where resume_s is 0."""
 
     def __post_init__(self) -> None:
-        for name in ("first_s", "resume_s", "delay_s", "max_delay_s"):
+        for name in ("first_s", "resume_s", "starting_s", "delay_s", "max_delay_s"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise InvalidOption(f"retry.{name}", value, "seconds, 0 or more")
@@ -52,11 +55,14 @@ class Attempts:
     has_begun: bool = False
     _began: float = field(default_factory=time.monotonic)
     _newest: float = field(default_factory=time.monotonic)
+    _heard: float = field(default_factory=time.monotonic)
+    """When the server last was there: it sent a part of the answer, or asked to be tried again."""
     _failures: int = 0
 
     def progress(self) -> None:
         """Note that the server has sent something: patience begins anew."""
-        self.has_begun, self._newest, self._failures = True, time.monotonic(), 0
+        self.has_begun, self._failures = True, 0
+        self._newest = self._heard = time.monotonic()
 
     @property
     def timeout(self) -> float | None:
@@ -70,12 +76,21 @@ class Attempts:
         longest = min(self.retry.max_delay_s, self.retry.delay_s * 2.0**self._failures)
         delay = max(longest * random.uniform(0.5, 1.0), error.retry_after_s or 0.0)
         self._failures += 1
-        patience = self.retry.resume_s if self.has_begun else self.retry.first_s
         now = time.monotonic()
+        if error.retry_after_s is not None:
+            self._heard = now
         too_late = self.deadline_s is not None and now + delay >= self._began + self.deadline_s
-        if too_late or now + delay > self._newest + patience:
+        if too_late or now + delay > self._patient_until():
             raise _server_ended(error) if isinstance(error, Cancelled) else error
         return delay
+
+    def _patient_until(self) -> float:
+        if not self.has_begun:
+            return self._newest + self.retry.first_s
+        if not self.retry.resume_s:
+            return self._newest
+        longest = max(self.retry.resume_s, self.retry.starting_s)
+        return min(self._heard + self.retry.resume_s, self._newest + longest)
 
 
 class Continuation:
