@@ -29,6 +29,8 @@ def compiler(tokenizer: ChatTokenizer) -> GrammarCompiler:
         ('{"const": -18446744073709551615}', "#/const", "an integer"),
         ('{"items": {"enum": ["a", {"b": [9007199254740993]}]}}', "#/items/enum/1/b/0", "an integer"),
         ('{"type": "integer", "minimum": 9007199254740993}', "#/minimum", "an integer"),
+        ('{"type": "integer", "maximum": -9223372036854775808}', "#/maximum", "an integer"),
+        ('{"const": {"maximum": 9007199254740993}}', "#/const/maximum", "an integer"),
         ('{"const": 1e400}', "#/const", "a finite number"),
         ('{"const": {"a/b": [NaN]}}', "#/const/a~1b/0", "a finite number"),
         ('{"enum": [1, -Infinity]}', "#/enum/1", "a finite number"),
@@ -45,6 +47,9 @@ def test_numbers_that_cannot_be_held(compiler: GrammarCompiler, schema: str, pla
     ("schema", "text", "is_taken"),
     [
         ('{"const": 9007199254740992}', "9007199254740992", True),
+        ('{"type": "integer", "minimum": -9223372036854775808, "maximum": 9223372036854775807}', "-17", True),
+        ('{"type": "integer", "minimum": 0, "maximum": 9223372036854775807}', "9007199254740992", True),
+        ('{"type": "integer", "minimum": 0, "maximum": 9223372036854775807}', "9007199254740993", False),
         ('{"type": "number", "multipleOf": 0.1, "minimum": 0.3, "maximum": 0.3}', "0.3", True),
         ('{"type": "number", "multipleOf": 0.1, "minimum": 0.3, "maximum": 0.3}', "0.2", False),
         ('{"type": "number", "multipleOf": 0.1, "minimum": 0.3, "maximum": 0.3}', "0.4", False),

@@ -11,26 +11,46 @@ from gemray_workers.errors import InvalidField, Summary
 
 MOST_EXACT = 1 << 53
 """Up to here doubles hold every integer."""
-BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-_HELD = frozenset({"const", "enum", "multipleOf", *BOUNDS})
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+BOUNDS = (*LOWER, *UPPER)
+_VALUES = frozenset({"const", "enum", "multipleOf"})
 
 
 def check_numbers(field: str, schema: dict[str, Any]) -> None:
     """Raise InvalidField for an integer that a schema holds answers to and doubles don't, and for what is no number."""
-    waiting: list[tuple[str, Any, bool]] = [("", schema, False)]
+    waiting: list[tuple[str, Any, str | None]] = [("", schema, None)]
     while waiting:
-        pointer, value, is_held = waiting.pop()
+        pointer, value, held_by = waiting.pop()
         if isinstance(value, dict):
             waiting += [
-                (f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}", inner, is_held or name in _HELD)
+                (f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}", inner, _holder(name, held_by))
                 for name, inner in value.items()
             ]
         elif isinstance(value, list):
-            waiting += [(f"{pointer}/{index}", inner, is_held) for index, inner in enumerate(value)]
+            waiting += [(f"{pointer}/{index}", inner, held_by) for index, inner in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):
             raise InvalidField(f"{field}#{pointer}", Summary(str(value)), "a finite number within a double's range")
-        elif is_held and isinstance(value, int) and abs(value) > MOST_EXACT:
+        elif (
+            held_by is not None
+            and isinstance(value, int)
+            and abs(value) > MOST_EXACT
+            # Bounds behind all integers that doubles hold, such as those of 64-bit types, are drawn in.
+            and held_by not in (LOWER if value < 0 else UPPER)
+        ):
             raise InvalidField(f"{field}#{pointer}", value, f"an integer from {-MOST_EXACT} to {MOST_EXACT}")
+
+
+def _holder(name: str, held_by: str | None) -> str | None:
+    """The keyword that holds answers to what lies under `name`; what is in a constant is part of it."""
+    if held_by in _VALUES:
+        return held_by
+    return name if name in _VALUES or name in BOUNDS else held_by
+
+
+def draw_in(schema: dict[str, Any]) -> dict[str, Any]:
+    """Bounds behind all integers that doubles hold, drawn in to the last of them."""
+    far = {key: schema[key] for key in BOUNDS if type(schema.get(key)) is int and abs(schema[key]) > MOST_EXACT}
+    return schema | {key: MOST_EXACT if value > 0 else -MOST_EXACT for key, value in far.items()}
 
 
 def widen_bounds(schema: dict[str, Any]) -> dict[str, Any]:
@@ -69,12 +89,13 @@ def widen_bounds(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def widen_all(schema: Any) -> Any:
-    """A JSON value with the bounds of each schema in it widened; constants and enums stay as they are."""
+    """A JSON value with the bounds of each schema in it drawn in and widened; constants and enums stay as they are."""
     if isinstance(schema, list):
         return [widen_all(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
-    return widen_bounds({key: inner if key in ("const", "enum") else widen_all(inner) for key, inner in schema.items()})
+    inside = {key: inner if key in ("const", "enum") else widen_all(inner) for key, inner in schema.items()}
+    return widen_bounds(draw_in(inside))
 
 
 def is_multiple(value: float, step: float) -> bool:
