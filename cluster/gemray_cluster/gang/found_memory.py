@@ -49,11 +49,11 @@ def _found_by(info: GangInfo) -> KVMemory | None:
     return KVMemory(budgets["target"], budgets.get("drafter", budgets["target"]))
 
 
-def tell_memory(info: GangInfo) -> None:
-    """Log a line for each rank: where its device's memory is."""
+def tell_memory(info: GangInfo, gang: str) -> None:
+    """Log a line for each rank of the gang of that name: where its device's memory is."""
     for rank in info.ranks:
         if rank.memory is not None:
-            logger.info("%s", memory_line(rank, rank.memory))
+            logger.info("%s: %s", gang, memory_line(rank, rank.memory))
 
 
 def memory_line(rank: RankInfo, memory: MemoryInfo) -> str:

@@ -57,6 +57,8 @@ class Gang:
 
     def __init__(self, launcher: Launcher, config: ClusterConfig, engine: EngineConfig) -> None:
         """Start nothing yet."""
+        self.name = "the gang"
+        """What log lines call it: one of several is a replica."""
         self._launcher = launcher
         self._config = config
         self._engine = engine
@@ -175,8 +177,8 @@ class Gang:
         self._watchers.append(asyncio.create_task(self._watch_launcher()))
         self._state = GangState.SERVING
         laps.end("first step")
-        logger.info("the gang started in %s", laps)
-        tell_memory(self._info)
+        logger.info("%s started in %s", self.name, laps)
+        tell_memory(self._info, self.name)
         progress(StartProgress("ready", len(self._ranks), len(self._ranks)))
 
     # --- serve -------------------------------------------------------------------------------------------------

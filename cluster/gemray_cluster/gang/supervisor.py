@@ -26,7 +26,10 @@ PERIOD_S = 300.0
 
 
 class SupervisedGang(GangClient, Protocol):
-    """A gang as the supervisor uses it: launched once, and waited for until it ends."""
+    """A gang as the supervisor uses it: named, launched once, and waited for until it ends."""
+
+    name: str
+    """What log lines call it."""
 
     async def launch(self, progress: ProgressListener = no_listener) -> None:
         """Start, once; raises GemrayError."""
@@ -224,6 +227,7 @@ class Supervisor:
     async def _launch(self, progress: ProgressListener) -> None:
         assert self._make is not None
         self._gang = self._make()
+        self._gang.name = self._name
         self._counted = counts_of_gone(self.stats), self._gang
         await self._gang.launch(progress)
         self._info = self._gang.info

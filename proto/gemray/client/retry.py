@@ -28,7 +28,7 @@ class Retry:
     first_s: float = 60.0
     """Seconds to try for the first answer, within a call's deadline: a server may be starting. 0 tries once."""
     resume_s: float = 120.0
-    """Seconds to try for the rest of an answer that has begun, counted from its newest message."""
+    """Seconds to try for the rest of an answer that has begun, counted from when the server last was there."""
     delay_s: float = 0.2
     """Before the second try; it doubles with each."""
     max_delay_s: float = 5.0

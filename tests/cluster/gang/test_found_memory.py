@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from typing_extensions import override
 
 from gemray_cluster.gang.client import GangState, GangUnavailable, NoLongerFits
-from gemray_cluster.gang.found_memory import FoundMemory, memory_line
+from gemray_cluster.gang.found_memory import FoundMemory, memory_line, tell_memory
 from gemray_cluster.gang.replay import Replays
 from gemray_workers.config import EngineConfig, KVMemory
 from gemray_workers.messages import GangInfo, MemoryInfo, SequenceDelta, Submit
@@ -60,6 +61,12 @@ def test_a_rank_tells_where_its_memory_is() -> None:
         "memory of rank 0 (cpu on host), 80.00 GiB in all: weights 30.00; drafter 1.00; KV pages (sliding 0.00, full "
         "0.00) 35.00; graphs 1.00; work space 2.00; elsewhere 3.00; headroom 8.00"
     )
+
+
+def test_the_log_says_whose_rank_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        tell_memory(info(35 * GIB), "replica 1")
+    assert caplog.messages[0].startswith("replica 1: memory of rank 0 (cpu on host), ")
 
 
 class DyingGang(FakeGang):

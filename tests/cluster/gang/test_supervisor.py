@@ -225,6 +225,14 @@ async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
     await supervisor.stop()
 
 
+async def test_a_gang_bears_the_name_of_its_replica() -> None:
+    supervisor, gang = Supervisor(max_rebuilds=0, name="replica 1"), DyingGang()
+    await supervisor.start(lambda: gang)
+    assert gang.name == "replica 1"
+    gang.ended.set()
+    await supervisor.stop()
+
+
 class DyingGang(FakeGang):
     """Serves at once, fails when told, and takes its time to end."""
 

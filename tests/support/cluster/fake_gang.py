@@ -125,6 +125,7 @@ class FakeGang:
     gang_info: GangInfo = field(default_factory=gang_info)
     state: GangState = GangState.SERVING
     failure: str | None = None
+    name: str = "the gang"
     seconds_since_heartbeat: float = 0.0
     num_rebuilds: int = 0
     submitted: list[Submit] = field(default_factory=list)
