@@ -100,6 +100,8 @@ async def test_it_is_started_again(
     async def start(config: ClusterConfig) -> None:
         started.append(config)
         told.is_alive = True
+        another = SimpleNamespace(process=SimpleNamespace(pid=-1, poll=lambda: None))
+        monkeypatch.setattr(ray._private.worker, "_global_node", SimpleNamespace(all_processes={"raylet": [another]}))
 
     monkeypatch.setattr(session, "_start", start)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
