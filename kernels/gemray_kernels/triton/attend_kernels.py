@@ -45,6 +45,20 @@ def _first_key(position, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
     return first
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def find_rows(block, query_start_Z, num_seqs, BLOCK_S: tl.constexpr, BLOCK_ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whose rows a block of a grid over all rows has: sequence, its first row among all, the block's first row in it.
+
+    Sequence s has the blocks from ``start[s] // BLOCK_ROWS + s`` on: as many as it needs, or one more.
+    """
+    s_S = tl.arange(0, BLOCK_S)
+    start_S = tl.load(query_start_Z + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
+    begins_before = (start_S // BLOCK_ROWS + s_S <= block) & (s_S < num_seqs)
+    sequence = tl.sum(begins_before.to(tl.int32)) - 1
+    start = tl.load(query_start_Z + sequence).to(tl.int32)
+    return sequence, start, (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
+
+
 @triton.jit(do_not_specialize=["num_seqs", "blocks_per_seq"])  # type: ignore[untyped-decorator]
 def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     q_TND,
@@ -93,13 +107,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     if SEARCH:
-        # Sequence s has the blocks from start[s] // BLOCK_ROWS + s on: as many as it needs, or one more.
-        s_S = tl.arange(0, BLOCK_S)
-        start_S = tl.load(query_start_Z + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
-        begins_before = (start_S // BLOCK_ROWS + s_S <= block) & (s_S < num_seqs)
-        sequence = tl.sum(begins_before.to(tl.int32)) - 1
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        first_row = (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
+        sequence, start, first_row = find_rows(block, query_start_Z, num_seqs, BLOCK_S, BLOCK_ROWS)
     else:
         sequence = block // blocks_per_seq
         start = tl.load(query_start_Z + sequence).to(tl.int32)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemray_kernels.triton.attend_kernels import find_rows
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 
@@ -56,13 +57,7 @@ def attend_long_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     # The last blocks of a chunk see the most keys, so they begin first and the short ones fill the end.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    # Sequence s has the blocks from start[s] // BLOCK_ROWS + s on: as many as it needs, or one more.
-    s_S = tl.arange(0, BLOCK_S)
-    start_S = tl.load(query_start_Z + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
-    begins_before = (start_S // BLOCK_ROWS + s_S <= block) & (s_S < num_seqs)
-    sequence = tl.sum(begins_before.to(tl.int32)) - 1
-    start = tl.load(query_start_Z + sequence).to(tl.int32)
-    first_row = (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
+    sequence, start, first_row = find_rows(block, query_start_Z, num_seqs, BLOCK_S, BLOCK_ROWS)
     num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     kv_len = tl.load(kv_len_S + sequence).to(tl.int32)
     if first_row >= num_rows or num_rows <= FEW_ROWS:

@@ -26,7 +26,7 @@ from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.experts import pairs_of_experts, weighted_sum
 from gemray_kernels.triton.few_rows_experts import pairs_like
-from gemray_kernels.triton.packed_linear import CODES, add_unit, load_tile
+from gemray_kernels.triton.packed_linear import CODES, add_unit, load_planes, load_tile
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def packed_expert_linear(
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_rows"])  # type: ignore[untyped-decorator]
-def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
+def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     x_XI,
     words_EBOC,
     scale_EBO,
@@ -242,23 +242,7 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
         scales = words  # a name, where there are none
         if SCALING > 0:
             scales = load_tile(scale_at + unit * all_out, in_out, not EVEN_O)
-        if EVEN_I:
-            x0 = tl.load(x_at + first, mask=is_pair, other=0.0)
-            x1 = tl.load(x_at + first + WORDS, mask=is_pair, other=0.0)
-            x2 = x0
-            x3 = x0
-            if PLANES == 4:
-                x2 = tl.load(x_at + first + 2 * WORDS, mask=is_pair, other=0.0)
-                x3 = tl.load(x_at + first + 3 * WORDS, mask=is_pair, other=0.0)
-        else:
-            left = num_in - first - c_x
-            x0 = tl.load(x_at + first, mask=is_pair & (left > 0), other=0.0)
-            x1 = tl.load(x_at + first + WORDS, mask=is_pair & (left > WORDS), other=0.0)
-            x2 = x0
-            x3 = x0
-            if PLANES == 4:
-                x2 = tl.load(x_at + first + 2 * WORDS, mask=is_pair & (left > 2 * WORDS), other=0.0)
-                x3 = tl.load(x_at + first + 3 * WORDS, mask=is_pair & (left > 3 * WORDS), other=0.0)
+        x0, x1, x2, x3 = load_planes(x_at + first, num_in - first - c_x, is_pair, PLANES, WORDS, EVEN_I)
         acc = add_unit(acc, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
         if GATED:
             words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)

@@ -193,6 +193,31 @@ def load_tile(at, mask, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
     return tile
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def load_planes(x_at, left, is_row, PLANES: tl.constexpr, WORDS: tl.constexpr, EVEN_I: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A unit's inputs, a tile for each plane; the last two are names where there are two planes.
+
+    `left`: inputs from each column on, which ends behind the last one where EVEN_I does not say that units are whole.
+    """
+    if EVEN_I:
+        x0 = tl.load(x_at, mask=is_row, other=0.0)
+        x1 = tl.load(x_at + WORDS, mask=is_row, other=0.0)
+        x2 = x0
+        x3 = x0
+        if PLANES == 4:
+            x2 = tl.load(x_at + 2 * WORDS, mask=is_row, other=0.0)
+            x3 = tl.load(x_at + 3 * WORDS, mask=is_row, other=0.0)
+    else:
+        x0 = tl.load(x_at, mask=is_row & (left > 0), other=0.0)
+        x1 = tl.load(x_at + WORDS, mask=is_row & (left > WORDS), other=0.0)
+        x2 = x0
+        x3 = x0
+        if PLANES == 4:
+            x2 = tl.load(x_at + 2 * WORDS, mask=is_row & (left > 2 * WORDS), other=0.0)
+            x3 = tl.load(x_at + 3 * WORDS, mask=is_row & (left > 3 * WORDS), other=0.0)
+    return x0, x1, x2, x3
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     x_TI,
@@ -268,23 +293,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
             scales = words  # a name, where there are none
             if SCALING > 0:
                 scales = load_tile(scale_at + unit * scale_stride, in_out, not EVEN_O)
-            if EVEN_I:
-                x0 = tl.load(x_at + first, mask=is_row, other=0.0)
-                x1 = tl.load(x_at + first + WORDS, mask=is_row, other=0.0)
-                x2 = x0
-                x3 = x0
-                if PLANES == 4:
-                    x2 = tl.load(x_at + first + 2 * WORDS, mask=is_row, other=0.0)
-                    x3 = tl.load(x_at + first + 3 * WORDS, mask=is_row, other=0.0)
-            else:
-                left = num_in - first - c_x
-                x0 = tl.load(x_at + first, mask=is_row & (left > 0), other=0.0)
-                x1 = tl.load(x_at + first + WORDS, mask=is_row & (left > WORDS), other=0.0)
-                x2 = x0
-                x3 = x0
-                if PLANES == 4:
-                    x2 = tl.load(x_at + first + 2 * WORDS, mask=is_row & (left > 2 * WORDS), other=0.0)
-                    x3 = tl.load(x_at + first + 3 * WORDS, mask=is_row & (left > 3 * WORDS), other=0.0)
+            x0, x1, x2, x3 = load_planes(x_at + first, num_in - first - c_x, is_row, PLANES, WORDS, EVEN_I)
             acc = add_unit(acc, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
             if GATE > 0:
                 words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)
