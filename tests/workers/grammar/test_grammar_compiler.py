@@ -70,6 +70,8 @@ def test_a_faulty_schema_is_named_with_its_place(
         ("json_schema", '{"items":' * (MAX_DEPTH + 1) + "{}" + "}" * (MAX_DEPTH + 1), f"at most {MAX_DEPTH} deep"),
         ("json_schema", "[" * 200_000, f"at most {MAX_DEPTH} deep"),
         ("json_schema", " " * (MAX_GRAMMAR_BYTES + 1), f"at most {MAX_GRAMMAR_BYTES}"),
+        ("json_schema", '{"type": {"a": 1}}', "type must be a string"),
+        ("json_schema", '{"type": [["string"]]}', "type must be a string"),
         ("regex", "(a", "unclosed group"),
         ("regex", "(?<=a)b", "look-behind"),
         ("regex", "", "some text"),

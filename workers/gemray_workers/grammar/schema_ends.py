@@ -9,7 +9,7 @@ from typing import Any
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.grammar.schema_tree import Schema, links, target_of
 
-_SCALARS = {"string", "number", "integer", "boolean", "null"}
+_SCALARS = ("string", "number", "integer", "boolean", "null")
 
 
 def check_ends(field: str, root: Schema) -> None:
@@ -61,13 +61,14 @@ def _ends(root: Schema, schema: Schema, ending: set[int]) -> bool:
             return False
     if "const" in schema or "enum" in schema:
         return True
-    kinds = schema.get("type")
-    if kinds is None or _SCALARS.intersection(kinds if isinstance(kinds, list) else [kinds]):
+    stated = schema.get("type")
+    kinds = stated if isinstance(stated, list) else [stated]
+    # Compared and not looked up: what stands in a faulty schema need not have a hash.
+    if stated is None or any(kind in _SCALARS for kind in kinds):
         return True
-    kinds = kinds if isinstance(kinds, list) else [kinds]
     has_object = "object" in kinds and all(map(end, _members(schema)))
     has_array = "array" in kinds and all(map(end, _items(schema)))
-    return has_object or has_array or not {"object", "array"}.intersection(kinds)
+    return has_object or has_array or not ("object" in kinds or "array" in kinds)
 
 
 def _listed(schema: Schema, keyword: str) -> list[Any]:
