@@ -137,7 +137,8 @@ class GraphedCycle:
 
 
 def _output_bytes(shape: CycleShape, like: _Captured) -> int:
-    """Most bytes of a bucket's output, told from one of another shape: a logits row a choice, a hidden state a row."""
+    """Most bytes of a bucket's output, told from one of another shape: a logits row a choice, and a
+    hidden state a row, as if all rows went on to the end."""
     hidden_UH, logits_RV = like.output.hidden_UH, like.output.logits_RV
     num_bytes = hidden_UH[:1].nbytes * shape.num_rows
     return num_bytes + (0 if logits_RV is None else logits_RV[:1].nbytes * shape.num_choosing * (1 + shape.max_drafts))
