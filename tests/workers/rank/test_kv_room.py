@@ -13,7 +13,6 @@ from gemray_workers.config import KVMemory
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.kv_room import (
-    GIB,
     LEAST_HEADROOM,
     SEGMENT,
     USEFUL_LEN,
@@ -23,6 +22,7 @@ from gemray_workers.rank.kv_room import (
     host_room,
     settle,
 )
+from gemray_workers.rank.memory import GIB
 from support.checkpoints.tiny import tiny_checkpoint
 from support.engine.engine_runner import engine_config
 

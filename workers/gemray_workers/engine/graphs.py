@@ -61,6 +61,11 @@ class GraphedCycle:
                 progress(i + 1, len(self._keys))
 
     @property
+    def num_buckets(self) -> int:
+        """Buckets, each with each of its features."""
+        return len(self._keys)
+
+    @property
     def num_kinds(self) -> int:
         """Different features among the buckets."""
         return len({features for _, features in self._keys})

@@ -5,8 +5,9 @@ Every rank makes the same blueprint from the same settings, so ranks agree witho
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -203,6 +204,11 @@ class Blueprint:
             prefix_cache=self.config.prefix_cache,
         )
 
+    @property
+    def widest(self) -> SchedulerConfig:
+        """The limits that tables are made for: while KV memory is yet to be found, as wide as they may become."""
+        return self.scheduler if self.kv is not None else replace(self.scheduler, max_model_len=self.requested_len)
+
     def _identity(self, path: str) -> CheckpointIdentity:
         return CheckpointIdentity.of_directory(path, has_weights=not self.config.random_weights)
 
@@ -210,6 +216,11 @@ class Blueprint:
 def device_name(device: torch.device) -> str:
     """The card's name, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def place_of(rank: int, device: torch.device) -> str:
+    """Where a rank computes, for errors."""
+    return f"rank {rank} ({device_name(device)} on {socket.gethostname()})"
 
 
 def _requested_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -220,7 +231,6 @@ def _requested_len(config: EngineConfig, model: ModelConfig) -> int:
             requested_len,
             f"2 to {model.max_position_embeddings}, the max_position_embeddings of the model's config",
         )
-
     return requested_len
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 
 import torch
 
@@ -25,11 +24,11 @@ from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
-from gemray_workers.rank.blueprint import Blueprint, device_name
+from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
-from gemray_workers.rank.kv_room import KVRoom, host_room
-from gemray_workers.rank.memory import free_bytes, memory_info, total_bytes
-from gemray_workers.rank.rehearsal import PresentBytes, rehearse, told_as_capacity
+from gemray_workers.rank.kv_room import KVRoom
+from gemray_workers.rank.memory import memory_info
+from gemray_workers.rank.rehearsal import PresentBytes, find_room, told_as_capacity
 
 
 class DrafterRank:
@@ -75,24 +74,17 @@ class DrafterRank:
 
     def kv_room(self, ranks_here: int) -> KVRoom:
         """As `EngineRank.kv_room`: the target's largest step is followed."""
-        weights, drafter = self._table_bytes, self._drafter.weight_bytes
-        if self._card is None:
-            return host_room(
-                total=total_bytes(self._device),
-                free=free_bytes(self._device),
-                weights=weights,
-                drafter=drafter,
-                ranks_here=ranks_here,
-            )
-        doing = "while it tried out its largest step: lower max_num_seqs, max_step_tokens or prefill_chunk"
-        with told_as_capacity(self._place, doing):
-            room = rehearse(
-                self._card,
-                PresentBytes(weights, drafter, self._pools.num_bytes, self._pools.num_tensors),
-                utilization=self._config.gpu_memory_utilization,
-                run=lambda: self.engine().run(),
-                graphs=lambda: None,
-            )
+        room = find_room(
+            self._card,
+            self._device,
+            PresentBytes(self._table_bytes, self._drafter.weight_bytes, self._pools.num_bytes, self._pools.num_tensors),
+            place=self._place,
+            remedy="lower max_num_seqs, max_step_tokens or prefill_chunk",
+            utilization=self._config.gpu_memory_utilization,
+            ranks_here=ranks_here,
+            run=lambda: self.engine().run(),
+            graphs=lambda: None,
+        )
         self._work_bytes = room.work
         return room
 
@@ -107,12 +99,12 @@ class DrafterRank:
 
     def engine(self, *, drafter: Drafter | None = None) -> DrafterEngine:
         """An engine with no requests, following rank 0; `drafter` stands in for this rank's own (tests)."""
-        plan, scheduler = self._blueprint.drafter, self._blueprint.scheduler
-        if self._blueprint.kv is None:  # as the target's ranks do
-            scheduler = replace(scheduler, max_model_len=self._blueprint.requested_len)
+        plan = self._blueprint.drafter
         return DrafterEngine(
             drafter=drafter or self._drafter,
-            slots=build_slots(scheduler, plan.kv_specs, self._shard, self._config.torch_dtype, self._device),
+            slots=build_slots(
+                self._blueprint.widest, plan.kv_specs, self._shard, self._config.torch_dtype, self._device
+            ),
             planner=FollowPlanner(self._gang),
             link=self._gang,
             num_target_ranks=self._config.tensor_parallel_size,
@@ -158,7 +150,7 @@ class DrafterRank:
 
     @property
     def _place(self) -> str:
-        return f"rank {self._gang.rank} ({device_name(self._device)} on {socket.gethostname()})"
+        return place_of(self._gang.rank, self._device)
 
     def _load_tables(self, progress: ProgressFn | None) -> tuple[VocabParallelEmbedding, VocabParallelTable]:
         model = self._blueprint.model

@@ -23,10 +23,10 @@ from gemray_workers.config import EngineConfig, KVMemory
 from gemray_workers.errors import CapacityError
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.memory import gib
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
 SEGMENT = 2 << 20
 """An allocation on a card is rounded up to a multiple of it."""
 LEAST_HEADROOM = 32
@@ -129,7 +129,7 @@ def find_kv_memory(rank: PoolOwner, gang: Communicator, config: EngineConfig, *,
     mine = rank.kv_room(ranks_here)
     logger.info(
         "room for %s of KV pages: of %s that the rank can have weights take %s, drafters %s, work space %s, graphs %s",
-        *map(_gib, (mine.num_bytes, mine.free, mine.weights, mine.drafter, mine.work, mine.graphs)),
+        *map(gib, (mine.num_bytes, mine.free, mine.weights, mine.drafter, mine.work, mine.graphs)),
     )
     rooms = exchange(mine, gang)
     kv = settle(rooms, config.tensor_parallel_size, config.most_kv_memory)
@@ -142,7 +142,7 @@ def _tell(config: EngineConfig, kv: KVMemory) -> None:
     if most is not None and (kv.target < most.target or kv.drafter < most.drafter):
         logger.warning(
             "KV memory is %s a rank, the gang before had %s: requests of its longest lengths may not fit any more",
-            _gib(kv.target), _gib(most.target),
+            gib(kv.target), gib(most.target),
         )  # fmt: skip
 
 
@@ -185,9 +185,9 @@ def draw(config: EngineConfig, kv: KVMemory, rooms: Sequence[KVRoom]) -> Bluepri
     room = rooms[rank]
     beside = room.free - room.held - room.num_bytes
     raise CapacityError(
-        f"rank {rank} has no memory for KV pages: of {_gib(room.total)} it can have {_gib(room.free)}, of which "
-        f"weights take {_gib(room.weights)}, drafters {_gib(room.drafter)}, the work space of the largest step "
-        f"{_gib(room.work)} and graphs {_gib(room.graphs)}, and {_gib(beside)} are to stay free; "
+        f"rank {rank} has no memory for KV pages: of {gib(room.total)} it can have {gib(room.free)}, of which "
+        f"weights take {gib(room.weights)}, drafters {gib(room.drafter)}, the work space of the largest step "
+        f"{gib(room.work)} and graphs {gib(room.graphs)}, and {gib(beside)} are to stay free; "
         f"{_remedy(config, room)}"
     )
 
@@ -224,7 +224,3 @@ def _remedy(config: EngineConfig, room: KVRoom) -> str:
     if room.free - room.held > room.total // LEAST_HEADROOM:
         return "raise gpu_memory_utilization, raise tp, or take a smaller model"
     return "give other processes on the card less, raise tp, or take a smaller model"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"

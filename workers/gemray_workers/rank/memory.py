@@ -93,8 +93,8 @@ def require_room(
         if time.monotonic() + _POLL_S > until:
             each = "" if ranks_there == 1 else f" for {ranks_there} ranks"
             raise CapacityError(
-                f"{place} has {_gib(free)} of memory free, {_gib(wanted)} are wanted{each}: weights "
-                f"{_gib(needs.weights + needs.drafter)}, KV pages {_gib(needs.kv)}, work space {_gib(needs.work)} a "
+                f"{place} has {gib(free)} of memory free, {gib(wanted)} are wanted{each}: weights "
+                f"{gib(needs.weights + needs.drafter)}, KV pages {gib(needs.kv)}, work space {gib(needs.work)} a "
                 f"rank; {_remedy(needs, free // ranks_there, states_kv)}"
             )
         time.sleep(_POLL_S)
@@ -156,11 +156,12 @@ def _remedy(needs: MemoryNeeds, free: int, states_kv: bool) -> str:
     if left > 0 and not states_kv:
         return "lower max_num_seqs, max_step_tokens or prefill_chunk, or raise tp"
     if left > 0:
-        return f"lower kv_memory to {_gib(left)} at most"
+        return f"lower kv_memory to {gib(left)} at most"
     return "the model alone does not fit: raise tp, or take a smaller one"
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
+    """A size as people read it."""
     return f"{num_bytes / GIB:.2f} GiB"
 
 

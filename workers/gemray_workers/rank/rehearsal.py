@@ -18,7 +18,8 @@ import torch
 
 from gemray_workers.errors import CapacityError
 from gemray_workers.rank.card_memory import CardMemory
-from gemray_workers.rank.kv_room import KVRoom, card_room
+from gemray_workers.rank.kv_room import KVRoom, card_room, host_room
+from gemray_workers.rank.memory import free_bytes, total_bytes
 
 
 class Graphs(Protocol):
@@ -56,6 +57,46 @@ class PresentBytes:
     drafter: int
     pools: int
     num_pool_tensors: int
+
+
+def find_room(
+    card: CardMemory | None,
+    device: torch.device,
+    present: PresentBytes,
+    *,
+    place: str,
+    remedy: str,
+    utilization: float,
+    ranks_here: int,
+    run: Callable[[], None],
+    graphs: Callable[[], GraphsToCapture | None],
+) -> KVRoom:
+    """What a rank can give to KV pages: on a card found by rehearsing, else its share of what is free on the host.
+
+    Args:
+        card: the rank's; None on a CPU.
+        device: of the rank.
+        present: loaded weights and small pools.
+        place: the rank, its device and host.
+        remedy: what to do where the largest step does not fit.
+        utilization: the part of the card that the process may take.
+        ranks_here: ranks of the gang on this host, which on a CPU share what is free.
+        run: the largest step, kernel by kernel.
+        graphs: makes those that a start captures; gives None where cycles run kernel by kernel.
+
+    Raises:
+        CapacityError: the card cannot even hold the largest step.
+    """
+    if card is None:
+        return host_room(
+            total=total_bytes(device),
+            free=free_bytes(device),
+            weights=present.weights,
+            drafter=present.drafter,
+            ranks_here=ranks_here,
+        )
+    with told_as_capacity(place, f"while it tried out its largest step: {remedy}"):
+        return rehearse(card, present, utilization=utilization, run=run, graphs=graphs)
 
 
 def rehearse(

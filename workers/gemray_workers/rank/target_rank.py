@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from dataclasses import replace
 
 import torch
 
@@ -24,7 +23,6 @@ from gemray_workers.engine.graphs import GraphedCycle
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
-from gemray_workers.execution.cycle_rows import CycleShape
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.grammar.vocabulary import vocabulary_of_directory
 from gemray_workers.kv.pool import KVPools
@@ -34,22 +32,21 @@ from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
-from gemray_workers.rank.blueprint import Blueprint, device_name
+from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
-from gemray_workers.rank.kv_room import KVRoom, host_room
+from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.kv_scales import kv_scales, require_fp8_device
 from gemray_workers.rank.largest_step import requests_of_largest_step
 from gemray_workers.rank.memory import (
     PATIENCE_S,
     MemoryNeeds,
     free_bytes,
+    gib,
     memory_info,
     require_room,
-    total_bytes,
 )
-from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, rehearse, told_as_capacity
+from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, find_room, told_as_capacity
 from gemray_workers.rank.warm_up import OneByOne, warm_up_requests
-from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.verify import Accept, verify
 
 logger = logging.getLogger(__name__)
@@ -91,7 +88,7 @@ class EngineRank:
         require_fp8_device(config, device)
         scales = kv_scales(config, self._blueprint.model)
         self._card = card_memory(device) if card is None else card
-        self._place = f"rank {comm.rank} ({device_name(device)} on {socket.gethostname()})"
+        self._place = place_of(comm.rank, device)
         needs = MemoryNeeds.of(self._blueprint)
         require_room(
             needs,
@@ -158,32 +155,24 @@ class EngineRank:
         Raises:
             CapacityError: the card cannot even hold the largest step.
         """
-        drafter_bytes = self._drafter.weight_bytes
-        if self._card is None:
-            return host_room(
-                total=total_bytes(self._device),
-                free=free_bytes(self._device),
+        room = find_room(
+            self._card,
+            self._device,
+            PresentBytes(
                 weights=self._model.weight_bytes,
-                drafter=drafter_bytes,
-                ranks_here=ranks_here,
-            )
-        with told_as_capacity(
-            self._place,
-            "while it tried out its largest step: lower max_num_seqs, max_step_tokens or prefill_chunk, or raise tp",
-        ):
-            room = rehearse(
-                self._card,
-                PresentBytes(
-                    weights=self._model.weight_bytes,
-                    drafter=drafter_bytes,
-                    pools=sum(pools.num_bytes for pools in self._all_pools),
-                    num_pool_tensors=sum(pools.num_tensors for pools in self._all_pools),
-                ),
-                utilization=self._config.gpu_memory_utilization,
-                run=self._run_largest_step,
-                graphs=self._graphs_to_capture,
-            )
-        self._work_bytes = room.work
+                drafter=self._drafter.weight_bytes,
+                pools=sum(pools.num_bytes for pools in self._all_pools),
+                num_pool_tensors=sum(pools.num_tensors for pools in self._all_pools),
+            ),
+            place=self._place,
+            remedy="lower max_num_seqs, max_step_tokens or prefill_chunk, or raise tp",
+            utilization=self._config.gpu_memory_utilization,
+            ranks_here=ranks_here,
+            run=self._run_largest_step,
+            graphs=self._graphs_to_capture,
+        )
+        if self._card is not None:
+            self._work_bytes = room.work
         return room
 
     def size_pools(self, blueprint: Blueprint) -> None:
@@ -198,10 +187,10 @@ class EngineRank:
         self._slots = self._build_slots()
         if self._card is not None:
             self._card.give_back()
-        num_bytes = blueprint.pools.num_bytes / 2**30
+        size = gib(blueprint.pools.num_bytes)
         with told_as_capacity(
             self._place,
-            f"for {num_bytes:.2f} GiB of KV pages, which were free a moment ago: another process has taken memory "
+            f"for {size} of KV pages, which were free a moment ago: another process has taken memory "
             "there; start again, or state a kv_memory",
         ):
             for pools in self._all_pools:
@@ -221,19 +210,17 @@ class EngineRank:
     def _graphs_to_capture(self) -> GraphsToCapture | None:
         if self._blueprint.why_eager() is not None:
             return None
-        graphed, keys = self._graphed(self._parts(self._drafter).cycle())
-        return GraphsToCapture(graphed, len(keys) if self._config.capture == "start" else 0)
+        graphed = self._graphed(self._parts(self._drafter).cycle())
+        return GraphsToCapture(graphed, graphed.num_buckets if self._config.capture == "start" else 0)
 
     @property
     def _all_pools(self) -> list[KVPools]:
         return [self._pools] if self._drafter_pools is None else [self._pools, self._drafter_pools]
 
     def _build_slots(self) -> SlotTable:
-        blueprint, scheduler = self._blueprint, self._blueprint.scheduler
-        if blueprint.kv is None:  # their tables are as wide as they may become
-            scheduler = replace(scheduler, max_model_len=blueprint.requested_len)
+        blueprint = self._blueprint
         return build_slots(
-            scheduler,
+            blueprint.widest,
             blueprint.specs if self._gang is None else blueprint.target_specs,
             self._model.shard,
             self._config.torch_dtype,
@@ -274,21 +261,21 @@ class EngineRank:
         cycle = self._parts(drafter).cycle(accept)
         if self._blueprint.why_eager() is not None:
             return cycle
-        graphed, keys = self._graphed(cycle)
+        graphed = self._graphed(cycle)
         if self._config.capture == "start":
-            self._capture(graphed, len(keys))
+            self._capture(graphed)
         return graphed
 
-    def _graphed(self, cycle: Cycle) -> tuple[GraphedCycle, list[tuple[CycleShape, Features]]]:
+    def _graphed(self, cycle: Cycle) -> GraphedCycle:
         shapes = buckets(
             max_num_seqs=self._config.max_num_seqs,
             num_draft_tokens=[member.num_draft_tokens for member in self._blueprint.drafter.members],
             prompt_rows=(0, min(self._config.prefill_chunk, MOST_PROMPT_ROWS)),
         )
         keys = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
-        return GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device), keys
+        return GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device)
 
-    def _capture(self, graphed: GraphedCycle, count: int) -> None:
+    def _capture(self, graphed: GraphedCycle) -> None:
         assert self._card is not None
         self._card.give_back()
         started, before = time.perf_counter(), self._card.free()
@@ -301,7 +288,7 @@ class EngineRank:
         self._card.give_back()
         num_bytes = before - self._card.free()
         self._graph_bytes += max(0, num_bytes)
-        logger.info("captured %d shapes of cycles in %.1f s, %.2f GiB", count, seconds, num_bytes / 2**30)
+        logger.info("captured %d shapes of cycles in %.1f s, %s", graphed.num_buckets, seconds, gib(num_bytes))
 
     def warm_up(self, accept: Accept = verify) -> None:
         """Generate a few tokens through every part of a step and each kind of choice.
