@@ -38,6 +38,7 @@ from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.config import LayerConfig, ModelConfig
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.blueprint import device_name
 from support.oracles.paged import PagedCache, Rows
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -145,11 +146,6 @@ def main() -> None:
     for fault in faults:
         print(f"FAULT {fault}")
     sys.exit(1 if faults else 0)
-
-
-def device_name(device: torch.device) -> str:
-    """The card's name, or cpu."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def attention_kernel(device: torch.device) -> AttentionKernel:

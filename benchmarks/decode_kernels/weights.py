@@ -122,7 +122,6 @@ GATED_TILES = [
     LinearTile(16, 256, 4, 4, weight_first=False),
     LinearTile(16, 512, 4, 2, weight_first=False),
 ]
-PLAIN_FOR_GATE = [LinearTile(64, 128, 4, 5), LinearTile(128, 64, 4, 6), LinearTile(128, 128, 4, 4)]
 HEAD_TILES = [
     LinearTile(64, 128, 4, 5),
     LinearTile(128, 64, 4, 6),

@@ -69,17 +69,6 @@ class TiledWeight:
         """Outputs."""
         return self.factor_O.shape[-1]
 
-    def rows(self, first: int) -> TiledWeight:
-        """The outputs from `first` on."""
-        return TiledWeight(
-            code=self.code,
-            scaling=self.scaling,
-            words_BOC=self.words_BOC[..., first:, :],
-            scale_BO=self.scale_BO[..., first:],
-            factor_O=self.factor_O[..., first:],
-            num_in=self.num_in,
-        )
-
 
 def tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int) -> Tiling | None:
     """How a weight is laid out; None for one whose groups do not fit units.

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gemray_cluster.settings.errors import flag_of
 from gemray_cluster.settings.settings import ServeSettings, settings_of
 from gemray_cluster.settings.sources import CONFIG, unknown_variables
 from gemray_cluster.settings.types import SWITCH
@@ -46,7 +47,7 @@ def load_settings(flags: dict[str, str | None]) -> ServeSettings:
 
 def _flags() -> Iterable[inspect.Parameter]:
     for setting in settings_of(ServeSettings):
-        kind, flag = setting.metadata["kind"], "--" + setting.name.replace("_", "-")
+        kind, flag = setting.metadata["kind"], flag_of(setting.name)
         texts = {"help": escape(setting.metadata["help"]), "rich_help_panel": setting.metadata["panel"]}
         if kind is SWITCH:
             flag = f"{flag}/--no{flag[1:]}" if setting.default else flag

@@ -50,11 +50,6 @@ class CallText:
         """Whether it is a call, and all of it is there."""
         return self._arguments is not None and self._arguments.is_complete
 
-    @property
-    def is_call(self) -> bool:
-        """Whether it has a name."""
-        return self._arguments is not None
-
     def write(self, text: str) -> tuple[str, CallPiece | None]:
         """Take text; returns (what of it is no call, what it adds to the call)."""
         if self._is_text or self._is_dropped:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.grammar.schema_tree import escaped
 
 MOST_EXACT = 1 << 53
 """Up to here doubles hold every integer."""
@@ -22,10 +23,7 @@ def check_numbers(field: str, schema: dict[str, Any]) -> None:
     while waiting:
         pointer, value, held_by = waiting.pop()
         if isinstance(value, dict):
-            waiting += [
-                (f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}", inner, _holder(name, held_by))
-                for name, inner in value.items()
-            ]
+            waiting += [(f"{pointer}/{escaped(name)}", inner, _holder(name, held_by)) for name, inner in value.items()]
         elif isinstance(value, list):
             waiting += [(f"{pointer}/{index}", inner, held_by) for index, inner in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):

@@ -260,7 +260,7 @@ class Shape:
         """The kinds that are written; where no type is stated, that of which alone something is said, if it is objects
         or arrays."""
         if self.kinds is not None or self.values is not None:
-            return ALL_KINDS if self.kinds is None else self.kinds
+            return self.allowed_kinds
         if not self.objects.says_nothing and self.arrays.says_nothing:
             return frozenset({"object"})
         if not self.arrays.says_nothing and self.objects.says_nothing:
