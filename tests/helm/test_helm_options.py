@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -15,19 +14,7 @@ from gemray_cluster.settings.settings import ServeSettings
 from support.cluster.series import all_names
 from support.deployment.chart_values import DEPLOYMENTS
 from support.deployment.commands import serve_flags_in
-from support.deployment.helm_chart import Manifest, pick, render
-
-
-def _worker(manifests: list[Manifest]) -> dict[str, Any]:
-    return dict(pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"][0]["template"]["spec"])
-
-
-def _head(manifests: list[Manifest]) -> dict[str, Any]:
-    return dict(pick(manifests, "RayCluster")["spec"]["headGroupSpec"]["template"]["spec"])
-
-
-def _driver(manifests: list[Manifest]) -> dict[str, Any]:
-    return dict(pick(manifests, "Deployment")["spec"]["template"]["spec"])
+from support.deployment.helm_chart import driver_pod, head_pod, pick, render, worker_pod
 
 
 def _env(pod: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +48,7 @@ def test_budgets_let_a_node_drain(values: dict[str, Any], driver: int, worker: i
 
 def test_ends_within_the_grace_period_are_taken() -> None:
     values = {"server": {"extraArgs": ["--drain-notice-s=45", "--stop-deadline-s", "55"]}}
-    assert _driver(render(values))["containers"][0]["args"][-3:] == values["server"]["extraArgs"]
+    assert driver_pod(render(values))["containers"][0]["args"][-3:] == values["server"]["extraArgs"]
 
 
 @pytest.mark.parametrize("address", ["redis:6379", "rediss://redis.databases.svc:6380", "[fd00::1]:6379", "10.0.0.7:1"])
@@ -99,7 +86,7 @@ def test_a_load_is_no_failure_as_long_as_its_probe_waits() -> None:
 
 
 def test_a_digest_stands_for_the_tag() -> None:
-    (container,) = _driver(render(DEPLOYMENTS["digest"]))["containers"]
+    (container,) = driver_pod(render(DEPLOYMENTS["digest"]))["containers"]
     assert container["image"] == f"registry.example/gemray@sha256:{'0' * 64}"
 
 
@@ -110,32 +97,32 @@ def test_gcs_fault_tolerance_is_the_clusters_and_the_drivers_wait_for_the_head()
         "redisAddress": "redis.databases.svc:6379",
         "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}},
     }
-    for pod in (_head(manifests), _worker(manifests), _driver(manifests)):
+    for pod in (head_pod(manifests), worker_pod(manifests), driver_pod(manifests)):
         assert _env(pod)["RAY_gcs_rpc_server_reconnect_timeout_s"] == "600"
 
 
 def test_an_existing_cluster_is_joined_and_none_is_made() -> None:
     manifests = render(DEPLOYMENTS["existing-cluster"])
     assert "RayCluster" not in {m["kind"] for m in manifests}
-    assert _env(_driver(manifests))["RAY_HEAD"] == "shared-head-svc.serving.svc:6379"
+    assert _env(driver_pod(manifests))["RAY_HEAD"] == "shared-head-svc.serving.svc:6379"
     budgets = [m["metadata"]["name"] for m in manifests if m["kind"] == "PodDisruptionBudget"]
     assert budgets == ["demo-gemray-driver"]
 
 
 def test_rdma_gives_workers_the_device() -> None:
     manifests = render(DEPLOYMENTS["rdma"])
-    (container,) = _worker(manifests)["containers"]
+    (container,) = worker_pod(manifests)["containers"]
     assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
     assert container["resources"]["requests"]["rdma/hca_shared_devices_a"] == 1
-    assert _env(_worker(manifests))["NCCL_IB_HCA"] == _env(_driver(manifests))["NCCL_IB_HCA"] == "mlx5"
-    assert _env(_worker(manifests))["NCCL_BUFFSIZE"] == "4194304", "as NCCL reads a number"
+    assert _env(worker_pod(manifests))["NCCL_IB_HCA"] == _env(driver_pod(manifests))["NCCL_IB_HCA"] == "mlx5"
+    assert _env(worker_pod(manifests))["NCCL_BUFFSIZE"] == "4194304", "as NCCL reads a number"
     # A capability has no effect for a user that is not root, so none is added.
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 @pytest.mark.parametrize(("limit", "code"), [("unlimited", 0), ("64", 1)])
 def test_workers_say_where_a_node_cannot_pin_memory(limit: str, code: int) -> None:
-    (check,) = _worker(render(DEPLOYMENTS["rdma"]))["initContainers"]
+    (check,) = worker_pod(render(DEPLOYMENTS["rdma"]))["initContainers"]
     assert check["command"][:2] == ["/bin/bash", "-c"]
     script = f"ulimit() {{ echo {limit}; }}\n{check['command'][2]}"
     ran = subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, check=False)
@@ -147,23 +134,23 @@ def test_workers_say_where_a_node_cannot_pin_memory(limit: str, code: int) -> No
 
 def test_rdma_as_root_has_the_capability_that_only_root_can_use() -> None:
     manifests = render(DEPLOYMENTS["rdma-as-root"])
-    assert "initContainers" not in _worker(manifests)
-    security = _worker(manifests)["containers"][0]["securityContext"]
+    assert "initContainers" not in worker_pod(manifests)
+    security = worker_pod(manifests)["containers"][0]["securityContext"]
     assert security == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"add": ["IPC_LOCK"], "drop": ["ALL"]},
         "runAsNonRoot": False,
         "runAsUser": 0,
     }
-    assert "runAsUser" not in _driver(manifests)["containers"][0]["securityContext"]
+    assert "runAsUser" not in driver_pod(manifests)["containers"][0]["securityContext"]
 
 
 def test_the_hosts_network_keeps_the_clusters_names() -> None:
-    worker = _worker(render(DEPLOYMENTS["host-network"]))
+    worker = worker_pod(render(DEPLOYMENTS["host-network"]))
     assert (worker["hostNetwork"], worker["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
 
 
-@pytest.mark.parametrize("pod", [_head, _worker, _driver])
+@pytest.mark.parametrize("pod", [head_pod, worker_pod, driver_pod])
 def test_extras_reach_every_kind_of_pod(pod: Any) -> None:
     spec = pod(render(DEPLOYMENTS["extras"]))
     assert {"name": "scratch", "emptyDir": {}} in spec["volumes"]
@@ -184,12 +171,12 @@ def test_labels_reach_every_pod() -> None:
 
 @pytest.mark.parametrize(("name", "age"), [("default", None), ("server-flags", 3600)])
 def test_connections_end_at_the_age_that_is_set(name: str, age: float | None) -> None:
-    flags = serve_flags_in(" ".join(_driver(render(DEPLOYMENTS[name]))["containers"][0]["args"]))
+    flags = serve_flags_in(" ".join(driver_pod(render(DEPLOYMENTS[name]))["containers"][0]["args"]))
     assert ServeSettings.load(flags, {}).server_config().max_connection_age_s == age
 
 
 def test_a_driver_has_time_for_all_that_its_grace_period_holds() -> None:
-    pod = _driver(render({"server": {"terminationGracePeriodSeconds": 120, "preStopSeconds": 20}}))
+    pod = driver_pod(render({"server": {"terminationGracePeriodSeconds": 120, "preStopSeconds": 20}}))
     flags = serve_flags_in(" ".join(pod["containers"][0]["args"]))
     config = ServeSettings.load(flags, {}).server_config()
     pre_stop = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -198,7 +185,7 @@ def test_a_driver_has_time_for_all_that_its_grace_period_holds() -> None:
 
 
 def test_a_driver_logs_and_traces_as_it_is_told() -> None:
-    flags = serve_flags_in(" ".join(_driver(render(DEPLOYMENTS["monitoring"]))["containers"][0]["args"]))
+    flags = serve_flags_in(" ".join(driver_pod(render(DEPLOYMENTS["monitoring"]))["containers"][0]["args"]))
     config = ServeSettings.load(flags, {}).server_config()
     assert (config.log_format, config.otlp_traces_endpoint) == ("json", "http://collector.monitoring:4317")
 
@@ -215,7 +202,7 @@ def test_a_driver_finds_workers_for_all_its_gangs(
     name: str, limits: ReplicaLimits, workers: tuple[int | None, int, int]
 ) -> None:
     manifests = render(DEPLOYMENTS[name])
-    flags = serve_flags_in(" ".join(_driver(manifests)["containers"][0]["args"]))
+    flags = serve_flags_in(" ".join(driver_pod(manifests)["containers"][0]["args"]))
     assert ServeSettings.load(flags, {}).replica_limits() == limits
     cluster = pick(manifests, "RayCluster")["spec"]
     (group,) = cluster["workerGroupSpecs"]
@@ -282,8 +269,8 @@ def test_drivers_follow_the_load_and_workers_follow_the_drivers() -> None:
     assert cluster["enableInTreeAutoscaling"]
     group = cluster["workerGroupSpecs"][0]
     assert (group["minReplicas"], group["maxReplicas"]) == (2, 4) == (scaler["minReplicas"], scaler["maxReplicas"])
-    assert _head(manifests)["automountServiceAccountToken"], "the autoscaler talks to Kubernetes"
-    assert not _head(render())["automountServiceAccountToken"]
+    assert head_pod(manifests)["automountServiceAccountToken"], "the autoscaler talks to Kubernetes"
+    assert not head_pod(render())["automountServiceAccountToken"]
 
 
 def test_keda_asks_prometheus() -> None:
@@ -310,7 +297,7 @@ def test_keda_asks_prometheus() -> None:
     ],
 )
 def test_compiled_kernels_are_kept(name: str, volume: dict[str, Any] | None) -> None:
-    worker = _worker(render(DEPLOYMENTS[name]))
+    worker = worker_pod(render(DEPLOYMENTS[name]))
     found = [v for v in worker["volumes"] if v["name"] == "triton-cache"]
     assert found == ([] if volume is None else [{"name": "triton-cache", **volume}])
     mounts = {m["name"]: m["mountPath"] for m in worker["containers"][0]["volumeMounts"]}
@@ -321,104 +308,14 @@ def test_quantities_are_read_as_people_write_them() -> None:
     manifests = render(DEPLOYMENTS["quantities"])
     cluster = pick(manifests, "RayCluster")["spec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["object-store-memory"] == str(512 << 20)
-    assert "--kv-memory=40Gi" in _driver(manifests)["containers"][0]["args"]
-    assert _env(_driver(render()))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
+    assert "--kv-memory=40Gi" in driver_pod(manifests)["containers"][0]["args"]
+    assert _env(driver_pod(render()))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
     in_bytes = render({"ray": {"objectStoreMemory": 268435456}})
-    assert _env(_driver(in_bytes))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
+    assert _env(driver_pod(in_bytes))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
 
 
 def test_cpus_get_a_dtype_that_fits() -> None:
-    assert "--dtype=auto" in _driver(render(DEPLOYMENTS["cpu-by-itself"]))["containers"][0]["args"]
-
-
-@pytest.mark.parametrize(
-    ("name", "volume"),
-    [
-        ("download-once-per-node", {"hostPath": {"path": "/data/models", "type": "Directory"}}),
-        ("download-into-a-claim", {"persistentVolumeClaim": {"claimName": "models"}}),
-    ],
-)
-def test_a_kept_download_may_write_where_it_is_kept(name: str, volume: dict[str, Any]) -> None:
-    manifests = render(DEPLOYMENTS[name])
-    for pod in (_worker(manifests), _driver(manifests)):
-        assert {"name": "model", **volume} in pod["volumes"]
-        for init in pod["initContainers"]:
-            assert not next(m for m in init["volumeMounts"] if m["name"] == "model").get("readOnly")
-        assert next(m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "model")["readOnly"]
-
-
-class Downloads:
-    """The init containers' command for real, with an `hf` that counts its calls and writes down the revision it got."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.log = root / "calls"
-        self.log.touch()
-        script = f'echo "$@" >> {self.log}\necho "$4" > "$6/weights"\nexit "${{HF_EXIT:-0}}"\n'
-        (root / "hf").write_text(f"#!/bin/bash\n{script}")
-        (root / "hf").chmod(0o755)
-
-    def manifests(self, **download: str) -> list[Manifest]:
-        volume = dict(DEPLOYMENTS["download-once-per-node"]["model"]["volume"])
-        volume |= {"mountPath": f"{self.root}/models", "download": {**volume["download"], **download}}
-        return render({"model": {"path": f"{self.root}/models/target", "volume": volume}})
-
-    def start(self, pod: dict[str, Any], **environment: str) -> subprocess.Popen[bytes]:
-        (init,) = pod["initContainers"]
-        filled = {entry["name"]: entry["value"] for entry in init["env"] if "value" in entry}
-        path = f"{self.root}:{os.environ['PATH']}"
-        return subprocess.Popen(init["command"], env={**filled, "PATH": path, **environment})
-
-    def calls(self) -> list[str]:
-        return self.log.read_text().splitlines()
-
-
-def _served(manifests: list[Manifest], flag: str = "--model") -> str:
-    arguments = _driver(manifests)["containers"][0]["args"]
-    return str(next(argument for argument in arguments if argument.startswith(f"{flag}=")).partition("=")[2])
-
-
-def test_a_kept_download_happens_once(tmp_path: Path) -> None:
-    """Four pods of one node start together."""
-    downloads = Downloads(tmp_path)
-    manifests = downloads.manifests()
-    assert downloads.start(_worker(manifests), HF_EXIT="3").wait() == 3
-    assert len(downloads.calls()) == 1, "and it leaves no mark: the next start tries again"
-    # A driver wants less, which has a mark of its own, and nothing where a worker has fetched it all.
-    assert downloads.start(_driver(manifests)).wait() == 0
-    assert downloads.calls()[-1].endswith("--exclude *.safetensors")
-    together = [downloads.start(_worker(manifests)) for _ in range(4)]
-    assert [process.wait() for process in together] == [0] * 4
-    assert downloads.start(_driver(manifests)).wait() == 0
-    assert len(downloads.calls()) == 3
-
-
-def test_a_kept_download_is_of_one_revision(tmp_path: Path) -> None:
-    """From v1 to v2 and back: what v1's drivers are told to serve is v1, and nobody writes where others may read."""
-    downloads = Downloads(tmp_path)
-    other = {"repository": "google/gemma-4-31b", "revision": "v1"}
-    releases = [{"revision": "v1"}, {"revision": "v2"}, {"revision": "v1"}, other]
-    paths = []
-    for release in releases:
-        manifests = downloads.manifests(**release)
-        for pod in (_driver(manifests), _worker(manifests)):
-            assert downloads.start(pod).wait() == 0
-        path = Path(_served(manifests))
-        assert path.name == "target", "the model keeps its name"
-        assert (path / "weights").read_text().strip() == release["revision"]
-        paths.append(path)
-    assert paths[0] == paths[2]
-    assert len(set(paths)) == 3
-    assert len(downloads.calls()) == 6, "going back downloads nothing"
-
-
-def test_kept_drafters_have_revisions_as_well() -> None:
-    values = DEPLOYMENTS["download-into-a-claim"]
-    old, new = (render({**values, "drafter": {**values["drafter"], "revision": revision}}) for revision in ("v1", "v2"))
-    assert _served(old) == _served(new)
-    assert _served(old, "--drafter") != _served(new, "--drafter")
-    inits = _worker(new)["initContainers"]
-    assert [init["command"][-1] for init in inits] == [_served(new), _served(new, "--drafter")]
+    assert "--dtype=auto" in driver_pod(render(DEPLOYMENTS["cpu-by-itself"]))["containers"][0]["args"]
 
 
 @pytest.mark.parametrize(
@@ -435,7 +332,7 @@ def test_a_head_waits_for_those_who_are_connected(connections: list[str], waits:
     table = tmp_path / "tcp"
     header = "  sl  local_address rem_address   st tx_queue rx_queue"
     table.write_text("\n".join([header, *(f"   {n}: {line} 0" for n, line in enumerate(connections))]) + "\n")
-    (container,) = _head(render())["containers"]
+    (container,) = head_pod(render())["containers"]
     hook = container["lifecycle"]["preStop"]["exec"]["command"][2]
     condition = hook.removeprefix("while ").partition("; do ")[0].replace("/proc/net/tcp /proc/net/tcp6", str(table))
     assert (subprocess.run(["bash", "-c", condition], check=False).returncode == 0) is waits

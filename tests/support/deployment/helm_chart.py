@@ -119,3 +119,18 @@ def _closed(schema: Any) -> Any:
     if closed.get("nullable") and "type" in closed:
         closed["type"] = [closed["type"], "null"]
     return closed
+
+
+def worker_pod(manifests: list[Manifest]) -> dict[str, Any]:
+    """The spec of the workers' pods."""
+    return dict(pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"][0]["template"]["spec"])
+
+
+def head_pod(manifests: list[Manifest]) -> dict[str, Any]:
+    """The spec of the head's pod."""
+    return dict(pick(manifests, "RayCluster")["spec"]["headGroupSpec"]["template"]["spec"])
+
+
+def driver_pod(manifests: list[Manifest]) -> dict[str, Any]:
+    """The spec of the drivers' pods."""
+    return dict(pick(manifests, "Deployment")["spec"]["template"]["spec"])
