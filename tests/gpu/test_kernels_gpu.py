@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.kernels.capture import captured_and_eager
 from support.kernels.fused_parity import fused_errors, fused_runs
 from support.kernels.kernel_parity import (
     AttentionCase,
@@ -143,20 +144,7 @@ def test_no_launch_waits_for_the_device_and_a_graph_holds_them() -> None:
         found = [run(kernels, torch.bfloat16) for run in runs.values()]
         return [*found, paged_attention(*batch, window=None, causal=True, scale=1.0)]
 
-    expected = everything()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        everything()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = everything()
-    for tensor in captured:
-        tensor.fill_(torch.nan)
-    graph.replay()
-    for name, found, wanted in zip([*runs, "attention"], captured, expected, strict=True):
+    for name, (found, wanted) in zip([*runs, "attention"], captured_and_eager(everything), strict=True):
         assert torch.equal(found, wanted), name
 
 

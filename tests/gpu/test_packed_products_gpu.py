@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernels.capture import captured_and_eager
 from support.kernels.kernel_parity import poisoned_memory, relative_error
 from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed
 
@@ -99,22 +100,9 @@ def test_a_graph_holds_products_and_no_launch_waits(name: str) -> None:
     def everything() -> list[torch.Tensor]:
         return [y for x in inputs for y in (product.linear(x), product.summands(x), product.gelu(x))]
 
-    expected = everything()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        everything()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = everything()
-    for tensor in captured:
-        tensor.fill_(torch.nan)
-    graph.replay()
     differing = {
         (place, tuple(found.shape)): float((found.double() - wanted.double()).abs().max())
-        for place, (found, wanted) in enumerate(zip(captured, expected, strict=True))
+        for place, (found, wanted) in enumerate(captured_and_eager(everything))
         if not torch.equal(found, wanted)
     }
     assert not differing
