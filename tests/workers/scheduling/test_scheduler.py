@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.scheduling.plan import ScheduledRows
-from gemray_workers.scheduling.sharing import fair_shares
+from gemray_workers.scheduling.shares import fair_shares
 from support.scheduling.fake_engine import STOP_ID, oracle, token_at
 from support.scheduling.scheduler_bench import MAX_LEN, Bench, rows_by_slot, tokens_of
 

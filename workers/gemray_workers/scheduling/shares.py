@@ -1,4 +1,4 @@
-"""The rows of one sequence in the plan that is being made."""
+"""How the rows of a step are dealt to its sequences: max-min fair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.plan import ScheduledRows
 from gemray_workers.scheduling.request import Sequence
-from gemray_workers.scheduling.sharing import fair_shares
 
 
 @dataclass
@@ -56,3 +55,18 @@ def deal(decoding: SequenceOf[Share], prefilling: SequenceOf[Sequence], config: 
         share.num_drafts = num_drafts
     rows = fair_shares(rest - sum(share.num_drafts for share in decoding), wanted)
     return [*decoding, *(Share(sequence, num_known) for sequence, num_known in zip(prefilling, rows, strict=True))]
+
+
+def fair_shares(budget: int, demands: SequenceOf[int]) -> list[int]:
+    """Water-filling in whole rows: small demands are met, the rest is split evenly among the large.
+
+    Rows that do not divide evenly go to the first in the list. The shares add up to min(budget, sum of demands), and
+    with budget >= len(demands) nobody who asks is left without a row.
+    """
+    shares = [0] * len(demands)
+    smallest_first = sorted(range(len(demands)), key=lambda index: (demands[index], -index))
+    for num_served, index in enumerate(smallest_first):
+        share = min(demands[index], budget // (len(demands) - num_served))
+        shares[index] = share
+        budget -= share
+    return shares
