@@ -10,7 +10,8 @@ from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.messages import SpeculationCounters, Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
-from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import StepPlan
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant
 from support.engine.engine_runner import engine_config, run_engine

@@ -21,7 +21,8 @@ from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 
 STOP_ID = 0
 

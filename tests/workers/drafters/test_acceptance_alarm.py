@@ -12,7 +12,8 @@ from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant

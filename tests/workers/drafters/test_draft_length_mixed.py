@@ -11,7 +11,8 @@ from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.draft_length import PATIENCE, RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from support.engine.adaptive_run import DRAFT_S, VERIFY_S, counters_with_a_wrong_drafter
 from support.engine.engine_runner import request

@@ -15,7 +15,8 @@ from gemray_workers.messages import EngineStats
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant

@@ -16,7 +16,8 @@ from gemray_workers.drafters.drafter_choice import PROBE_STEPS, choose_drafter, 
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.sampling.params import DraftMethod, SamplingParams
 from gemray_workers.scheduling.drafts import Drafts
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
 
 MOST = (4, 15)

@@ -17,7 +17,7 @@ from gemray_workers.messages import Submit
 from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
 from gemray_workers.model.kv_groups import kv_donors, kv_group_specs
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.plan import SequenceOutcome
+from gemray_workers.scheduling.outcome import SequenceOutcome
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 
 MIB = 1 << 20

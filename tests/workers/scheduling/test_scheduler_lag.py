@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows
 from support.scheduling.fake_engine import STOP_ID, oracle, token_at
 from support.scheduling.scheduler_bench import MAX_LEN, Bench, rows_by_slot, tokens_of
 

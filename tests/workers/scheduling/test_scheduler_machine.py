@@ -23,7 +23,8 @@ from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.drafts import Drafts
-from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import StepPlan
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
 from support.scheduling.fake_engine import STOP_ID, FakeEngine, oracle, token_at

@@ -13,7 +13,8 @@ from gemray_workers.drafters.draft_length import PATIENCE, TRIES, Estimates, Loa
 from gemray_workers.drafters.drafter_choice import choose_drafter, choose_drafts
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.scheduling.drafts import Drafts
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.sampling.logprobs import token_logprobs
 from gemray_workers.sampling.token_logprob import TokenLogprob
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 
 PROMPT_LOGPROB_ROWS = 128
 """Prompt rows whose logits are held at one time: a chunk's logits over a whole vocabulary would be gigabytes."""

@@ -33,7 +33,8 @@ from gemray_workers.messages import (
     ToGang,
 )
 from gemray_workers.parallel.communicator import Communicator
-from gemray_workers.scheduling.plan import SequenceOutcome, StepPlan
+from gemray_workers.scheduling.outcome import SequenceOutcome
+from gemray_workers.scheduling.plan import StepPlan
 from gemray_workers.scheduling.scheduler import Scheduler
 
 _GRAMMAR_POLL_S = 0.002

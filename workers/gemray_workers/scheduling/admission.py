@@ -1,4 +1,4 @@
-"""Who may enter: from a submitted request to a sequence, and how many of the waiting ones can start now.
+"""Who may enter: how many of the waiting sequences can start now.
 
 What the prefix cache has of a waiting sequence's text takes fewer rows and, where others hold it for good, fewer pages.
 """
@@ -9,58 +9,15 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import islice
 
-from gemray_workers.errors import InvalidField
-from gemray_workers.grammar.bad_words import BadWords
 from gemray_workers.kv.prefix_cache import NO_HIT, PrefixHit
-from gemray_workers.messages import Submit
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.page_ledger import Leavers, PageLedger
 from gemray_workers.scheduling.request import Sequence
-from gemray_workers.scheduling.stopping import TrimmedTokens, trim
 
 MOST_LOOKED_AT = 256
 """Waiting sequences that are looked at in one step, from the oldest on: a bound on the host's work."""
 MOST_LOOKED_UP = 16
 """Waiting sequences that are looked up in one step although they fit only if some of their text is found."""
-
-
-def sequence_of(submit: Submit, *, arrival: int, max_model_len: int) -> Sequence:
-    """The sequence of a request. Replayed tokens count as generated, and prompt log-probabilities that the client has
-    are not given again.
-
-    Raises:
-        InvalidField: the prompt is empty or leaves no room for a token.
-    """
-    prompt_len = len(submit.prompt_ids)
-    if prompt_len == 0:
-        raise InvalidField("prompt_ids", submit.prompt_ids, "at least one token")
-    if prompt_len >= max_model_len:
-        raise InvalidField(
-            "prompt_ids",
-            f"{prompt_len} tokens",
-            f"at most {max_model_len - 1} tokens: prompt and output together are at most {max_model_len}",
-        )
-    return Sequence(
-        request_id=submit.request_id,
-        params=submit.params,
-        tokens=[*submit.prompt_ids, *submit.emitted_ids],
-        prompt_len=prompt_len,
-        arrival=arrival,
-        next_prompt_logprob=1 + submit.num_prompt_logprobs,
-        cache_salt=submit.cache_salt,
-        bad_words=BadWords(submit.params.bad_words) if submit.params.bad_words else None,
-    )
-
-
-def trim_replayed(submit: Submit, max_model_len: int) -> TrimmedTokens:
-    """Whether the replayed tokens had already reached the end of the request, of which the client was not told."""
-    return trim(
-        submit.emitted_ids,
-        num_generated=0,
-        num_tokens=len(submit.prompt_ids),
-        params=submit.params,
-        max_model_len=max_model_len,
-    )
 
 
 @dataclass(frozen=True)

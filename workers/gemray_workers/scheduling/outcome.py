@@ -1,11 +1,39 @@
-"""What one sequence's rows gave, applied to it: lengths move, the ending is found, a delta tells the client."""
+"""What one sequence's rows gave, applied to it: lengths move, the ending is found, a delta tells the client.
+
+A sequence ends inside the tokens of one step where the earliest of its endings is; nothing follows it.
+"""
 
 from __future__ import annotations
 
-from gemray_workers.messages import FinishReason, SequenceDelta
-from gemray_workers.scheduling.plan import ScheduledRows, SequenceOutcome
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from gemray_workers.grammar.run import GrammarRun
+from gemray_workers.messages import FinishReason, SequenceDelta, Submit
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.token_logprob import TokenLogprob
+from gemray_workers.scheduling.plan import ScheduledRows
 from gemray_workers.scheduling.request import Sequence
-from gemray_workers.scheduling.stopping import complete, trim
+
+
+class SequenceOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence's sampled rows gave: accepted drafts, then one token of the target's own."""
+
+    slot: int
+    token_ids: list[int]
+    """The accepted drafts, and one more unless there is a `fault`; empty when only a prompt chunk ran."""
+    num_accepted: int = 0
+    num_drafts: int = 0
+    """Drafts that were verified: those of the plan, less what the sequence had no room for."""
+    logprobs: list[TokenLogprob] | None = None
+    """One per token id when the request wants them."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """One per prompt position that this step covered."""
+    fault: str | None = None
+    """Why this sequence cannot go on (e.g. NaN logits); its request ends with INTERNAL."""
 
 
 def apply_outcome(
@@ -84,3 +112,56 @@ def _check_outcome(rows: ScheduledRows, outcome: SequenceOutcome) -> None:
         assert len(outcome.token_ids) == expected, f"slot {rows.slot}: {outcome} should have {expected} token ids"
     if outcome.logprobs is not None:
         assert len(outcome.logprobs) == len(outcome.token_ids), f"slot {rows.slot}: one logprob a token id, {outcome}"
+
+
+@dataclass(frozen=True)
+class TrimmedTokens:
+    """How many of the new tokens stay, and why the sequence ends there, if it does."""
+
+    num_kept: int
+    finish: Literal["stop_token", "grammar", "length"] | None = None
+    matched_stop_id: int | None = None
+
+
+def trim(
+    token_ids: SequenceOf[int],
+    *,
+    num_generated: int,
+    num_tokens: int,
+    params: SamplingParams,
+    max_model_len: int,
+) -> TrimmedTokens:
+    """Find the first of: a stop id once `min_tokens` were generated, the `max_tokens`-th generated token, the
+    `max_model_len`-th token. A stop id that uses up the budget is a stop. The token that ends the sequence stays.
+
+    Args:
+        token_ids: this step's new tokens: accepted drafts and one more.
+        num_generated: tokens generated before them.
+        num_tokens: tokens of the sequence before them, prompt included.
+    """
+    room = min(params.max_tokens - num_generated, max_model_len - num_tokens)
+    for index, token_id in enumerate(token_ids[: max(room, 0)]):
+        if token_id in params.stop_token_ids and num_generated + index >= params.min_tokens:
+            return TrimmedTokens(index + 1, "stop_token", token_id)
+    if len(token_ids) >= room:
+        return TrimmedTokens(max(room, 0), "length")
+    return TrimmedTokens(len(token_ids))
+
+
+def complete(trimmed: TrimmedTokens, token_ids: SequenceOf[int], grammar: GrammarRun) -> TrimmedTokens:
+    """Let the grammar take what `trim` left: the text ends where nothing can follow, if that comes first. With the last
+    token of the budget it is complete and not cut."""
+    is_stop = trimmed.finish == "stop_token"
+    num_taken = grammar.take(token_ids[: trimmed.num_kept - is_stop])
+    return trimmed if num_taken is None else TrimmedTokens(num_taken, "grammar")
+
+
+def trim_replayed(submit: Submit, max_model_len: int) -> TrimmedTokens:
+    """Whether the replayed tokens had already reached the end of the request, of which the client was not told."""
+    return trim(
+        submit.emitted_ids,
+        num_generated=0,
+        num_tokens=len(submit.prompt_ids),
+        params=submit.params,
+        max_model_len=max_model_len,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.sampling.token_logprob import TokenLogprob
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
@@ -75,20 +74,3 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     other run, where thousands of pages would travel for nothing."""
     stop: bool = False
     """The gang ends after this plan."""
-
-
-class SequenceOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """What one sequence's sampled rows gave: accepted drafts, then one token of the target's own."""
-
-    slot: int
-    token_ids: list[int]
-    """The accepted drafts, and one more unless there is a `fault`; empty when only a prompt chunk ran."""
-    num_accepted: int = 0
-    num_drafts: int = 0
-    """Drafts that were verified: those of the plan, less what the sequence had no room for."""
-    logprobs: list[TokenLogprob] | None = None
-    """One per token id when the request wants them."""
-    prompt_logprobs: list[TokenLogprob] | None = None
-    """One per prompt position that this step covered."""
-    fault: str | None = None
-    """Why this sequence cannot go on (e.g. NaN logits); its request ends with INTERNAL."""

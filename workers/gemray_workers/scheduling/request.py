@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from gemray_workers.errors import InvalidField
 from gemray_workers.grammar.bad_words import BadWords, allowed_words
 from gemray_workers.grammar.run import GrammarRun, Words
+from gemray_workers.messages import Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.counters import SpeculationTally
 from gemray_workers.scheduling.plan import ScheduledRows
@@ -49,6 +51,34 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.check()
+
+    @classmethod
+    def of(cls, submit: Submit, *, arrival: int, max_model_len: int) -> Sequence:
+        """The sequence of a request. Replayed tokens count as generated, and prompt log-probabilities that the client
+        has are not given again.
+
+        Raises:
+            InvalidField: the prompt is empty or leaves no room for a token.
+        """
+        prompt_len = len(submit.prompt_ids)
+        if prompt_len == 0:
+            raise InvalidField("prompt_ids", submit.prompt_ids, "at least one token")
+        if prompt_len >= max_model_len:
+            raise InvalidField(
+                "prompt_ids",
+                f"{prompt_len} tokens",
+                f"at most {max_model_len - 1} tokens: prompt and output together are at most {max_model_len}",
+            )
+        return cls(
+            request_id=submit.request_id,
+            params=submit.params,
+            tokens=[*submit.prompt_ids, *submit.emitted_ids],
+            prompt_len=prompt_len,
+            arrival=arrival,
+            next_prompt_logprob=1 + submit.num_prompt_logprobs,
+            cache_salt=submit.cache_salt,
+            bad_words=BadWords(submit.params.bad_words) if submit.params.bad_words else None,
+        )
 
     def check(self) -> None:
         """Assert what holds between steps."""

@@ -41,17 +41,16 @@ from gemray_workers.grammar.run import GrammarRun
 from gemray_workers.kv.prefix_cache import HashBlock, chained_hash
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Submit
-from gemray_workers.scheduling.admission import choose_admissions, sequence_of, trim_replayed
+from gemray_workers.scheduling.admission import choose_admissions
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.counters import Totals
 from gemray_workers.scheduling.drafts import Drafts, num_drafts_within_limits
-from gemray_workers.scheduling.outcome import apply_outcome
+from gemray_workers.scheduling.outcome import SequenceOutcome, apply_outcome, complete, trim_replayed
 from gemray_workers.scheduling.page_ledger import PageLedger
-from gemray_workers.scheduling.plan import Admission, ScheduledRows, SequenceOutcome, StepPlan
+from gemray_workers.scheduling.plan import Admission, ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.roster import Roster
 from gemray_workers.scheduling.shares import Share, deal
-from gemray_workers.scheduling.stopping import complete
 
 __all__ = ["DraftsFor", "Scheduler", "SchedulerConfig", "no_drafts"]
 
@@ -110,7 +109,7 @@ class Scheduler:
         if submit.request_id in self._roster:
             raise InvalidField("request_id", submit.request_id, "an id that no live request has")
         max_model_len = self._config.max_model_len
-        sequence = sequence_of(submit, arrival=self._num_arrivals, max_model_len=max_model_len)
+        sequence = Sequence.of(submit, arrival=self._num_arrivals, max_model_len=max_model_len)
         trimmed = trim_replayed(submit, max_model_len)
         if grammar is not None:
             trimmed = complete(trimmed, submit.emitted_ids, grammar)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.stopping import TrimmedTokens, trim
+from gemray_workers.scheduling.outcome import TrimmedTokens, trim
 
 STOP = 9
 
