@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gemray_cluster.gang.move import Move
+from gemray_cluster.gang.replay import Move
 from gemray_cluster.gang.replica import Replica
 from gemray_cluster.gang.supervisor import SupervisedGang
 

@@ -14,9 +14,8 @@ from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.live_request import LiveRequest
 from gemray_cluster.gang.prefix_affinity import block_keys
-from gemray_cluster.gang.replay import Replays
+from gemray_cluster.gang.replay import LiveRequest, Replays
 from gemray_cluster.gang.replica import Past, Replica
 from gemray_cluster.gang.scaling import ReplicaLimits, Scaling
 from gemray_cluster.gang.start_of_all import StartOfAll

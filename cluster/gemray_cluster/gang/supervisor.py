@@ -13,8 +13,7 @@ from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, w
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.live_request import LiveRequest
-from gemray_cluster.gang.replay import Replays
+from gemray_cluster.gang.replay import LiveRequest, Replays
 from gemray_cluster.gang.together import counts_of_gone, total_stats
 from gemray_workers.errors import CheckpointError, GemrayError, InvalidField
 from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit

@@ -14,7 +14,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang, no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.live_request import FRUITLESS_FAILURES, MOST_FAILURES, LiveRequest, Suspects
+from gemray_cluster.gang.replay import FRUITLESS_FAILURES, MOST_FAILURES, LiveRequest, Suspects
 from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit

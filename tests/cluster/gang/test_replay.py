@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from gemray_cluster.gang.client import GangUnavailable
-from gemray_cluster.gang.move import Move
+from gemray_cluster.gang.replay import Move
 from gemray_workers.messages import SequenceDelta
 from support.cluster.fake_gang import FakeGang
 from support.waiting import eventually
