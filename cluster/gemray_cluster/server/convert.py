@@ -7,9 +7,8 @@ from importlib.metadata import version
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.gang.client import GangState, ReplicaStatus
-from gemray_cluster.server.answers import Answers
+from gemray_cluster.server.answers import Answers, Generation
 from gemray_cluster.server.errors import EngineFault
-from gemray_cluster.server.generation import Generation
 from gemray_cluster.server.request_limiter import RequestLimiter
 from gemray_cluster.text.output import OutputPiece
 from gemray_cluster.text.token_text import TokenText

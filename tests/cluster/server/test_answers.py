@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemray_cluster.server.generation import Generation
+from gemray_cluster.server.answers import Generation
 from gemray_cluster.server.requests import AcceptedRequest
 from gemray_cluster.text.output import OutputRules
 from gemray_cluster.text.tokenizer import ChatTokenizer
