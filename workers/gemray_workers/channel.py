@@ -4,19 +4,23 @@ One ZeroMQ connection over TCP, authenticated and encrypted by CURVE: the coordi
 and hands the address with the client's keys to rank 0. A message is two frames: its number in the direction it
 travels (8 bytes, from 0) and the msgpack of one `ToGang` or `FromGang`. The numbers make a loss visible: a client must
 never get a stream with a hole in it, and no request may wait endlessly because its `Submit` was lost.
+
+What a step gave leaves in as many messages as it takes. Its ids are a few kilobytes. Log-probabilities are not: with 20
+of the most likely, a prompt position takes 330 bytes, and a step may cover every position of a long prompt.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
 from gemray_workers.errors import CommunicationError
-from gemray_workers.messages import FromGang, ToGang
+from gemray_workers.messages import FromGang, SequenceDelta, StepOutput, ToGang
+from gemray_workers.sampling.token_logprob import TokenLogprob
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +28,14 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest frame that is accepted; a prompt of 262144 ids takes 1.3 MB."""
 MAX_QUEUED_MESSAGES = 100_000
 """Messages that may wait for a slow receiver before sending fails."""
+MOST_DELTA_BYTES = MAX_MESSAGE_BYTES // 4
+"""Bytes of the deltas in one message: well below the limit, and a coordinator that decodes them is soon free again."""
 _NUMBER_BYTES = 8
+_BYTES_OF_DELTA = 1024
+"""Names of the fields, the request's id, the counters of drafting."""
+_BYTES_OF_TOKEN_ID = 5
+_BYTES_OF_LOGPROB = 20
+"""A token id and a number as msgpack, and what encloses them: for each token and for each of the most likely."""
 
 
 class ChannelAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,10 +122,17 @@ class LeadChannel:
                 logger.warning("dropped a message from the coordinator that does not decode: %s", error)
 
     def send(self, message: FromGang) -> None:
-        """Send without waiting for the receiver.
+        """Send without waiting for the receiver: one message, or several parts of a step's output.
 
         Raises CommunicationError when the coordinator has left `MAX_QUEUED_MESSAGES` unread.
         """
+        if not isinstance(message, StepOutput):
+            self._send_one(message)
+            return
+        for part in split_deltas(message.deltas, MOST_DELTA_BYTES):
+            self._send_one(StepOutput(part, message.stats))
+
+    def _send_one(self, message: FromGang) -> None:
         try:
             self._socket.send_multipart(self._frames.wrap(self._encoder.encode(message)), zmq.NOBLOCK)
         except zmq.Again:
@@ -135,3 +153,46 @@ def configure(socket: zmq.Socket[Any]) -> None:
     # Notice a silently dead connection: probe each 5 s, give up 20 s after the last answer.
     socket.heartbeat_ivl = 5_000
     socket.heartbeat_timeout = 20_000
+
+
+def split_deltas(deltas: Sequence[SequenceDelta], most_bytes: int) -> Iterator[list[SequenceDelta]]:
+    """The deltas of a step in order, as lists of at most `most_bytes`; one list, possibly empty, when all fit in it.
+
+    A delta whose prompt log-probabilities alone exceed that is cut; its tokens and its end go with the last part.
+    """
+    part: list[SequenceDelta] = []
+    num_bytes = 0
+    for delta in deltas:
+        for piece in _pieces(delta, most_bytes):
+            size = _num_bytes(piece)
+            if part and num_bytes + size > most_bytes:
+                yield part
+                part, num_bytes = [], 0
+            part.append(piece)
+            num_bytes += size
+    yield part
+
+
+def _pieces(delta: SequenceDelta, most_bytes: int) -> Iterator[SequenceDelta]:
+    """A delta, with what is too much of its prompt's log-probabilities in deltas before it."""
+    rest = delta.prompt_logprobs or []
+    while rest and _num_bytes(delta, rest) > most_bytes:
+        most = max(1, (most_bytes - _BYTES_OF_DELTA) // max(map(_bytes_of_logprob, rest)))
+        yield SequenceDelta(request_id=delta.request_id, token_ids=[], prompt_logprobs=rest[:most])
+        rest = rest[most:]
+    if len(rest) == len(delta.prompt_logprobs or []):
+        yield delta
+    else:
+        yield msgspec.structs.replace(delta, prompt_logprobs=rest or None)
+
+
+def _num_bytes(delta: SequenceDelta, prompt_logprobs: Sequence[TokenLogprob] | None = None) -> int:
+    """Most bytes of a delta as msgpack, with other prompt log-probabilities if given."""
+    if prompt_logprobs is None:
+        prompt_logprobs = delta.prompt_logprobs or []
+    listed = sum(map(_bytes_of_logprob, delta.logprobs or ())) + sum(map(_bytes_of_logprob, prompt_logprobs))
+    return _BYTES_OF_DELTA + _BYTES_OF_TOKEN_ID * len(delta.token_ids) + listed
+
+
+def _bytes_of_logprob(logprob: TokenLogprob) -> int:
+    return _BYTES_OF_LOGPROB * (1 + len(logprob.top))

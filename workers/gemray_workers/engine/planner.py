@@ -13,7 +13,6 @@ import msgspec
 
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.deltas_split import split_for_channel
 from gemray_workers.engine.grammar_queue import GrammarQueue
 from gemray_workers.engine.observations import QueueObserver, StepObserver
 from gemray_workers.errors import InvalidField
@@ -135,9 +134,8 @@ class LeadPlanner:
         return self._queue.tell(ended + deltas)
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
-        """Every sequence's new tokens and the engine's statistics: one message, more where the channel needs them."""
-        for part in split_for_channel(deltas):
-            self._inbox.send(StepOutput(part, self._stats()))
+        """One message with every sequence's new tokens and the engine's statistics."""
+        self._inbox.send(StepOutput(deltas, self._stats()))
 
     def allowed(self, slot: int, drafts: Sequence[int], num_words: int) -> Words:
         """As `allowed_words`, of the running sequence."""
