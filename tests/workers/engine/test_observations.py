@@ -69,7 +69,7 @@ def test_a_wait_is_told_once_with_the_first_delta() -> None:
         SequenceDelta(request_id="a", token_ids=[2]),
         SequenceDelta(request_id="cancelled", token_ids=[], finish="cancelled"),
     ]
-    assert [delta.queue_seconds for delta in queue.tell(deltas)] == [2.0, None, None]
+    assert [queue.take_wait(delta) for delta in deltas] == [2.0, None, None]
     assert not queue._arrived
     assert not queue._waited
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-
-import msgspec
+from collections.abc import Callable, Sequence
 
 from gemray_workers.messages import BATCH_SIZE_BOUNDS, STEP_SECONDS_BOUNDS, Distribution, SequenceDelta
 from gemray_workers.scheduling.plan import StepPlan
@@ -57,7 +55,7 @@ class StepObserver:
 
 
 class QueueObserver:
-    """How long requests wait for their slots, told with what they get first."""
+    """How long requests wait for their slots."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """No request yet; `clock` gives seconds."""
@@ -76,12 +74,8 @@ class QueueObserver:
             if arrived is not None:
                 self._waited[admission.request_id] = self._clock() - arrived
 
-    def tell(self, deltas: Iterable[SequenceDelta]) -> list[SequenceDelta]:
-        """The same deltas, the first one of each request with its wait."""
-        return [self._told(delta) for delta in deltas]
-
-    def _told(self, delta: SequenceDelta) -> SequenceDelta:
+    def take_wait(self, delta: SequenceDelta) -> float | None:
+        """Seconds that a request waited, to be told with its first delta; None where there is nothing to tell."""
         if delta.finish is not None:
             self._arrived.pop(delta.request_id, None)
-        waited = self._waited.pop(delta.request_id, None)
-        return delta if waited is None else msgspec.structs.replace(delta, queue_seconds=waited)
+        return self._waited.pop(delta.request_id, None)

@@ -131,7 +131,7 @@ class LeadPlanner:
         self._steps.commit(plan)
         self._check_when_idle()
         ended, self._ended = self._ended, []
-        return self._queue.tell(ended + deltas)
+        return [self._with_wait(delta) for delta in ended + deltas]
 
     def publish(self, deltas: list[SequenceDelta]) -> None:
         """One message with every sequence's new tokens and the engine's statistics."""
@@ -198,6 +198,10 @@ class LeadPlanner:
 
     def _refuse(self, submit: Submit, error: InvalidField) -> None:
         self._ended.append(SequenceDelta(request_id=submit.request_id, token_ids=[], finish="fault", fault=str(error)))
+
+    def _with_wait(self, delta: SequenceDelta) -> SequenceDelta:
+        waited = self._queue.take_wait(delta)
+        return delta if waited is None else msgspec.structs.replace(delta, queue_seconds=waited)
 
     def _check_when_idle(self) -> None:
         """When the last sequence leaves, every page must be back in its pool."""
