@@ -22,7 +22,6 @@ from gemray_kernels.sequence_tables import RowLayout
 from gemray_workers.drafters.protocol import Drafter
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleRows, PackedRows, advance
 from gemray_workers.execution.slots import SlotTable
-from gemray_workers.execution.verification import input_ids
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardOutput
 from gemray_workers.model.target import TargetModel
@@ -160,7 +159,7 @@ class Cycle:
             slots.sampling,
             self._comm,
             features=features,
-            drafts_RB=drafts_before(input_ids(layout, slots)) if features.penalties else None,
+            drafts_RB=drafts_before(self._input_ids(layout)) if features.penalties else None,
             row_masks=row_masks,
             softcap=self._model.softcap,
         )
@@ -171,6 +170,11 @@ class Cycle:
         if features.penalties:
             slots.sampling.commit(layout.slot_RQ[:, 0], settled.ids_RQ)
         return Decision(settled.accepted_A, settled.found, logits_RV)
+
+    def _input_ids(self, layout: RowLayout) -> Tensor:
+        """[C, J]: the known token that each sequence's first row that chooses computes, then its drafts."""
+        before_C1 = (layout.position_RQ[:, :1] - 1).clamp(min=0)
+        return self._slots.token_ids_NL[layout.slot_RQ, torch.cat([before_C1, layout.position_RQ[:, :-1]], dim=1)]
 
     def _verified(self, rows: CycleRows, layout: RowLayout, chosen_CJ: Tensor) -> tuple[Tensor, Tensor] | None:
         """What stands in for the rule of verification, in measurements."""

@@ -11,7 +11,6 @@ Shape legend: N slots, the null slot last; L token columns, P block-table column
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,20 +19,8 @@ from gemray_kernels.sequence_tables import PagePlace, PageTables, SequenceTables
 from gemray_kernels.table import row_kernels_for
 from gemray_workers.execution.host_copy import to_device
 from gemray_workers.kv.spec import KVGroupSpec
-from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.state import SamplingState
 from gemray_workers.scheduling.plan import Admission, PageGrant, StepPlan
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One sequence on this rank, as it was admitted."""
-
-    request_id: str
-    prompt_len: int
-    params: SamplingParams
-    token_ids: Sequence[int]
-    """Prompt, then what was generated before the admission. What follows is on the device alone."""
 
 
 class SlotTable:
@@ -77,10 +64,11 @@ class SlotTable:
         self.tables = SequenceTables(self.token_ids_NL, self.computed_N, self.end_N)
         self.row_kernels = row_kernels_for(device)
         self.sampling = sampling
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, Admission] = {}
+        """What follows an admission's tokens is on the device alone."""
 
-    def __getitem__(self, slot: int) -> Slot:
-        """The sequence in `slot`; KeyError when it is free."""
+    def __getitem__(self, slot: int) -> Admission:
+        """The sequence in `slot`, as it was admitted; KeyError when it is free."""
         return self._slots[slot]
 
     def __len__(self) -> int:
@@ -123,9 +111,7 @@ class SlotTable:
     def _admit(self, admission: Admission) -> None:
         if admission.slot in self._slots:
             raise RuntimeError(f"slot {admission.slot} is taken by {self._slots[admission.slot].request_id}")
-        self._slots[admission.slot] = Slot(
-            admission.request_id, admission.prompt_len, admission.params, tuple(admission.token_ids)
-        )
+        self._slots[admission.slot] = admission
         self.computed_N[admission.slot] = admission.num_computed
         self.end_N[admission.slot] = min(admission.prompt_len + admission.params.max_tokens, self._max_model_len)
         self.sampling.admit(admission.slot, admission.params, admission.token_ids, admission.prompt_len)
