@@ -1,4 +1,4 @@
-"""Rank 0's end of the message channel between the coordinator and a gang.
+"""The message channel between the coordinator and rank 0 of a gang: both ends.
 
 One ZeroMQ connection over TCP, authenticated and encrypted by CURVE: the coordinator makes both key pairs, binds,
 and hands the address with the client's keys to rank 0. A message is two frames: its number in the direction it
@@ -11,12 +11,15 @@ of the most likely, a prompt position takes 330 bytes, and a step may cover ever
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
 
 from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import FromGang, SequenceDelta, StepOutput, ToGang
@@ -31,6 +34,8 @@ MAX_QUEUED_MESSAGES = 100_000
 MOST_DELTA_BYTES = MAX_MESSAGE_BYTES // 4
 """Bytes of the deltas in one message: well below the limit, and a coordinator that decodes them is soon free again."""
 _NUMBER_BYTES = 8
+_DOMAIN = "gang"
+"""ZAP domain of the coordinator's socket."""
 _BYTES_OF_DELTA = 1024
 """Names of the fields, the request's id, the counters of drafting."""
 _BYTES_OF_TOKEN_ID = 5
@@ -85,8 +90,90 @@ class NumberedFrames:
         return frames[1]
 
 
+class GangChannel:
+    """The coordinator's end: a bound socket that serves the one client holding the keys of `address`.
+
+    Make and use it on one event loop.
+    """
+
+    def __init__(self, host: str) -> None:
+        """Bind to a free port of `host` and make fresh keys for both ends."""
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        self._context = zmq.asyncio.Context()
+        self._authenticator = AsyncioAuthenticator(self._context, log=logger)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN, credentials_provider=_OneClient(client_public))
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = server_secret
+        self._socket.zap_domain = _DOMAIN.encode()
+        _configure(self._socket)
+        authority = f"[{host}]" if ":" in host else host
+        port = self._socket.bind_to_random_port(f"tcp://{authority}")
+        self._address = ChannelAddress(
+            endpoint=f"tcp://{authority}:{port}",
+            server_public_key=server_public,
+            client_public_key=client_public,
+            client_secret_key=client_secret,
+        )
+        self._frames = NumberedFrames()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder[FromGang](FromGang)
+
+    @property
+    def address(self) -> ChannelAddress:
+        """What rank 0 needs to connect; holds a secret."""
+        return self._address
+
+    def post(self, message: ToGang) -> None:
+        """Queue one message for rank 0, without waiting.
+
+        Raises CommunicationError when no gang is connected or its queue is full.
+        """
+        frames = self._frames.wrap(self._encoder.encode(message))
+        sent: asyncio.Future[Any] = asyncio.ensure_future(self._socket.send_multipart(frames))
+        if not sent.done():  # zmq.asyncio sends at once whatever the socket takes
+            sent.cancel()
+            raise CommunicationError(
+                f"no gang is connected to {self._address.endpoint}, "
+                f"or it has left {MAX_QUEUED_MESSAGES} messages unread"
+            )
+        self._frames.count_sent()
+
+    async def receive(self) -> FromGang:
+        """The next message from rank 0; what is not of this channel is logged and dropped.
+
+        Raises CommunicationError when messages were lost, or one of them does not decode: tokens may have been in it.
+        """
+        while True:
+            payload = self._frames.unwrap(await self._socket.recv_multipart())
+            if payload is None:
+                continue
+            try:
+                message: FromGang = self._decoder.decode(payload)
+                return message
+            except msgspec.MsgspecError as error:
+                raise CommunicationError(f"a message from the gang does not decode: {error}") from error
+
+    def close(self) -> None:
+        """Close at once; what has not left yet is dropped. Idempotent."""
+        if self._context.closed:
+            return
+        self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    async def __aenter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
 class LeadChannel:
-    """The inbox and outbox of rank 0's engine. Use it from one thread."""
+    """Rank 0's end: the inbox and outbox of its engine. Use it from one thread."""
 
     def __init__(self, address: ChannelAddress) -> None:
         """Connect in the background; messages sent before the coordinator answers are queued."""
@@ -95,7 +182,7 @@ class LeadChannel:
         self._socket.curve_serverkey = address.server_public_key
         self._socket.curve_publickey = address.client_public_key
         self._socket.curve_secretkey = address.client_secret_key
-        configure(self._socket)
+        _configure(self._socket)
         self._socket.connect(address.endpoint)
         self._frames = NumberedFrames()
         self._decoder = msgspec.msgpack.Decoder[ToGang](ToGang)
@@ -144,7 +231,18 @@ class LeadChannel:
         self._context.destroy(linger=1000)
 
 
-def configure(socket: zmq.Socket[Any]) -> None:
+class _OneClient:
+    """Lets in the holder of one key, for ZeroMQ's authentication protocol (ZAP)."""
+
+    def __init__(self, client_public_key: bytes) -> None:
+        self._client_public_key = client_public_key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether this key may connect."""
+        return key == self._client_public_key
+
+
+def _configure(socket: zmq.Socket[Any]) -> None:
     """Bounds that both ends share."""
     socket.sndhwm = MAX_QUEUED_MESSAGES
     socket.rcvhwm = MAX_QUEUED_MESSAGES

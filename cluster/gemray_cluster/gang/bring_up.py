@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
-from gemray_cluster.gang.channel import GangChannel
 from gemray_cluster.gang.client import GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import errors_by_cause, in_words, require_same_versions, same_model
 from gemray_cluster.gang.laps import Laps
 from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, StartProgress
 from gemray_cluster.gang.lifeline import Lifeline
+from gemray_workers.channel import GangChannel
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import GangInfo, ModelInfo, RankInfo

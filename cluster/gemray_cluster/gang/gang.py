@@ -15,7 +15,6 @@ from contextlib import suppress
 import msgspec
 
 from gemray_cluster.gang.bring_up import DIAGNOSIS_S, BringUp
-from gemray_cluster.gang.channel import GangChannel
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import account, errors_by_cause, in_words
@@ -30,6 +29,7 @@ from gemray_cluster.gang.launcher import (
 from gemray_cluster.gang.lifeline import Lifeline
 from gemray_cluster.gang.streams import StreamTable
 from gemray_cluster.gang.unless import unless
+from gemray_workers.channel import GangChannel
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import (

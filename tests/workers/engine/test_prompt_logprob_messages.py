@@ -12,9 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemray_cluster.gang.channel import GangChannel
 from gemray_workers import channel
-from gemray_workers.channel import LeadChannel, split_deltas
+from gemray_workers.channel import GangChannel, LeadChannel, split_deltas
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.outcomes import OutcomeReader
 from gemray_workers.messages import FromGang, SequenceDelta

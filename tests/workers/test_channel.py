@@ -10,8 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from gemray_cluster.gang.channel import GangChannel
-from gemray_workers.channel import ChannelAddress, LeadChannel, NumberedFrames
+from gemray_workers.channel import ChannelAddress, GangChannel, LeadChannel, NumberedFrames
 from gemray_workers.errors import CommunicationError
 from gemray_workers.messages import Cancel, GangFailed, SequenceDelta, StepOutput, Stop, Submit
 from gemray_workers.sampling.params import SamplingParams
