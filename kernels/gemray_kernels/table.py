@@ -12,12 +12,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import Numerics
 from gemray_kernels.packed_product import PackedExpertProducts, PackedProduct
 from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
 from gemray_kernels.reference import (
     attention_inputs,
     cycle_rows,
     embedding,
+    exact_linear,
     experts,
     layer_norms,
     linear,
@@ -32,6 +34,22 @@ from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.sequence_tables import PageTables, QueryLayout, RowLayout, SequenceTables, Settled
 from gemray_kernels.slot_tables import Columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactProducts:
+    """Products whose bits follow a row's own inputs alone (`gemray_kernels.numerics`).
+
+    The last argument is the number of leaves of these inputs, a rank's share of them where ranks split the inputs.
+    Signatures and results are those of `gemray_kernels.reference.exact_linear`.
+    """
+
+    linear: Callable[[Tensor, Tensor, int], Tensor]
+    summands: Callable[[Tensor, Tensor, int], Tensor]
+    wide_summands: Callable[[Tensor, Tensor, int], Tensor]
+    gelu_linear: Callable[[Tensor, Tensor, int], Tensor]
+    silu_linear: Callable[[Tensor, Tensor, int], Tensor]
+    gated_projection: Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +78,8 @@ class Kernels:
     tiling: Callable[[Code, int, torch.dtype, int, int, torch.dtype], Tiling | None]
     packed_product: Callable[[PackedWeight], PackedProduct]
     packed_experts: Callable[[PackedWeight, PackedWeight], PackedExpertProducts]
+    exact: ExactProducts | None = None
+    """Products in exact numerics; None where numerics are fast."""
 
 
 class PackRows(Protocol):
@@ -161,9 +181,24 @@ REFERENCE = Kernels(
 )
 """Plain PyTorch, for every device and dtype."""
 
+EXACT_REFERENCE = ExactProducts(
+    linear=exact_linear.linear,
+    summands=exact_linear.summands,
+    wide_summands=exact_linear.wide_summands,
+    gelu_linear=exact_linear.gelu_linear,
+    silu_linear=exact_linear.silu_linear,
+    gated_projection=exact_linear.gated_projection,
+)
+"""Elementwise PyTorch, for every device and dtype."""
 
-def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
+
+def kernels_for(device: torch.device, dtype: torch.dtype, numerics: Numerics = Numerics.FAST) -> Kernels:
     """Triton on CUDA for the dtypes that are served; the references for the rest, float64 among it."""
+    kernels = _fast_kernels(device, dtype)
+    return kernels if numerics is Numerics.FAST else replace(kernels, exact=EXACT_REFERENCE)
+
+
+def _fast_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
         return REFERENCE
     kernels = triton_kernels()

@@ -20,4 +20,9 @@ def gelu_tanh(x: Tensor) -> Tensor:
 def silu_and_mul(gate_up_TI: Tensor) -> Tensor:
     """``silu(gate) · up`` [..., I] of ``[gate | up]`` [..., 2 I]."""
     gate_TI, up_TI = gate_up_TI.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate_TI) * up_TI
+    return silu(gate_TI) * up_TI
+
+
+def silu(x: Tensor) -> Tensor:
+    """``x · sigmoid(x)``, elementwise."""
+    return torch.nn.functional.silu(x)

@@ -38,8 +38,8 @@ def attention_inputs(
     """Normed, rotated queries [T, N, D] in the angles' dtype; keys, normed and rotated, and values go to their pages.
 
     Args:
-        summands_STO: parts of ``[q | k | v]``, added in order and rounded; without v, values are made of the raw keys;
-            without k and v, nothing is written.
+        summands_STO: parts of ``[q | k | v]``, added as `total` adds and rounded; without v, values are made of the raw
+            keys; without k and v, nothing is written.
         cos_T1D: of each row's angles.
         sin_T1D: as `cos_T1D`.
         num_heads: N; 0 where only keys and values are wanted.

@@ -34,7 +34,7 @@ def per_layer_inputs(context_STO: Tensor, tokens_TO: Tensor, norm: Norm, context
     """``(norm(Σ context · context_scale) + tokens) · 2^(-1/2)`` [T, L, P], rounded where separate operations round.
 
     Args:
-        context_STO: parts of the projection of the token embeddings, added in order and rounded; O = L P.
+        context_STO: parts of the projection of the token embeddings, added as `total` adds and rounded; O = L P.
         tokens_TO: scaled per-layer embeddings of the tokens.
         norm: over the P of each layer.
         context_scale: of the projection.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import is_tree, tree_sum
 from gemray_kernels.precision import compute_dtype
 from gemray_kernels.reference.rms_norm import add_rms_norm, rms_norm, rms_norm_then_scale
 
@@ -34,8 +35,11 @@ class Norm:
 
 
 def total(summands_STD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum over S in order, rounded once to `dtype`."""
-    first, *others = summands_STD.to(compute_dtype(dtype)).unbind()
+    """Sum over S, rounded once to `dtype`: by the tree of `gemray_kernels.numerics` for powers of two, or in order."""
+    wide_STD = summands_STD.to(compute_dtype(dtype))
+    if is_tree(len(wide_STD)):
+        return tree_sum(wide_STD).to(dtype)
+    first, *others = wide_STD.unbind()
     return sum(others, first).to(dtype)
 
 
@@ -52,7 +56,7 @@ def add_then_norms(
 
     Args:
         residual_TD: the stream before.
-        summands_STD: a product's parts, added in order.
+        summands_STD: a product's parts, added as `total` adds.
         post_norm: of the sum; None adds it as it is.
         scale: [1], or None for no factor.
         norms: at most 3, of the new stream.
@@ -81,7 +85,7 @@ def add_experts_then_norms(
 
     Args:
         residual_TD: the stream before.
-        dense_STD: the dense product's parts, added in order.
+        dense_STD: the dense product's parts, added as `total` adds.
         dense_norm: of their sum.
         routed_TKD: outputs of each row's experts.
         weights_TK: of each row's experts.

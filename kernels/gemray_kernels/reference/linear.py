@@ -19,12 +19,12 @@ def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 def summands(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Parts [S, T, O] whose sum in order of S, rounded once to `x`'s dtype, is ``x · weightᵀ``."""
+    """Parts [S, T, O] whose `total`, rounded once to `x`'s dtype, is ``x · weightᵀ``."""
     return linear(x_TI, weight_OI).unsqueeze(0)
 
 
 def wide_summands(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Parts [S, T, O] in the compute dtype whose sum in order of S is ``x · weightᵀ``, unrounded."""
+    """Parts [S, T, O] in the compute dtype whose `total` is ``x · weightᵀ``, unrounded."""
     return wide_linear(x_TI, weight_OI).unsqueeze(0)
 
 

@@ -19,6 +19,7 @@ from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.parts import total
 from gemray_kernels.triton.rotation import inverse_rms, load_halves, rotate
 
 LARGEST = tl.constexpr(FP8_MAX)
@@ -86,11 +87,8 @@ def _total_halves(  # type: ignore[no-untyped-def]
     summands_D, summand_stride, d_H, inside_H, dtype, SUMMANDS: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
     """Both halves of one head's sum, rounded once."""
-    first_H, second_H = load_halves(summands_D, d_H, inside_H, HEAD_DIM)
-    for s in tl.static_range(1, SUMMANDS):
-        more1_H, more2_H = load_halves(summands_D + s * summand_stride, d_H, inside_H, HEAD_DIM)
-        first_H += more1_H
-        second_H += more2_H
+    first_H = total(summands_D + d_H, summand_stride, inside_H, 0.0, SUMMANDS)
+    second_H = total(summands_D + HEAD_DIM // 2 + d_H, summand_stride, inside_H, 0.0, SUMMANDS)
     return first_H.to(dtype).to(tl.float32), second_H.to(dtype).to(tl.float32)
 
 

@@ -15,6 +15,7 @@ from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.slot_tables import Columns
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.parts import total
 
 BLOCK = 1024
 
@@ -140,11 +141,7 @@ def _per_layer_inputs_kernel(  # type: ignore[no-untyped-def]
     dtype = out_TO.dtype.element_ty
     weight_P = tl.load(weight_P + p_P, mask=inside_P, other=0.0).to(tl.float32)
     wait_for_inputs(EARLY)
-    x_P = tl.zeros([BLOCK], tl.float32)
-    for s in tl.static_range(SUMMANDS):
-        x_P += tl.load(context_STO + s * summand_stride + row * row_stride + at_P, mask=inside_P, other=0.0).to(
-            tl.float32
-        )
+    x_P = total(context_STO + row * row_stride + at_P, summand_stride, inside_P, 0.0, SUMMANDS)
     x_P = (x_P.to(dtype).to(tl.float32) * context_scale).to(dtype).to(tl.float32)
     x_P = x_P * (1.0 / tl.sqrt_rn(tl.sum(x_P * x_P, axis=0) / WIDTH + eps)) * weight_P
     token_P = tl.load(tokens_TO + row * tokens_stride + at_P, mask=inside_P, other=0.0).to(tl.float32)

@@ -13,6 +13,7 @@ from torch import Tensor
 from gemray_kernels.layout import require_rows
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.parts import total
 
 BLOCK = 256
 
@@ -59,11 +60,7 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     dtype = out_TO.dtype.element_ty
-    sum_B = tl.zeros([BLOCK], tl.float32)
-    for s in tl.static_range(SUMMANDS):
-        sum_B += tl.load(summands_STO + s * summand_stride + row * row_stride + column, mask=inside, other=0.0).to(
-            tl.float32
-        )
+    sum_B = total(summands_STO + row * row_stride + column, summand_stride, inside, 0.0, SUMMANDS)
     gate_B = gelu_tanh(sum_B.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
     factor_B = tl.load(factor_TO + row * factor_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_TO + row * width + column, (gate_B * factor_B).to(dtype), mask=inside)

@@ -18,6 +18,7 @@ from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear_choice import summands
+from gemray_kernels.triton.parts import total
 
 MOST_ROWS = 64
 MOST_INPUTS = 256
@@ -86,10 +87,8 @@ def _gated_projection_kernel(  # type: ignore[no-untyped-def]
     wait_for_inputs(EARLY)
     inside_IT = (i_I < num_in)[:, None] & (t_T < num_rows)[None, :]
     dtype = out_TO.dtype.element_ty
-    sum_IT = tl.zeros([BLOCK_I, BLOCK_T], tl.float32)
     at_IT = summands_STI + t_T[None, :] * row_stride + i_I[:, None]
-    for s in tl.static_range(SUMMANDS):
-        sum_IT += tl.load(at_IT + s * summand_stride, mask=inside_IT, other=0.0).to(tl.float32)
+    sum_IT = total(at_IT, summand_stride, inside_IT, 0.0, SUMMANDS)
     gate_IT = gelu_tanh(sum_IT.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
     factor_IT = tl.load(factor_TI + t_T[None, :] * factor_stride + i_I[:, None], mask=inside_IT, other=0.0)
     x_IT = (gate_IT * factor_IT.to(tl.float32)).to(dtype)

@@ -15,6 +15,7 @@ from torch import Tensor
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.parts import total
 from gemray_kernels.triton.rms_norm import warps_for
 
 MOST_NORMS = 3
@@ -179,11 +180,7 @@ def _add_then_norms_kernel(  # type: ignore[no-untyped-def]
         first_D = tl.load(weight0_D + d_D, mask=inside, other=0.0).to(tl.float32)
     wait_for_inputs(EARLY)
     residual_D = tl.load(residual_TD + row * residual_stride + d_D, mask=inside, other=0.0).to(tl.float32)
-    y_D = tl.zeros([BLOCK], tl.float32)
-    for s in tl.static_range(SUMMANDS):
-        y_D += tl.load(summands_STD + s * summand_stride + row * summand_row_stride + d_D, mask=inside, other=0.0).to(
-            tl.float32
-        )
+    y_D = total(summands_STD + row * summand_row_stride + d_D, summand_stride, inside, 0.0, SUMMANDS)
     y_D = y_D.to(dtype).to(tl.float32)
     if TOP_K > 0:
         routed_D = tl.zeros([BLOCK], tl.float32)

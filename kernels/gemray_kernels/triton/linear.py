@@ -48,7 +48,7 @@ class Gate(Enum):
 
 
 def linear_in_tiles(x_TI: Tensor, weight_OI: Tensor, tile: LinearTile, *, out_dtype: torch.dtype) -> Tensor:
-    """Summands [S, T, O] of ``x · weightᵀ``: the product is their sum in order of S.
+    """Summands [S, T, O] of ``x · weightᵀ``: the product is their `total`.
 
     Args:
         x_TI: at most 64 rows, inputs contiguous.

@@ -1,8 +1,9 @@
 """All-reduce of small tensors in one kernel over memory that the ranks' devices read from each other.
 
 A program owns one block of the shared buffers. It waits until its peers have read what it wrote there last time, writes
-its part, tells them, waits for theirs, and adds up all parts in rank order: every rank gets the same bits. Each flag is
-set by one rank and taken back by another, so nothing counts, and a CUDA graph can hold the launch.
+its part, tells them, waits for theirs, and adds up all parts, by the tree of `gemray_kernels.numerics` where their
+number is a power of two and else in rank order: every rank gets the same bits. Each flag is set by one rank and taken
+back by another, so nothing counts, and a CUDA graph can hold the launch.
 
 Programs of a block number wait for each other only, and a device starts its programs in order, so that some block can
 always go on, however few programs run at a time.
@@ -97,6 +98,20 @@ def _take(flag, TRIES: tl.constexpr):  # type: ignore[no-untyped-def]
     return found
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_of_parts(buffers_R, at_N, inside_N, dtype, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum in float32 of the parts of PARTS ranks from the first of `buffers_R` on."""
+    if PARTS == 1:
+        part_N = tl.load(buffers_R).to(tl.pointer_type(dtype)) + at_N
+        result = tl.load(part_N, mask=inside_N, other=0.0, volatile=True).to(tl.float32)
+    else:
+        # Two halves of a power of two; of other numbers the last part is added to the sum of those before it.
+        FIRST: tl.constexpr = PARTS // 2 if PARTS & (PARTS - 1) == 0 else PARTS - 1
+        left = _sum_of_parts(buffers_R, at_N, inside_N, dtype, FIRST)
+        result = left + _sum_of_parts(buffers_R + FIRST, at_N, inside_N, dtype, PARTS - FIRST)
+    return result
+
+
 @triton.jit(do_not_specialize=["num_elements", "rank"])  # type: ignore[untyped-decorator]
 def _one_shot_kernel(  # type: ignore[no-untyped-def]
     x_N,
@@ -131,10 +146,8 @@ def _one_shot_kernel(  # type: ignore[no-untyped-def]
         if peer != rank:
             all_came = all_came & _take(own_flags + peer, TRIES)
     tl.debug_barrier()
-    sum_N = tl.where(tl.full([BLOCK], all_came, tl.int32) == 1, 0.0, float("nan"))
-    for peer in tl.static_range(SIZE):
-        part_N = tl.load(buffers_R + peer).to(tl.pointer_type(dtype)) + at_N
-        sum_N += tl.load(part_N, mask=inside_N, other=0.0, volatile=True).to(tl.float32)
+    sum_N = _sum_of_parts(buffers_R, at_N, inside_N, dtype, SIZE)
+    sum_N = tl.where(tl.full([BLOCK], all_came, tl.int32) == 1, sum_N, float("nan"))
     tl.store(out_N + at_N, sum_N.to(dtype), mask=inside_N)
     tl.debug_barrier()  # every thread has read before one thread says so
     for peer in tl.static_range(SIZE):

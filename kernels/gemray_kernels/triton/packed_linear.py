@@ -52,7 +52,7 @@ class PackedTile:
 def packed_linear_in_tiles(
     x_TI: Tensor, weight: TiledWeight, tile: PackedTile, *, out_dtype: torch.dtype, first: int = 0
 ) -> Tensor:
-    """Summands [S, T, O - first] of ``x · weightᵀ``: the product is their sum in order of S.
+    """Summands [S, T, O - first] of ``x · weightᵀ``: the product is their `total`.
 
     Args:
         x_TI: bfloat16 rows, inputs contiguous.

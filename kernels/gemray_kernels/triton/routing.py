@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
+from gemray_kernels.triton import parts
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
 
@@ -60,10 +61,7 @@ def _route_kernel(  # type: ignore[no-untyped-def]
     inside = e_E < num_experts
     scale = tl.load(scale_E + e_E, mask=inside, other=0.0).to(tl.float32)
     wait_for_inputs(EARLY)
-    at_E = summands_STE + row * row_stride + e_E
-    logit_E = tl.load(at_E, mask=inside, other=float("-inf"))
-    for s in tl.static_range(1, SUMMANDS):
-        logit_E += tl.load(at_E + s * summand_stride, mask=inside, other=0.0)
+    logit_E = parts.total(summands_STE + row * row_stride + e_E, summand_stride, inside, float("-inf"), SUMMANDS)
     exp_E = tl.where(inside, tl.exp(logit_E - tl.max(logit_E, axis=0)), 0.0)
     # A NaN ranks first, as the reference sorts it: every row chooses K different experts, and its weights are NaN.
     key_E = tl.where(logit_E == logit_E, logit_E, float("inf"))  # noqa: PLR0124

@@ -34,7 +34,7 @@ class LinearWeight(Protocol):
         ...
 
     def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
-        """Parts [S, T, O - first] of the outputs from `first` on, all or so many, whose sum in order is the product."""
+        """Parts [S, T, O - first] of the outputs from `first` on, all or so many, whose `total` is the product."""
         ...
 
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
