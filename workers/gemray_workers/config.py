@@ -19,6 +19,7 @@ MethodName = Literal["auto", "none", "mtp", "dflash"]
 DFlashCausalName = Literal["config", "sliding", "all", "none"]
 PlacementName = Literal["colocated", "dedicated"]
 CaptureName = Literal["start", "use"]
+AllReduceName = Literal["auto", "library"]
 
 USUAL_STEP_TOKENS = 512
 """Rows of one forward pass where nothing asks for more."""
@@ -37,6 +38,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "drafter_placement": get_args(PlacementName),
     "dflash_causal": get_args(DFlashCausalName),
     "capture": get_args(CaptureName),
+    "all_reduce": get_args(AllReduceName),
 }
 
 
@@ -116,6 +118,9 @@ class EngineConfig:
     capture: CaptureName = "start"
     """When graphs are captured: all at ``start``, so that nothing compiles while serving, or each at its first
     ``use``, for measurements of a few shapes."""
+    all_reduce: AllReduceName = "auto"
+    """How cards add up what each of them has: ``auto`` takes one kernel of our own for small sums where it can and its
+    self-test passes, ``library`` always the library's (NCCL), for measurements."""
     lag: int = ranged(Range(0, 1), 1)
     """Steps that may be in flight while the next one is planned: 1, so that the device never waits for the host, or 0.
     Tokens are the same."""

@@ -10,7 +10,15 @@ from typing import Any, get_args
 
 from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.sampling import SamplingName
-from gemray_workers.config import DeviceName, DTypeName, EngineConfig, KVDTypeName, MethodName, PlacementName
+from gemray_workers.config import (
+    AllReduceName,
+    DeviceName,
+    DTypeName,
+    EngineConfig,
+    KVDTypeName,
+    MethodName,
+    PlacementName,
+)
 from gemray_workers.errors import InvalidField
 
 KV_MEMORY = 12 << 30
@@ -94,6 +102,8 @@ class Setup:
     """Tokens that each cycle is made to give on average; None leaves it to the drafter."""
     random_weights: bool = False
     enforce_eager: bool = False
+    all_reduce: AllReduceName = "auto"
+    """``library`` leaves all sums over ranks to NCCL."""
     kv_memory: int = KV_MEMORY
     kv_dtype: KVDTypeName = "auto"
     page_size: int = 16
@@ -193,6 +203,7 @@ class Setup:
             drafter_placement=self.drafter_placement,
             random_weights=self.random_weights,
             enforce_eager=self.enforce_eager,
+            all_reduce=self.all_reduce,
             # Requests of a load come in every shape; a row of the others needs a few shapes alone.
             capture="use" if self.load is None else "start",
             lag=max(self.lag, default=0),

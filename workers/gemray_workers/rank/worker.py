@@ -141,12 +141,16 @@ class RankWorker:
 
     def _build_engine_rank(self, gang: Communicator, device: torch.device, progress: ProgressFn | None) -> EngineRank:
         if self._config.drafter_placement == "colocated":
-            use_one_shot_if_sound(gang, device, self._reduced_dtypes)
+            self._choose_all_reduce(gang, device)
             return EngineRank(self._config, gang, device, progress, card=self._card)
         everyone = self._gang_of_many()
         target = everyone.subgroup(self._config.tensor_parallel_size, "target")
-        use_one_shot_if_sound(target, device, self._reduced_dtypes)
+        self._choose_all_reduce(target, device)
         return EngineRank(self._config, target, device, progress, gang=everyone, card=self._card)
+
+    def _choose_all_reduce(self, target: Communicator, device: torch.device) -> None:
+        if self._config.all_reduce == "auto":
+            use_one_shot_if_sound(target, device, self._reduced_dtypes)
 
     @property
     def _reduced_dtypes(self) -> list[torch.dtype]:
