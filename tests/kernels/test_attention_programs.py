@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_workers.engine.buckets import buckets
+from gemray_workers.engine.prompt_room import PromptRoom
 
 GROUPS = {"31B sliding": (32, 16, 256, 1024), "31B full": (32, 4, 512, None), "E2B sliding": (8, 1, 256, 512)}
 MOST_SEQUENCES = 32
@@ -49,7 +50,8 @@ def programs(group: str, num_rows: int, num_seqs: int, most_rows: int) -> set[tu
 @pytest.mark.parametrize("group", GROUPS)
 def test_buckets_have_every_program(group: str) -> None:
     captured: set[tuple[Any, ...]] = set()
-    for b in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompt_rows=(0, 512)):
+    prompts = PromptRoom.of(chunk=512, step_rows=1024, worthwhile=4096)
+    for b, _ in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompts=prompts):
         captured |= programs(group, b.num_rows, b.num_sequences + 1, b.most_rows)
     rng = random.Random(group)
     for _ in range(300):
@@ -63,6 +65,6 @@ def test_buckets_have_every_program(group: str) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_decoding_never_launches_what_long_chunks_need(group: str) -> None:
-    for b in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompt_rows=(0,)):
+    for b, _ in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompts=None):
         found = programs(group, b.num_rows, b.num_sequences + 1, b.most_rows)
         assert sorted(name for name, *_ in found) == ["attend_kernel", "combine_kernel"]

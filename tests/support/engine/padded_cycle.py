@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gemray_workers.engine.buckets import CAPTURED_FEATURES, buckets, fit
+from gemray_workers.engine.buckets import buckets, fit
 from gemray_workers.engine.cycle import Cycle, CycleOutput
+from gemray_workers.engine.prompt_room import PromptRoom
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.sampling.row_masks import MakeMasks
+
+PROMPTS = PromptRoom(beside_any=16, alone=(24, 32), beside_all=(40,), step_rows=64)
+"""Room as a server would have it, at a small scale."""
 
 
 class PaddedCycle:
@@ -21,11 +25,10 @@ class PaddedCycle:
         *,
         max_num_seqs: int,
         num_draft_tokens: Sequence[int],
-        prompt_rows: tuple[int, ...] = (0, 16),
+        prompts: PromptRoom = PROMPTS,
     ) -> None:
         self._cycle = cycle
-        shapes = buckets(max_num_seqs=max_num_seqs, num_draft_tokens=num_draft_tokens, prompt_rows=prompt_rows)
-        self._captured = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
+        self._captured = buckets(max_num_seqs=max_num_seqs, num_draft_tokens=num_draft_tokens, prompts=prompts)
         self.num_padded = 0
         self.num_eager = 0
 

@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemray_workers.engine.buckets import CAPTURED_FEATURES, bucket, buckets, fit, smallest
+from gemray_workers.engine.buckets import GREEDY, PUBLISHED, bucket, buckets, fit, smallest
+from gemray_workers.engine.prompt_room import PromptRoom, worthwhile_rows
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.messages import Submit
+from gemray_workers.model.config import ModelConfig
+from gemray_workers.model.target import first_narrowed
 from gemray_workers.sampling.features import Features
 from support.checkpoints.tiny import SHAPES, VOCAB_SIZE, Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, request
+from support.engine.gpu import CONFIGS
 from support.engine.speculation_rig import Rig, solo_rig
 
 NUM_DRAFT_TOKENS = 6
@@ -88,13 +92,16 @@ def shapes() -> st.SearchStrategy[CycleShape]:
     return st.builds(shape, st.integers(1, 20), st.integers(0, 20), st.integers(0, 9), st.integers(0, 300))
 
 
+ROOM = PromptRoom.of(chunk=256, step_rows=512, worthwhile=4096)
+
+
 @given(shapes())
 def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> None:
-    all_of_them = buckets(max_num_seqs=12, num_draft_tokens=(7,), prompt_rows=(0, 256))
+    all_of_them = buckets(max_num_seqs=12, num_draft_tokens=(7,), prompts=ROOM)
     found = smallest(shape, all_of_them)
     holding = [
         b
-        for b in all_of_them
+        for b, _ in all_of_them
         if b.num_sequences >= shape.num_sequences
         and b.max_drafts >= shape.max_drafts
         and b.num_rows >= shape.num_rows
@@ -104,29 +111,97 @@ def test_the_smallest_bucket_that_holds_a_plan_is_chosen(shape: CycleShape) -> N
     ]
     assert (found is None) == (not holding)
     if found is not None:
-        assert found in holding
-        assert found.num_drafting >= shape.num_drafting
-        assert found.num_choosing >= shape.num_choosing
-        assert found.num_block_rows >= shape.num_block_rows
-        assert found.num_rows == min(b.num_rows for b in holding)
+        assert found in all_of_them
+        assert found[0] in holding
+        assert found[0].num_drafting >= shape.num_drafting
+        assert found[0].num_choosing >= shape.num_choosing
+        assert found[0].num_block_rows >= shape.num_block_rows
+        assert found[0].num_rows == min(b.num_rows for b in holding)
+
+
+@given(
+    prompts=st.lists(st.integers(1, 256), max_size=12),
+    decoding=st.integers(0, 12),
+    max_drafts=st.sampled_from((0, 2, 7)),
+)
+def test_every_step_of_a_server_has_a_bucket(prompts: list[int], decoding: int, max_drafts: int) -> None:
+    """Chunks of several prompts and drafts of the others, up to what a step may have."""
+    decoding = min(decoding, 12 - len(prompts))
+    drafting = decoding if max_drafts else 0
+    own = decoding + drafting * max_drafts
+    while own + sum(prompts) > ROOM.step_rows:
+        prompts.pop()
+    if not prompts and not decoding:
+        return
+    shape = CycleShape(
+        num_sequences=len(prompts) + decoding,
+        num_drafting=drafting,
+        num_choosing=len(prompts) + decoding,
+        max_drafts=max_drafts if drafting else 0,
+        num_rows=own + sum(prompts),
+        most_rows=max([1 + max_drafts if drafting else 1, *prompts]),
+        num_block_rows=drafting * (1 + max_drafts),
+        num_outputs=len(prompts) + own,
+        most_outputs=1 + max_drafts if drafting else 1,
+    )
+    assert smallest(shape, buckets(max_num_seqs=12, num_draft_tokens=(7,), prompts=ROOM)) is not None
 
 
 def test_buckets_reach_the_largest_batch_and_half_and_all_drafts() -> None:
-    found = buckets(max_num_seqs=12, num_draft_tokens=(7,), prompt_rows=(0, 256))
+    found = [b for b, _ in buckets(max_num_seqs=12, num_draft_tokens=(7,), prompts=ROOM)]
     assert {b.num_sequences for b in found} == {1, 2, 4, 8, 12}
     assert {b.max_drafts for b in found} == {0, 3, 7}
-    assert found[0].num_rows == 12 * 8 + 256
+    assert found[0].num_rows == 512
     assert [b.num_rows for b in found] == sorted((b.num_rows for b in found), reverse=True)
-    assert {b.max_drafts for b in buckets(max_num_seqs=1, num_draft_tokens=(0,), prompt_rows=(0,))} == {0}
+    assert {b.max_drafts for b, _ in buckets(max_num_seqs=1, num_draft_tokens=(0,), prompts=None)} == {0}
+
+
+def test_a_prompt_alone_has_no_row_more_than_it_needs() -> None:
+    """Products of 513 rows take a tile of rows more than those of 512."""
+    room = PromptRoom.of(chunk=4096, step_rows=4096, worthwhile=4096)
+    all_of_them = buckets(max_num_seqs=8, num_draft_tokens=(4,), prompts=room)
+    for rows in (512, 1024, 2048, 4096):
+        found = smallest(bucket(1, (), rows), all_of_them)
+        assert found is not None
+        assert found[0].num_rows == rows
+
+
+@given(st.integers(512, 4096))
+def test_few_rows_of_a_long_prompt_are_left_empty(rows: int) -> None:
+    all_of_them = buckets(
+        max_num_seqs=8, num_draft_tokens=(), prompts=PromptRoom.of(chunk=4096, step_rows=4096, worthwhile=4096)
+    )
+    found = smallest(bucket(1, (), rows), all_of_them)
+    assert found is not None
+    assert 1 - rows / found[0].num_rows <= 0.2
+
+
+def test_longer_chunks_than_are_worth_a_graph_run_eagerly() -> None:
+    room = PromptRoom.of(chunk=4096, step_rows=4096, worthwhile=700)
+    assert room == PromptRoom(512, alone=(640, 700), beside_all=(700,), step_rows=4096)
+    all_of_them = buckets(max_num_seqs=8, num_draft_tokens=(4,), prompts=room)
+    plan = CyclePlan([], bucket(1, (), 1024), GREEDY)
+    assert fit(plan, all_of_them) is plan
+
+
+@pytest.mark.parametrize(
+    ("shape", "tp", "least", "most"),
+    [("31B", 1, 512, 1024), ("31B", 2, 1024, 2048), ("26B-A4B", 1, 4096, 1 << 14), ("E4B", 1, 4096, 1 << 14)],
+)
+def test_how_long_prompts_of_a_shape_are_captured(shape: str, tp: int, least: int, most: int) -> None:
+    """31B computes 512 rows in as long as its launches take, E4B thousands."""
+    model = ModelConfig.from_directory(CONFIGS / f"{shape}-it")
+    assert least <= worthwhile_rows(model, first_narrowed(model), tp) < most
 
 
 def test_a_plan_runs_with_features_that_cover_its_own_or_eagerly() -> None:
-    captured = [(bucket(4, (), 0), features) for features in CAPTURED_FEATURES]
-    plan = CyclePlan([], bucket(3, (), 0), Features())
-    assert fit(plan, captured) == CyclePlan([], bucket(4, (), 0), CAPTURED_FEATURES[0])
-    sampled = CyclePlan([], bucket(3, (), 0), Features(candidates=64))
-    assert fit(sampled, captured).features == CAPTURED_FEATURES[1]
-    penalised = CyclePlan([], bucket(3, (), 0), Features(penalties=True))
+    captured = [(bucket(4, ()), features) for features in (GREEDY, PUBLISHED)]
+    plan = CyclePlan([], bucket(3, ()), Features())
+    assert fit(plan, captured) == CyclePlan([], bucket(4, ()), GREEDY)
+    sampled = CyclePlan([], bucket(3, ()), Features(candidates=64))
+    assert fit(sampled, captured).features == PUBLISHED
+    assert fit(plan, captured[1:]).features == PUBLISHED
+    penalised = CyclePlan([], bucket(3, ()), Features(penalties=True))
     assert fit(penalised, captured) is penalised
     too_long = CyclePlan([], bucket(3, (), 100), Features())
     assert fit(too_long, captured) is too_long

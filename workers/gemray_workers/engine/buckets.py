@@ -2,55 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gemray_kernels.reference.paged_attention import FEW_ROWS
+from gemray_workers.engine.prompt_room import PromptRoom
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape, DraftShape
 from gemray_workers.sampling.features import CANDIDATE_COUNTS, Features
 
-MOST_PROMPT_ROWS = 512
-"""Longer chunks run eagerly: their kernels take longer than their launches."""
+Key = tuple[CycleShape, Features]
+"""What a graph is captured for."""
 
-CAPTURED_FEATURES = (Features(), Features(candidates=CANDIDATE_COUNTS[0], masks=True))
-"""Greedy requests alone, and what the published defaults ask for (T 1, top_k 64, top_p 0.95, forbidden ids). Batches
+GREEDY = Features()
+PUBLISHED = Features(candidates=CANDIDATE_COUNTS[0], masks=True)
+"""What the published defaults ask for (T 1, top_k 64, top_p 0.95, forbidden ids); it covers greedy requests. Batches
 that ask for more (penalties, bias, no top_k) run eagerly."""
 
 
-def buckets(*, max_num_seqs: int, num_draft_tokens: Sequence[int], prompt_rows: Sequence[int]) -> list[CycleShape]:
-    """Every bucket that is captured, largest first.
+def buckets(*, max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: PromptRoom | None) -> list[Key]:
+    """Every bucket that is captured, with each of the features that it is captured for, largest first.
 
     Args:
         max_num_seqs: sequences at one time: powers of two up to it, and itself.
         num_draft_tokens: most drafts of a sequence, by drafter: none, half of each one's, all of each one's, and all of
             all in one cycle.
-        prompt_rows: room for prompt chunks beside the sequences' own rows; 0 among them.
+        prompts: room for prompt chunks; None has buckets for decoding alone.
     """
     sizes = sorted({*(1 << i for i in range(max_num_seqs.bit_length()) if 1 << i < max_num_seqs), max_num_seqs})
     drafts = {(), tuple(num_draft_tokens)}
     for drafter, most in enumerate(num_draft_tokens):
         drafts |= {(*(0,) * drafter, k) for k in (most // 2, most)}
-    shapes = dict.fromkeys(bucket(size, k, rows) for size in sizes for k in sorted(drafts) for rows in prompt_rows)
-    return sorted(shapes, key=lambda shape: -shape.num_rows)
+    shapes = dict.fromkeys(bucket(size, k) for size in sizes for k in sorted(drafts))
+    keys = [(shape, features) for shape in shapes for features in (GREEDY, PUBLISHED)]
+    if prompts is not None:
+        beside = dict.fromkeys(
+            bucket(size, k, prompts.beside_any, prompts.step_rows)
+            for size in sizes
+            for k in sorted(drafts)
+            if size > 1 or not any(k)
+        )
+        keys += [(shape, features) for shape in beside for features in (GREEDY, PUBLISHED)]
+        keys += [(shape, PUBLISHED) for shape in dict.fromkeys(_long(max_num_seqs, num_draft_tokens, prompts))]
+    return sorted(keys, key=lambda key: -key[0].num_rows)
 
 
-def bucket(num_sequences: int, num_drafts: Sequence[int], prompt_rows: int) -> CycleShape:
-    """Room for `num_sequences` sequences that all draft and choose, and for prompt rows beside them. With several
-    drafters any of them may draft for each sequence, as many tokens as `num_drafts` says of it.
+def _long(max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: PromptRoom) -> Iterator[CycleShape]:
+    """Buckets of longer prompts: their own rows are most of the work, so few sizes of batch will do."""
+    for rows in prompts.alone:
+        yield bucket(1, (), rows, prompts.step_rows)
+    if max_num_seqs > 1:
+        for rows in prompts.beside_all:
+            for drafts in ((), tuple(num_draft_tokens)):
+                yield bucket(max_num_seqs, drafts, rows, prompts.step_rows)
+
+
+def bucket(
+    num_sequences: int, num_drafts: Sequence[int], prompt_rows: int = 0, step_rows: int | None = None
+) -> CycleShape:
+    """Room for `num_sequences` sequences that all draft and choose, or for one prompt chunk and one sequence less. With
+    several drafters any of them may draft for each sequence, as many tokens as `num_drafts` says of it.
+
+    Args:
+        num_sequences: at most.
+        num_drafts: most drafts of a sequence, by drafter.
+        prompt_rows: of the chunk; 0 for none.
+        step_rows: most rows of a step; None is no limit.
     """
     most = max(num_drafts, default=0)
-    rows = num_sequences * (1 + most)
+    own = num_sequences * (1 + most)
+    rows = own
+    if prompt_rows:
+        # No row more than needed: products of 513 rows take a tile of rows more than those of 512.
+        beside = own - (1 + most) + prompt_rows
+        rows = max(own, beside if step_rows is None else min(beside, step_rows))
     # The limit up to which attention needs one kernel less, or more if the drafts need more.
-    most_own = max(1 + most, min(rows, FEW_ROWS))
+    most_own = max(1 + most, min(own, FEW_ROWS))
     return CycleShape(
         num_sequences=num_sequences,
         num_drafting=num_sequences if most else 0,
         num_choosing=num_sequences,
         max_drafts=most,
-        num_rows=rows + prompt_rows,
-        most_rows=rows + prompt_rows if prompt_rows else most_own,
-        num_block_rows=rows if most else 0,
-        num_outputs=rows,
+        num_rows=rows,
+        most_rows=rows if prompt_rows else most_own,
+        num_block_rows=own if most else 0,
+        num_outputs=own,
         most_outputs=most_own,
         drafters=tuple(DraftShape(num_sequences, k, num_sequences * (1 + k)) if k else DraftShape() for k in num_drafts)
         if any(num_drafts[1:])
@@ -58,20 +93,21 @@ def bucket(num_sequences: int, num_drafts: Sequence[int], prompt_rows: int) -> C
     )
 
 
-def smallest(shape: CycleShape, among: Iterable[CycleShape]) -> CycleShape | None:
-    """The bucket with the fewest rows, then sequences, then drafts of all drafters, that holds a plan of `shape`; None
-    when none does."""
+def smallest(shape: CycleShape, among: Iterable[Key]) -> Key | None:
+    """Of the buckets that hold a plan of `shape` the one with the fewest rows, then sequences, then drafts of all
+    drafters, then the first; None when none does."""
     return min(
-        (b for b in among if b.holds(shape)),
-        key=lambda b: (b.num_rows, b.num_sequences, sum(part.max_drafts for part in b.by_drafter)),
+        (key for key in among if key[0].holds(shape)),
+        key=lambda key: (
+            key[0].num_rows,
+            key[0].num_sequences,
+            sum(part.max_drafts for part in key[0].by_drafter),
+        ),
         default=None,
     )
 
 
-def fit(plan: CyclePlan, captured: Collection[tuple[CycleShape, Features]]) -> CyclePlan:
+def fit(plan: CyclePlan, captured: Collection[Key]) -> CyclePlan:
     """The plan in the smallest captured shape that holds it, with features that cover its own; unchanged if none do."""
-    enough = [features for _, features in captured if features.covers(plan.features)]
-    if not enough:
-        return plan
-    shape = smallest(plan.shape, {shape for shape, features in captured if features == enough[0]})
-    return plan if shape is None else replace(plan, shape=shape, features=enough[0])
+    found = smallest(plan.shape, (key for key in captured if key[1].covers(plan.features)))
+    return plan if found is None else replace(plan, shape=found[0], features=found[1])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_workers.engine.buckets import fit
+from gemray_workers.engine.buckets import Key, fit
 from gemray_workers.engine.cycle import Cycle, CycleOutput
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import Features
@@ -36,9 +36,7 @@ class _Captured:
 class GraphedCycle:
     """`Cycle` whose buckets are replayed."""
 
-    def __init__(
-        self, cycle: Cycle, keys: Sequence[tuple[CycleShape, Features]], *, null_slot: int, device: torch.device
-    ) -> None:
+    def __init__(self, cycle: Cycle, keys: Sequence[Key], *, null_slot: int, device: torch.device) -> None:
         """For the buckets and features of `keys`; each is captured by `capture`, or when a plan first fits it."""
         self._cycle = cycle
         self._keys = tuple(keys)
@@ -47,7 +45,7 @@ class GraphedCycle:
         self._pool = torch.cuda.graph_pool_handle()
         # One for all captures: libraries keep work space for each stream that they have seen.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._captured: dict[tuple[CycleShape, Features], _Captured] = {}
+        self._captured: dict[Key, _Captured] = {}
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -87,8 +85,8 @@ class GraphedCycle:
         return len(keys)
 
     @property
-    def _largest_first(self) -> list[tuple[CycleShape, Features]]:
-        largest: dict[Features, tuple[CycleShape, Features]] = {}
+    def _largest_first(self) -> list[Key]:
+        largest: dict[Features, Key] = {}
         for key in self._keys:
             largest.setdefault(key[1], key)
         return list(dict.fromkeys([*largest.values(), *self._keys]))
@@ -142,8 +140,8 @@ class GraphedCycle:
 
 
 def _output_bytes(shape: CycleShape, like: _Captured) -> int:
-    """Most bytes of a bucket's output, told from one of another shape: a logits row a choice, and a
-    hidden state a row, as if all rows went on to the end."""
+    """Bytes of a bucket's output, told from one of another shape: a logits row a choice, and a hidden state a row whose
+    output is used."""
     hidden_UH, logits_RV = like.output.hidden_UH, like.output.logits_RV
-    num_bytes = hidden_UH[:1].nbytes * shape.num_rows
+    num_bytes = hidden_UH[:1].nbytes * min(shape.num_rows, shape.num_outputs)
     return num_bytes + (0 if logits_RV is None else logits_RV[:1].nbytes * shape.num_choosing * (1 + shape.max_drafts))

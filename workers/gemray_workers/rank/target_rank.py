@@ -15,7 +15,6 @@ from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
-from gemray_workers.engine.buckets import CAPTURED_FEATURES, MOST_PROMPT_ROWS, buckets
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
 from gemray_workers.engine.cycle import Cycle, CycleRunner
 from gemray_workers.engine.engine import Engine
@@ -34,6 +33,7 @@ from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
+from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.kv_scales import kv_scales, require_fp8_device
 from gemray_workers.rank.largest_step import requests_of_largest_step
@@ -267,12 +267,7 @@ class EngineRank:
         return graphed
 
     def _graphed(self, cycle: Cycle) -> GraphedCycle:
-        shapes = buckets(
-            max_num_seqs=self._config.max_num_seqs,
-            num_draft_tokens=[member.num_draft_tokens for member in self._blueprint.drafter.members],
-            prompt_rows=(0, min(self._config.prefill_chunk, MOST_PROMPT_ROWS)),
-        )
-        keys = [(shape, features) for shape in shapes for features in CAPTURED_FEATURES]
+        keys = graph_buckets(self._blueprint)
         return GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device)
 
     def _capture(self, graphed: GraphedCycle) -> None:

@@ -1,0 +1,36 @@
+"""Which graphs the published shapes are served with: as many as a start has time for, prompts among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemray_workers.config import EngineConfig
+from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.graph_buckets import graph_buckets
+from support.engine.gpu import CONFIGS
+
+
+def config(shape: str, chunk: int) -> EngineConfig:
+    """A server's default batch with an MTP assistant, whose buckets are the most."""
+    return EngineConfig(
+        model_path=str(CONFIGS / f"{shape}-it"),
+        drafter_path=str(CONFIGS / f"{shape}-it-assistant"),
+        dtype="bfloat16",
+        device="cuda",
+        tensor_parallel_size=1,
+        random_weights=True,
+        kv_memory_bytes=4 << 30,
+        max_model_len=16384,
+        prefill_chunk=chunk,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk", "most_rows", "count"),
+    [("31B", 256, 512, 71), ("E4B", 256, 512, 71), ("31B", 4096, 640, 71), ("E4B", 4096, 4096, 94)],
+)
+def test_graphs_of_a_server(shape: str, chunk: int, most_rows: int, count: int) -> None:
+    keys = graph_buckets(Blueprint.of(config(shape, chunk)))
+    assert len(keys) == len(set(keys)) == count
+    assert max(key[0].num_rows for key in keys if key[0].num_sequences == 1) == min(chunk, most_rows)
+    assert max(key[0].most_rows for key in keys) >= most_rows
