@@ -63,3 +63,32 @@ def test_float32_ids_are_those_of_eager_cycles(shape: Shape, method: str) -> Non
         assert graph_run is not None
         assert graph_run.ids == eager_run.ids
         assert graph_run.speculation == eager_run.speculation
+
+
+@pytest.mark.parametrize("shape", ["31B", "26B-A4B", "E4B"])
+def test_long_prompts_in_graphs_have_the_ids_of_eager_cycles(shape: Shape) -> None:
+    """Chunks that fill a graph, leave some of it empty, come alone and beside others' decoding."""
+    needs_gpus(1)
+    directory = tiny_checkpoint(shape)
+    rng = random.Random(5)
+    lengths = (640, 1500, 30, 700, 1024, 9)
+    runs = []
+    asked = [
+        request(f"r{i}", [rng.randrange(3, VOCAB_SIZE) for _ in range(length)], 20, **SAMPLERS[i % 3])
+        for i, length in enumerate(lengths)
+    ]
+    for eager in (True, False):
+        config = engine_config(
+            directory, dtype="float32", device="cuda", max_num_seqs=4, enforce_eager=eager, max_model_len=2048,
+            max_step_tokens=1024, prefill_chunk=1024,
+        )  # fmt: skip
+        rank = EngineRank(config, SoloCommunicator(), torch.device("cuda", 0))
+        runner = rank._runner(rank._drafter, verify)
+        assert isinstance(runner, GraphedCycle) != eager
+        if isinstance(runner, GraphedCycle):
+            assert max(shape.num_rows for shape, _ in runner._captured) == 1024
+        runs.append([serve(rank, SoloCommunicator(), group) for group in (asked[:1], asked)])
+    for eager_run, graph_run in zip(*runs, strict=True):
+        assert eager_run is not None
+        assert graph_run is not None
+        assert graph_run.ids == eager_run.ids
