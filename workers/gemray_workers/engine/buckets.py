@@ -94,8 +94,8 @@ def bucket(
 
 
 def smallest(shape: CycleShape, among: Iterable[Key]) -> Key | None:
-    """Of the buckets that hold a plan of `shape` the one with the fewest rows, then sequences, then drafts of all
-    drafters, then the first; None when none does."""
+    """The bucket with the fewest rows, then sequences, then drafts of all drafters, that holds a plan of `shape`; the
+    first of equals, None when none does."""
     return min(
         (key for key in among if key[0].holds(shape)),
         key=lambda key: (
