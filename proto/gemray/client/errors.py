@@ -68,7 +68,7 @@ class ClientClosed(ClientError):
 
 
 class Cancelled(ClientError):
-    """The call was cancelled."""
+    """The client has cancelled the call."""
 
 
 _KINDS: Mapping[grpc.StatusCode, type[ClientError]] = {
@@ -80,9 +80,11 @@ _KINDS: Mapping[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.PERMISSION_DENIED: RequestRefused,
     grpc.StatusCode.NOT_FOUND: RequestRefused,
     grpc.StatusCode.UNIMPLEMENTED: RequestRefused,
-    grpc.StatusCode.CANCELLED: Cancelled,
 }
 
+_CHANNEL_CLOSED = "Channel closed!"
+"""What gRPC says of a call whose channel another thread has closed."""
+_WENT_AWAY = "the server is going away, and has not taken the call or not finished it"
 _TIME_IS_OVER = "Deadline Exceeded"
 """What gRPC itself says of it, and little else; a server that ends a call for its time says why."""
 _HINTS: Mapping[str, str] = {
@@ -98,9 +100,17 @@ _NO_CONNECTION = "failed to connect"
 
 
 def error_of(address: str, error: Any) -> ClientError:
-    """What a failed call (grpc.RpcError or grpc.aio.AioRpcError) of the server at `address` means."""
+    """What a failed call (grpc.RpcError or grpc.aio.AioRpcError) of the server at `address` means.
+
+    For calls that the client has not cancelled. CANCELLED then is UNAVAILABLE: gRPC's core so ends a call that arrives
+    just when the server tells its connection to go away (GOAWAY), and which it has not taken.
+    """
     code = error.code()
     details = error.details()
+    if code is grpc.StatusCode.CANCELLED:
+        if details == _CHANNEL_CLOSED:
+            return ClientClosed(f"{address}: the client is closed")
+        code, details = grpc.StatusCode.UNAVAILABLE, _WENT_AWAY
     if details is not None and _TIME_IS_OVER in details:
         details = "the call's time was over before its answer was whole"
     told = _KINDS.get(code, RequestFailed)(f"{address}: {code.name}: {details}{_hint(details)}")

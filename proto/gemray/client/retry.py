@@ -11,14 +11,10 @@ from typing import TypeVar
 
 import grpc
 
-from gemray.client.errors import Cancelled, ClientError, InvalidOption, ServerUnreachable
+from gemray.client.errors import ClientError, InvalidOption
 from gemray.v1 import generation_pb2 as pb
 
 T = TypeVar("T")
-
-RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-"""CANCELLED is how a call ends that a server which goes away has not taken; one that the client cancels is never tried
-again."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Attempts:
 
     def delay_after(self, error: ClientError) -> float:
         """Seconds to wait before the next try; raises the error when there is to be none."""
-        if self.cancelled or error.code not in RETRIED:
+        if error.code is not grpc.StatusCode.UNAVAILABLE:
             raise error
         longest = min(self.retry.max_delay_s, self.retry.delay_s * 2.0**self._failures)
         delay = max(longest * random.uniform(0.5, 1.0), error.retry_after_s or 0.0)
@@ -81,7 +77,7 @@ class Attempts:
             self._heard = now
         too_late = self.deadline_s is not None and now + delay >= self._began + self.deadline_s
         if too_late or now + delay > self._patient_until():
-            raise _server_ended(error) if isinstance(error, Cancelled) else error
+            raise error
         return delay
 
     def _patient_until(self) -> float:
@@ -183,9 +179,3 @@ def _draws_seed(request: pb.GenerateRequest | pb.GenerateStreamRequest) -> bool:
     """Whether a seed is to be drawn: one that goes on behind emitted ids needs theirs, and the server says so."""
     goes_on = request.emitted_token_ids or any(answer.ids for answer in request.emitted_by_answer)
     return not request.sampling.HasField("seed") and not goes_on
-
-
-def _server_ended(error: ClientError) -> ClientError:
-    told = ServerUnreachable(str(error))
-    told.code, told.details = error.code, error.details
-    return told

@@ -163,6 +163,8 @@ class Answer(Iterator[pb.GenerateStreamResponse]):
                     self._ended.set()
                     raise StopIteration from None
                 self._call = None
+                if self._attempts.cancelled:
+                    continue
                 told = error_of(self._server.address, error)
             self._ended.wait(self._delay_after(told))
 

@@ -21,7 +21,6 @@ _STATUSES: dict[grpc.StatusCode, tuple[int, str, str | None]] = {
     grpc.StatusCode.UNAUTHENTICATED: (401, INVALID, "invalid_api_key"),
     grpc.StatusCode.PERMISSION_DENIED: (403, INVALID, None),
     grpc.StatusCode.NOT_FOUND: (404, INVALID, None),
-    grpc.StatusCode.CANCELLED: (499, "server_error", "cancelled"),
     grpc.StatusCode.UNIMPLEMENTED: (501, "server_error", None),
     grpc.StatusCode.UNAVAILABLE: (503, "server_error", "unavailable"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "server_error", "timeout"),

@@ -213,7 +213,6 @@ def client_error(code: grpc.StatusCode, details: str = "why", **more: Any) -> Cl
         ("DEADLINE_EXCEEDED", 504),
         ("INTERNAL", 500),
         ("UNKNOWN", 500),
-        ("CANCELLED", 499),
     ],
 )
 def test_statuses(code: str, status: int) -> None:

@@ -10,7 +10,6 @@ import grpc
 
 from gemray.client import AsyncClient, Retry
 from gemray.client.errors import ClientError
-from gemray.client.retry import RETRIED
 from gemray.v1 import generation_pb2 as pb
 
 WHOLE, REFUSED, CUT_BY_DRAIN, CUT = "whole", "refused before it began", "cut by the drain's deadline", "cut"
@@ -29,11 +28,7 @@ class Callers:
         self.ended: Counter[str] = Counter()
         """How calls ended."""
         self.cut: list[str] = []
-        """Those that ended in another way than whole, refused, or with what a drain says at its deadline.
-
-        A call that is on its way while its connection is told to go away counts as refused: the server has not taken
-        it, and gRPC's core ends it with CANCELLED.
-        """
+        """Those that ended in another way than whole, refused, or with what a drain says at its deadline."""
         self._tasks = [asyncio.create_task(self._call_again(request)) for request in asked]
 
     async def end(self, deadline_s: float) -> None:
@@ -61,7 +56,7 @@ class Callers:
         except ClientError as error:
             if error.code is grpc.StatusCode.UNAVAILABLE and "had not within drain_deadline_s" in str(error):
                 return CUT_BY_DRAIN
-            if num_messages == 0 and error.code in RETRIED:
+            if num_messages == 0 and error.code is grpc.StatusCode.UNAVAILABLE:
                 await asyncio.sleep(_PAUSE_S)
                 return REFUSED
             self.cut.append(f"{request.request_id} behind {num_messages} messages: {error}")
