@@ -117,7 +117,7 @@ class RayLauncher:
     async def release(self) -> None:
         """Remove the placement group. Idempotent."""
         group, self._group = self._group, None
-        if group is not None and _is_there(self._ray):
+        if group is not None and await _can_be_asked(self._ray):
             await _unless_left(release(group))
 
     def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
@@ -149,15 +149,15 @@ class RayRank(Rank):
 
     @override
     async def kill(self) -> None:
-        if _is_there(self._ray):
+        if await _can_be_asked(self._ray):
             await _unless_left(in_own_thread(ray.kill, self.actor))
         elif self._ray is not None:
             await in_own_thread(self._ray.kill)
 
 
-def _is_there(own_ray: OwnProcesses | None) -> bool:
+async def _can_be_asked(own_ray: OwnProcesses | None) -> bool:
     """Whether Ray answers calls about what ran on it; a cluster's always may."""
-    return own_ray is None or own_ray.dead() is None
+    return own_ray is None or await own_ray.can_be_asked()
 
 
 async def _unless_left(ending: Awaitable[None]) -> None:

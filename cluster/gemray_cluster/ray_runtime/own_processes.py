@@ -15,6 +15,7 @@ import psutil
 import ray
 from ray._private import services
 
+from gemray_cluster.ray_runtime import gcs
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 
 logger = logging.getLogger(__name__)
@@ -50,13 +51,17 @@ def in_sessions_of_their_own() -> Iterator[None]:
 class OwnProcesses:
     """Processes of the Ray that this process has just started."""
 
-    def __init__(self) -> None:
-        """Look them up."""
+    def __init__(self, silence_s: float) -> None:
+        """Look them up. `silence_s`: how long the GCS may say nothing before it counts as hung."""
         node: Any = ray._private.worker._global_node
         self._vital = [(name, info.process) for name in VITAL for info in node.all_processes.get(name, [])]
         self._sessions = {process.pid for _, process in self._vital} - {os.getsid(0)}
+        self._gcs_address: str = node.gcs_address
         self._node_id: str = ray.get_runtime_context().get_node_id()
+        self._silence_s = silence_s
+        self._has_answered = False
         self._given_up: str | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
     def dead(self) -> str | None:
@@ -76,16 +81,40 @@ class OwnProcesses:
             await asyncio.sleep(_WATCH_S)
         return cause
 
+    async def meet(self) -> None:
+        """Ask the GCS whether it answers our way of asking: where it never has, as under Ray's TLS, silence later tells
+        nothing."""
+        self._has_answered = await gcs.answers(self._gcs_address, _ANSWER_S)
+
+    async def can_be_asked(self) -> bool:
+        """Whether Ray answers calls about what runs on it. Waits until the GCS has answered, or counts as hung.
+
+        To be asked before such calls: nothing but them needs the GCS, so nobody notices one that hangs before.
+        """
+        if self.dead() is None and self._has_answered:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask_the_gcs())
+            await asyncio.wait([self._asking])
+        return self.dead() is None
+
     async def look(self) -> None:
-        """Learn whether Ray has given this node up: its raylet hangs, and nothing is placed here again, whatever
-        follows. No answer within a few seconds tells nothing.
+        """Learn whether the GCS hangs, or Ray has given this node up.
+
+        The raylet of a node that is given up hangs, and nothing is placed there again, whatever follows. No answer on
+        the node within a few seconds tells nothing.
 
         For when a gang has failed, which it does of that, too. Not to be asked again and again: a process ends when its
         call to a GCS that was killed meanwhile has waited for a minute.
         """
+        if not await self.can_be_asked():
+            return
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._ask_whether_given_up())
         await asyncio.wait([self._looking], timeout=_ANSWER_S)
+
+    async def _ask_the_gcs(self) -> None:
+        if not await gcs.answers(self._gcs_address, self._silence_s):
+            self._given_up = f"the gcs_server of our own Ray has not answered for {self._silence_s:g} s"
 
     async def _ask_whether_given_up(self) -> None:
         try:

@@ -24,6 +24,7 @@ NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
 _RETRY_S = 0.5
+_ANSWER_S = 2.0
 _CLOSE_DEADLINE_S = 10.0
 
 
@@ -37,11 +38,11 @@ class RaySession:
     A Ray that was started here is watched: `failure` tells when it has died, and `repair` starts another.
     """
 
-    def __init__(self, config: ClusterConfig, *, owned: bool) -> None:
-        """Use `open`."""
+    def __init__(self, config: ClusterConfig, *, owned: bool, processes: OwnProcesses | None = None) -> None:
+        """Use `open`. `owned`: whether `close` disconnects; `processes`: those of a Ray that was started here."""
         self._config = config
         self._owned = owned
-        self._processes = OwnProcesses() if owned and config.address is None else None
+        self._processes = processes
         self._repairing = asyncio.Lock()
 
     @classmethod
@@ -60,11 +61,10 @@ class RaySession:
         # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
         os.environ.setdefault(NOSET_DEVICES, "1")
         if config.address is None:
-            await _start(config)
-        else:
-            logger.info("joining the Ray cluster at %s", config.address)
-            await _reach(config.address, config.connect_deadline_s)
-            await asyncio.to_thread(_join, config)
+            return cls(config, owned=True, processes=await _start(config))
+        logger.info("joining the Ray cluster at %s", config.address)
+        await _reach(config.address, config.connect_deadline_s)
+        await asyncio.to_thread(_join, config)
         return cls(config, owned=True)
 
     async def close(self) -> None:
@@ -96,10 +96,11 @@ class RaySession:
                 return
             logger.warning("%s: starting another", self.failure)
             await self._shut_down()
-            await _start(self._config)
-            self._processes = OwnProcesses()
+            self._processes = await _start(self._config)
 
     async def _shut_down(self) -> None:
+        if self._processes is not None and not await _answers_at_once(self._processes):
+            self._processes.kill()  # or Ray's library would wait for those that hang
         try:
             async with asyncio.timeout(_CLOSE_DEADLINE_S):
                 await in_own_thread(ray.shutdown)
@@ -109,14 +110,26 @@ class RaySession:
             self._processes.kill()
 
 
-async def _start(config: ClusterConfig) -> None:
-    """Start Ray here; raises ClusterUnreachable."""
+async def _answers_at_once(own_ray: OwnProcesses) -> bool:
+    """Whether our own Ray can be asked to let go of us: one that is slow may as well be killed."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await own_ray.can_be_asked()
+    except TimeoutError:
+        return False
+
+
+async def _start(config: ClusterConfig) -> OwnProcesses:
+    """Start Ray here: its processes. Raises ClusterUnreachable."""
     logger.info("starting Ray on this machine")
     began = time.monotonic()
     # On the executor's thread: Ray's processes end with the thread that started them.
     await asyncio.to_thread(_start_here, config)
     _take_signals_back()
     logger.info("Ray started in %.1f s", time.monotonic() - began)
+    processes = OwnProcesses(config.heartbeat_deadline_s)
+    await processes.meet()
+    return processes
 
 
 def _take_signals_back() -> None:

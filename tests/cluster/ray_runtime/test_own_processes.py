@@ -1,4 +1,4 @@
-"""A Ray of our own is of no use when a vital process ends, and when Ray has given our node up."""
+"""A Ray of our own is of no use when a vital process ends, when its GCS hangs, and when Ray has given our node up."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
+import pytest_asyncio
 import ray
 
 from gemray_cluster.gang.config import ClusterConfig
-from gemray_cluster.ray_runtime import own_processes, session
+from gemray_cluster.ray_runtime import gcs, own_processes, session
 from gemray_cluster.ray_runtime.own_processes import OwnProcesses
 from gemray_cluster.ray_runtime.session import RaySession
-from support.waiting import HANG_S
+from support.waiting import HANG_S, eventually
 
 
 class Told:
@@ -36,11 +39,45 @@ class Told:
         return self.is_alive
 
 
+class FakeGcs:
+    """Answers whether it is alive, when `may_answer` is set; with `refusal`, as to who brings no token."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.refusal: grpc.StatusCode | None = None
+        self.num_asked = 0
+        self.address = ""
+
+    def handler(self) -> Any:
+        service, method = gcs.CHECK_ALIVE.strip("/").split("/")
+        return grpc.method_handlers_generic_handler(
+            service, {method: grpc.unary_unary_rpc_method_handler(self._check_alive)}
+        )
+
+    async def _check_alive(self, _request: bytes, context: Any) -> bytes:
+        self.num_asked += 1
+        await self.may_answer.wait()
+        if self.refusal is not None:
+            await context.abort(self.refusal, "as told")
+        return b""
+
+
+@pytest_asyncio.fixture
+async def fake_gcs() -> AsyncIterator[FakeGcs]:
+    fake = FakeGcs()
+    server = grpc.aio.server(handlers=[fake.handler()])
+    fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield fake
+    await server.stop(None)
+
+
 @pytest.fixture
-def raylet(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+def raylet(monkeypatch: pytest.MonkeyPatch, fake_gcs: FakeGcs) -> Iterator[subprocess.Popen[bytes]]:
     """A process that Ray's library takes for the raylet that it has started."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
-    node = SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=process)]})
+    node = SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=process)]}, gcs_address=fake_gcs.address)
     monkeypatch.setattr(ray._private.worker, "_global_node", node)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "ours"))
     yield process
@@ -57,7 +94,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
 
 
 async def test_a_killed_one(raylet: subprocess.Popen[bytes], told: Told) -> None:
-    processes = OwnProcesses()
+    processes = OwnProcesses(HANG_S)
     assert processes.dead() is None
     raylet.kill()
     cause = await asyncio.wait_for(processes.lost(), HANG_S)
@@ -65,7 +102,7 @@ async def test_a_killed_one(raylet: subprocess.Popen[bytes], told: Told) -> None
 
 
 async def test_one_that_hangs(raylet: subprocess.Popen[bytes], told: Told) -> None:
-    processes = OwnProcesses()
+    processes = OwnProcesses(HANG_S)
     losing = asyncio.create_task(processes.lost())
     await processes.look()
     assert processes.dead() is None, "alive"
@@ -85,11 +122,52 @@ async def test_no_answer_tells_nothing_and_is_not_asked_for_twice(
     monkeypatch.setattr(own_processes, "_ANSWER_S", 0.01)
     told.may_answer.clear()
     told.is_alive = False
-    processes = OwnProcesses()
+    processes = OwnProcesses(HANG_S)
     for _ in range(3):
         await processes.look()
         assert processes.dead() is None
     assert told.num_asked == 1
+
+
+@pytest.mark.parametrize("refusal", [None, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED])
+async def test_a_gcs_that_hangs(
+    raylet: subprocess.Popen[bytes], told: Told, fake_gcs: FakeGcs, refusal: grpc.StatusCode | None
+) -> None:
+    """It is asked beside Ray's library, which must have no call waiting when it is killed."""
+    fake_gcs.refusal = refusal
+    processes = OwnProcesses(0.2)
+    await processes.meet()
+    assert await processes.can_be_asked()
+    fake_gcs.may_answer.clear()
+    asked = fake_gcs.num_asked
+    assert not any(await asyncio.gather(*(processes.can_be_asked() for _ in range(4))))
+    assert fake_gcs.num_asked == asked + 1
+    await processes.look()
+    assert told.num_asked == 0
+    assert processes.dead() == "the gcs_server of our own Ray has not answered for 0.2 s"
+    assert await processes.lost() == processes.dead()
+
+
+async def test_a_gcs_that_answers_late(raylet: subprocess.Popen[bytes], told: Told, fake_gcs: FakeGcs) -> None:
+    processes = OwnProcesses(HANG_S)
+    await processes.meet()
+    fake_gcs.may_answer.clear()
+    asking = asyncio.create_task(processes.can_be_asked())
+    await eventually(lambda: fake_gcs.num_asked == 2)
+    assert not asking.done()
+    fake_gcs.may_answer.set()
+    assert await asyncio.wait_for(asking, HANG_S)
+
+
+async def test_a_gcs_that_never_answered_us_does_not_hang(
+    raylet: subprocess.Popen[bytes], told: Told, fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under Ray's TLS, say, it understands nothing of what we say."""
+    monkeypatch.setattr(own_processes, "_ANSWER_S", 0.1)
+    fake_gcs.may_answer.clear()
+    processes = OwnProcesses(0.1)
+    await processes.meet()
+    assert await processes.can_be_asked()
 
 
 async def test_it_is_started_again(
@@ -97,16 +175,18 @@ async def test_it_is_started_again(
 ) -> None:
     started: list[ClusterConfig] = []
 
-    async def start(config: ClusterConfig) -> None:
+    async def start(config: ClusterConfig) -> OwnProcesses:
         started.append(config)
         told.is_alive = True
         another = SimpleNamespace(process=SimpleNamespace(pid=-1, poll=lambda: None))
-        monkeypatch.setattr(ray._private.worker, "_global_node", SimpleNamespace(all_processes={"raylet": [another]}))
+        node = SimpleNamespace(all_processes={"raylet": [another]}, gcs_address="nowhere:1")
+        monkeypatch.setattr(ray._private.worker, "_global_node", node)
+        return OwnProcesses(HANG_S)
 
     monkeypatch.setattr(session, "_start", start)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     config = ClusterConfig()
-    running = RaySession(config, owned=True)
+    running = RaySession(config, owned=True, processes=OwnProcesses(HANG_S))
     await running.repair()
     assert started == []
     told.is_alive = False  # nobody has noticed but Ray, as when a gang fails of it

@@ -10,8 +10,10 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -23,41 +25,47 @@ from support.chaos.server_process import START_S
 from support.chaos.streams import Streams
 from support.waiting import eventually
 
+Victim = Literal["rank", "raylet", "gcs_server"]
 
-async def strike_over_ray(
-    server: ServeOverRay,
-    streams: Streams,
-    name: str,
-    victims: Sequence[psutil.Process],
-    number: signal.Signals,
-    num_gangs: int,
-) -> Outcome:
-    """Send `number` to `victims`, and wait until so many gangs have failed and serve again."""
+
+@dataclass(frozen=True)
+class RayFault:
+    """Signals, one after the other, and how many gangs fail of it."""
+
+    name: str
+    signals: tuple[tuple[signal.Signals, Victim], ...]
+    num_gangs: int
+
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+OF_A_RANK = RayFault("SIGKILL of a rank", ((KILL, "rank"),), 1)
+FAULTS = [
+    OF_A_RANK,
+    RayFault("SIGSTOP of a rank", ((STOP, "rank"),), 1),
+    RayFault("SIGKILL of the raylet", ((KILL, "raylet"),), REPLICAS),
+    RayFault("SIGKILL of the GCS", ((KILL, "gcs_server"),), REPLICAS),
+    RayFault("SIGSTOP of the raylet", ((STOP, "raylet"),), REPLICAS),
+    # What is served needs no GCS; what is to be rebuilt does, for which another Ray takes the place of the first.
+    RayFault("SIGSTOP of the GCS, then SIGKILL of a rank", ((STOP, "gcs_server"), (KILL, "rank")), REPLICAS),
+]
+
+
+async def strike_over_ray(server: ServeOverRay, streams: Streams, fault: RayFault) -> Outcome:
+    """Let `fault` happen while streams run, and wait until as many gangs as fail of it have failed and serve again."""
     await under_way(streams)
     failed, again = server.count("the gang failed"), server.num_serving_again
     num_live, began = streams.num_begun, time.monotonic()
-    for victim in victims:
-        victim.send_signal(number)
-    await eventually(lambda: server.count("the gang failed") >= failed + num_gangs, START_S)
+    for number, victim in fault.signals:
+        (server.ranks()[0] if victim == "rank" else server.of_ray(victim)).send_signal(number)
+    await eventually(lambda: server.count("the gang failed") >= failed + fault.num_gangs, START_S)
     detected = time.monotonic()
-    await eventually(lambda: server.num_serving_again >= again + num_gangs, START_S)
+    await eventually(lambda: server.num_serving_again >= again + fault.num_gangs, START_S)
     serves = time.monotonic()
     await all_move(streams)
-    return Outcome(name_of(number, name), num_live, detected - began, serves - began, streams.take_longest_pause())
+    return Outcome(fault.name, num_live, detected - began, serves - began, streams.take_longest_pause())
 
 
-RAYS = ("raylet", "gcs_server")
-FAULTS = [
-    *((number, "rank") for number in (signal.SIGKILL, signal.SIGSTOP)),
-    *((signal.SIGKILL, name) for name in RAYS),
-    (signal.SIGSTOP, "raylet"),  # not the GCS, which only the next rebuild needs, and that waits for it
-]
 SERVER = "SIGKILL of the server"
-
-
-def name_of(number: signal.Signals, victim: str) -> str:
-    """A fault in words, as the option ``--fault`` has them."""
-    return f"{number.name} of {victim}"
 
 
 async def kill_server(
@@ -105,11 +113,9 @@ async def main(options: argparse.Namespace) -> int:
     report = FaultReport()
     streams = Streams(server.address, asked, expected)
     try:
-        for number, victim in FAULTS:
-            if name_of(number, victim) in options.fault:
-                victims = server.ranks()[:1] if victim == "rank" else [server.of_ray(victim)]
-                num_gangs = 1 if victim == "rank" else REPLICAS
-                report.tell(await strike_over_ray(server, streams, victim, victims, number, num_gangs), streams)
+        for fault in FAULTS:
+            if fault.name in options.fault:
+                report.tell(await strike_over_ray(server, streams, fault), streams)
         if SERVER in options.fault:
             outcome, server, more = await kill_server(server, streams, start)
             report.tell(outcome, streams)
@@ -123,7 +129,7 @@ async def main(options: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    every = [*(name_of(number, victim) for number, victim in FAULTS), SERVER]
+    every = [*(fault.name for fault in FAULTS), SERVER]
     parser.add_argument("--fault", action="append", choices=every, help="one of them (default: all)")
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=192)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
-import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from support.chaos.census_of_ray import num_placement_groups
 from support.chaos.family import answers_alone, requests
 from support.chaos.faults import Outcome, all_move, under_way
-from support.chaos.over_ray import strike_over_ray
+from support.chaos.over_ray import OF_A_RANK, strike_over_ray
 from support.chaos.redis_cluster import RedisCluster
 from support.chaos.report import FaultReport, publish
 from support.chaos.serve_over_ray import RANKS, REPLICAS, ServeOverRay, free_port
@@ -52,8 +52,8 @@ async def kill_gcs_and_a_rank(cluster: RedisCluster, server: ServeOverRay, strea
 
     cluster.kill_gcs()
     restarting = asyncio.create_task(restart())
-    name = f"a rank, {down_s:g} s before a killed GCS is back"
-    outcome = await strike_over_ray(server, streams, name, server.ranks()[:1], signal.SIGKILL, 1)
+    name = f"SIGKILL of a rank, {down_s:g} s before a killed GCS is back"
+    outcome = await strike_over_ray(server, streams, replace(OF_A_RANK, name=name))
     await restarting
     return outcome
 
@@ -70,8 +70,7 @@ async def main(options: argparse.Namespace) -> int:
         report, streams = FaultReport(), Streams(server.address, asked, expected)
         try:
             report.tell(await kill_gcs(cluster, server, streams, options.down_s), streams)
-            victims = server.ranks()[:1]
-            report.tell(await strike_over_ray(server, streams, "a rank", victims, signal.SIGKILL, 1), streams)
+            report.tell(await strike_over_ray(server, streams, OF_A_RANK), streams)
             report.tell(await kill_gcs_and_a_rank(cluster, server, streams, options.down_s), streams)
             await streams.end(START_S)
             groups = num_placement_groups(cluster.address)
