@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from gemray_workers.drafters.controller import DraftLengthController
-from gemray_workers.scheduling.drafts import Drafts
 from gemray_workers.scheduling.request import Sequence
+from gemray_workers.scheduling.shares import Drafts
 
 
 @contextmanager

@@ -10,10 +10,10 @@ import torch
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.drafts import Drafts
 from gemray_workers.scheduling.outcome import SequenceOutcome
 from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.scheduler import Scheduler, SchedulerConfig
+from gemray_workers.scheduling.shares import Drafts
 from support.scheduling.fake_engine import FakeEngine, token_at
 
 MAX_LEN = 64

@@ -15,10 +15,10 @@ from gemray_workers.drafters.draft_length import RETRY_EVERY, Estimates, Load
 from gemray_workers.drafters.drafter_choice import PROBE_STEPS, choose_drafter, choose_drafts
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.sampling.params import DraftMethod, SamplingParams
-from gemray_workers.scheduling.drafts import Drafts
 from gemray_workers.scheduling.outcome import SequenceOutcome
 from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
+from gemray_workers.scheduling.shares import Drafts
 
 MOST = (4, 15)
 """Drafts of MTP and DFlash."""

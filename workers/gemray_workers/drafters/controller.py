@@ -12,10 +12,10 @@ from gemray_workers.drafters.acceptance_alarm import AcceptanceAlarm
 from gemray_workers.drafters.draft_length import PATIENCE, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.drafters.drafter_choice import choose_drafter, choose_drafts
 from gemray_workers.execution.step_clock import StepTimes
-from gemray_workers.scheduling.drafts import Drafts
 from gemray_workers.scheduling.outcome import SequenceOutcome
 from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
+from gemray_workers.scheduling.shares import Drafts
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from gemray_workers.drafters.draft_length import (
     length_to_measure,
     other_length,
 )
-from gemray_workers.scheduling.drafts import Drafts
+from gemray_workers.scheduling.shares import Drafts
 
 PROBE_STEPS = 8
 """Steps in a row that an unused drafter gets, once in two times `RETRY_EVERY`."""

@@ -44,13 +44,12 @@ from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Su
 from gemray_workers.scheduling.admission import choose_admissions
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.counters import Totals
-from gemray_workers.scheduling.drafts import Drafts, num_drafts_within_limits
 from gemray_workers.scheduling.outcome import SequenceOutcome, apply_outcome, complete, trim_replayed
 from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.plan import Admission, ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
 from gemray_workers.scheduling.roster import Roster
-from gemray_workers.scheduling.shares import Share, deal
+from gemray_workers.scheduling.shares import Drafts, Share, deal, num_drafts_within_limits
 
 __all__ = ["DraftsFor", "Scheduler", "SchedulerConfig", "no_drafts"]
 
