@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemray_workers.engine.buckets import GREEDY, PUBLISHED, bucket, buckets, fit, smallest
+from gemray_workers.engine.buckets import GREEDY, PUBLISHED, bucket, buckets, fit, smallest, without_choice
 from gemray_workers.engine.prompt_room import PromptRoom, worthwhile_rows
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.messages import Submit
@@ -174,6 +174,15 @@ def test_few_rows_of_a_long_prompt_are_left_empty(rows: int) -> None:
     found = smallest(bucket(1, (), rows), all_of_them)
     assert found is not None
     assert 1 - rows / found[0].num_rows <= 0.2
+
+
+def test_a_chunk_that_chooses_no_token_computes_no_logits() -> None:
+    all_of_them = buckets(max_num_seqs=8, num_draft_tokens=(4,), prompts=ROOM)
+    found = smallest(without_choice(200), all_of_them)
+    assert found == (without_choice(256), PUBLISHED)
+    chooses = smallest(bucket(1, (), 200), all_of_them)
+    assert chooses is not None
+    assert chooses[0] == bucket(1, (), 256, 512)
 
 
 def test_longer_chunks_than_are_worth_a_graph_run_eagerly() -> None:

@@ -27,7 +27,7 @@ def config(shape: str, chunk: int) -> EngineConfig:
 
 @pytest.mark.parametrize(
     ("shape", "chunk", "most_rows", "count"),
-    [("31B", 256, 512, 71), ("E4B", 256, 512, 71), ("31B", 4096, 640, 71), ("E4B", 4096, 4096, 94)],
+    [("31B", 256, 512, 72), ("E4B", 256, 512, 72), ("31B", 4096, 640, 73), ("E4B", 4096, 4096, 107)],
 )
 def test_graphs_of_a_server(shape: str, chunk: int, most_rows: int, count: int) -> None:
     keys = graph_buckets(Blueprint.of(config(shape, chunk)))

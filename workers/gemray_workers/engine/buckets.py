@@ -43,6 +43,7 @@ def buckets(*, max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: Prom
         )
         keys += [(shape, features) for shape in beside for features in (GREEDY, PUBLISHED)]
         keys += [(shape, PUBLISHED) for shape in dict.fromkeys(_long(max_num_seqs, num_draft_tokens, prompts))]
+        keys += [(without_choice(rows), PUBLISHED) for rows in (prompts.beside_any, *prompts.alone)]
     return sorted(keys, key=lambda key: -key[0].num_rows)
 
 
@@ -93,15 +94,31 @@ def bucket(
     )
 
 
+def without_choice(prompt_rows: int) -> CycleShape:
+    """Room for a chunk of one prompt that does not end with it: no layer is run for outputs alone, and no logits."""
+    return CycleShape(
+        num_sequences=1,
+        num_drafting=0,
+        num_choosing=0,
+        max_drafts=0,
+        num_rows=prompt_rows,
+        most_rows=prompt_rows,
+        num_block_rows=0,
+        num_outputs=0,
+        most_outputs=0,
+    )
+
+
 def smallest(shape: CycleShape, among: Iterable[Key]) -> Key | None:
-    """The bucket with the fewest rows, then sequences, then drafts of all drafters, that holds a plan of `shape`; the
-    first of equals, None when none does."""
+    """The bucket with the fewest rows, then sequences, then drafts of all drafters, then rows with outputs, that holds
+    a plan of `shape`; the first of equals, None when none does."""
     return min(
         (key for key in among if key[0].holds(shape)),
         key=lambda key: (
             key[0].num_rows,
             key[0].num_sequences,
             sum(part.max_drafts for part in key[0].by_drafter),
+            key[0].num_outputs,
         ),
         default=None,
     )

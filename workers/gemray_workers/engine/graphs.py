@@ -71,7 +71,7 @@ class GraphedCycle:
     def output_bytes(self, first: int) -> int:
         """What the outputs of the buckets from the `first` one on keep for themselves in the memory that all share, in
         the order of `capture_some`. One of each kind must have been captured."""
-        like = {features: captured for (_, features), captured in self._captured.items()}
+        like = {features: captured for (shape, features), captured in self._captured.items() if shape.num_choosing}
         return sum(_output_bytes(shape, like[features]) for shape, features in self._largest_first[first:])
 
     @torch.inference_mode()
@@ -143,5 +143,5 @@ def _output_bytes(shape: CycleShape, like: _Captured) -> int:
     """Bytes of a bucket's output, told from one of another shape: a logits row a choice, and a hidden state a row whose
     output is used."""
     hidden_UH, logits_RV = like.output.hidden_UH, like.output.logits_RV
-    num_bytes = hidden_UH[:1].nbytes * min(shape.num_rows, shape.num_outputs)
+    num_bytes = hidden_UH.shape[1] * hidden_UH.itemsize * min(shape.num_rows, shape.num_outputs)
     return num_bytes + (0 if logits_RV is None else logits_RV[:1].nbytes * shape.num_choosing * (1 + shape.max_drafts))
