@@ -15,10 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
-from gemray_kernels.triton import few_rows_experts
+from gemray_kernels.triton import few_rows_experts, many_rows_experts
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.expert_tile import ExpertTile
+
+MANY_ROWS = 256
+"""Beyond, weights are read for many rows, and a grid of all rows for each expert would be mostly empty."""
 
 
 def gated_experts(
@@ -47,8 +50,10 @@ def pairs_of_experts(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tens
     num_pairs = num_rows * top_k
     pairs_ET = torch.empty(num_experts, num_rows, dtype=torch.int32, device=experts_TK.device)
     counts_E = torch.empty(num_experts, dtype=torch.int32, device=experts_TK.device)
-    block = min(1024, max(16, triton.next_power_of_2(num_pairs)))
-    _list_pairs_kernel[(num_experts,)](experts_TK, pairs_ET, counts_E, num_pairs, num_rows, BLOCK=block, num_warps=4)
+    block = min(4096, max(16, triton.next_power_of_2(num_pairs)))
+    _list_pairs_kernel[(num_experts,)](
+        experts_TK, pairs_ET, counts_E, num_pairs, num_rows, BLOCK=block, num_warps=8 if block > 1024 else 4
+    )
     return pairs_ET, counts_E
 
 
@@ -61,6 +66,8 @@ def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_
     num_pairs = num_rows * top_k
 
     pairs_ET, counts_E = pairs_of_experts(experts_TK, num_experts)
+    if num_rows > MANY_ROWS:
+        return many_rows_experts.expert_outputs(x_TH, pairs_ET, counts_E, gate_up_E2IH, down_EHI, top_k)
     gated_RI = torch.empty(num_pairs, width, dtype=x_TH.dtype, device=x_TH.device)
     tile = gate_up_tile(x_TH.dtype, num_rows)
     _gate_up_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(width, tile.outputs), num_experts)](
