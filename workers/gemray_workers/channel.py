@@ -41,6 +41,7 @@ _BYTES_OF_DELTA = 1024
 _BYTES_OF_TOKEN_ID = 5
 _BYTES_OF_LOGPROB = 20
 """A token id and a number as msgpack, and what encloses them: for each token and for each of the most likely."""
+_BYTES_OF_CHECKSUM = 9
 
 
 class ChannelAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,4 +294,4 @@ def _num_bytes(delta: SequenceDelta, prompt_logprobs: Sequence[TokenLogprob] | N
 
 
 def _bytes_of_logprob(logprob: TokenLogprob) -> int:
-    return _BYTES_OF_LOGPROB * (1 + len(logprob.top))
+    return _BYTES_OF_LOGPROB * (1 + len(logprob.top)) + _BYTES_OF_CHECKSUM

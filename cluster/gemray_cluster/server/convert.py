@@ -118,6 +118,7 @@ def token_logprobs(logprobs: Iterable[TokenLogprob], token_text: TokenText | Non
             token_id=entry.token_id,
             logprob=entry.logprob,
             top=[pb.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+            logits_checksum=entry.logits_checksum,
         )
         for entry in logprobs
     ]

@@ -55,8 +55,9 @@ def read_sampling(
         logit_bias=_read_logit_bias(sampling, model.vocab_size),
         allowed_token_ids=_read_allowed_token_ids(sampling, model.vocab_size),
         suppress_tokens=tuple(id_ for id_ in (*defaults.suppress_tokens, *forbidden) if id_ < model.vocab_size),
-        logprobs=_optional_count(sampling, "logprobs"),
+        logprobs=_read_logprobs(sampling),
         prompt_logprobs=_optional_count(sampling, "prompt_logprobs"),
+        logits_checksum=sampling.logits_checksum,
         num_draft_tokens=_read_num_draft_tokens(speculation),
         draft_method=_read_draft_method(speculation, model),
     )
@@ -155,6 +156,11 @@ def _optional_count(sampling: pb.SamplingParameters, name: str) -> int | None:
     if not sampling.HasField(name):
         return None
     return integer(f"sampling.{name}", getattr(sampling, name), 0, MAX_LOGPROBS)
+
+
+def _read_logprobs(sampling: pb.SamplingParameters) -> int | None:
+    count = _optional_count(sampling, "logprobs")
+    return 0 if count is None and sampling.logits_checksum else count
 
 
 def _read_num_draft_tokens(speculation: pb.SpeculationParameters) -> int | None:

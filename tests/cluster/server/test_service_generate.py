@@ -251,6 +251,17 @@ async def test_logprobs_have_their_top_tokens(served: Serving) -> None:
     assert [entry.token_id for entry in answer.prompt_logprobs] == served.gang.submitted[0].prompt_ids[1:]
 
 
+async def test_checksums_come_with_log_probabilities(served: Serving) -> None:
+    served.gang.script = Script([180, 106])
+    asked = pb.SamplingParameters(logits_checksum=True, prompt_logprobs=0)
+    answer = await served.stub.Generate(pb.GenerateRequest(text="Hi", sampling=asked))
+    assert [entry.logits_checksum for entry in answer.logprobs] == [2**64 - 181, 2**64 - 107]
+    assert [len(entry.top) for entry in answer.logprobs] == [0, 0]
+    assert not any(entry.HasField("logits_checksum") for entry in answer.prompt_logprobs)
+    answer = await served.stub.Generate(pb.GenerateRequest(text="Hi", sampling=pb.SamplingParameters(logprobs=0)))
+    assert not any(entry.HasField("logits_checksum") for entry in answer.logprobs)
+
+
 async def test_model_info(served: Serving) -> None:
     info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.vocab_size, info.max_model_len, info.tensor_parallel_size) == (2048, 256, 2)

@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicaStatus
 from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.messages import (
@@ -23,6 +25,7 @@ from gemray_workers.messages import (
     Submit,
 )
 from gemray_workers.parallel.shard_indices import ShardIndices
+from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 
 
@@ -225,7 +228,7 @@ class FakeGang:
             yield SequenceDelta(
                 request_id=submit.request_id,
                 token_ids=group,
-                logprobs=None if params.logprobs is None else [_logprob(token, params.logprobs) for token in group],
+                logprobs=None if params.logprobs is None else [self._chosen(token, params) for token in group],
                 prompt_logprobs=(
                     [_logprob(token, params.prompt_logprobs or 0) for token in of_prompt]
                     if index == 0 and of_prompt
@@ -243,6 +246,11 @@ class FakeGang:
             )
         if script.fault_after is not None:
             yield SequenceDelta(request_id=submit.request_id, token_ids=[], finish="fault", fault="the logits hold NaN")
+
+    def _chosen(self, token_id: int, params: SamplingParams) -> TokenLogprob:
+        entry = _logprob(token_id, params.logprobs or 0)
+        checksum = 2**64 - 1 - token_id if params.logits_checksum else None
+        return msgspec.structs.replace(entry, logits_checksum=checksum)
 
     def _output(self, submit: Submit) -> tuple[list[int], FinishReason]:
         params = submit.params

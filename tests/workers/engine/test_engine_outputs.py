@@ -60,6 +60,21 @@ def test_logprobs_are_those_of_the_models_own_distribution(prefill_chunk: int, l
     assert [len(entry.top) for entry in gather(run, "c", "logprobs")] == [0] * 9
 
 
+def test_checksums_of_logits_come_where_they_are_asked_for() -> None:
+    submits = [
+        request("asks", PROMPT, 6, logprobs=1, logits_checksum=True),
+        request("again", PROMPT, 6, logprobs=0, logits_checksum=True, prompt_logprobs=0),
+        request("does not", PROMPT, 6, logprobs=2),
+    ]
+    run = run_alone(submits)
+    found = {name: [entry.logits_checksum for entry in gather(run, name, "logprobs")] for name in run.ids}
+    assert found["does not"] == [None] * 6
+    assert len(set(found["asks"])) == 6
+    assert all(value is not None and 0 <= value < 2**64 for value in found["asks"])
+    assert [entry.logits_checksum for entry in gather(run, "again", "prompt_logprobs")] == [None] * 12
+    assert run_alone(submits[:1]).ids["asks"] == run.ids["asks"]
+
+
 @at_both_lags
 def test_prompt_logprobs_come_once_under_preemption(lag: int) -> None:
     submits = [request(f"r{i}", PROMPT * 2, 30, prompt_logprobs=0) for i in range(6)]

@@ -19,7 +19,9 @@ from gemray_workers.execution.slots import SlotTable
 from gemray_workers.execution.step_clock import StepMarks
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.sampling.checksum import logits_checksums
 from gemray_workers.sampling.logprobs import token_logprobs
+from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.scheduling.outcome import SequenceOutcome
 from gemray_workers.scheduling.plan import ScheduledRows, StepPlan
@@ -81,29 +83,33 @@ class OutcomeReader:
         if logits_RV is None:
             return
         width = flight.cycle.shape.max_drafts + 1
-        wanting: list[tuple[Emitted, int]] = []
+        wanting: list[tuple[Emitted, SamplingParams]] = []
         index: list[int] = []
         ids: list[int] = []
         for c, (r, e) in enumerate(zip(flight.cycle.scheduled, emitted, strict=False)):
-            wanted = self._slots[r.slot].params.logprobs
-            if wanted is not None and e.ids:
-                wanting.append((e, wanted))
+            params = self._slots[r.slot].params
+            if params.logprobs is not None and e.ids:
+                wanting.append((e, params))
                 index += range(c * width, c * width + len(e.ids))
                 ids += e.ids
         if not wanting:
             return
+        capped_RV = self._model.capped(logits_RV[to_device(index, logits_RV.device)])
         gathered = token_logprobs(
-            self._model.capped(logits_RV[to_device(index, logits_RV.device)]),
+            capped_RV,
             to_device(ids, logits_RV.device),
-            max(wanted for _, wanted in wanting),
+            max(params.logprobs or 0 for _, params in wanting),
             self._model.shard,
             self._comm,
         )
+        checksum_R = None
+        if any(params.logits_checksum for _, params in wanting):
+            checksum_R = logits_checksums(capped_RV, self._model.shard, self._comm)
         if not self._publishes:
             return
-        found = iter(gathered.listed())
-        for e, wanted in wanting:
-            e.logprobs = [_cut(next(found), wanted) for _ in e.ids]
+        found = iter(gathered.listed(checksum_R))
+        for e, params in wanting:
+            e.logprobs = [_cut(next(found), params) for _ in e.ids]
 
     def _prompt_logprobs(
         self, scheduled: Sequence[ScheduledRows], output: CycleOutput
@@ -173,5 +179,7 @@ def prompt_logprob_offsets(r: ScheduledRows, prompt_len: int) -> range:
     return range(first, max(first, last))
 
 
-def _cut(logprob: TokenLogprob, top_n: int) -> TokenLogprob:
-    return TokenLogprob(logprob.token_id, logprob.logprob, logprob.top[:top_n])
+def _cut(logprob: TokenLogprob, params: SamplingParams) -> TokenLogprob:
+    """What one request asked for of what the step found for all."""
+    checksum = logprob.logits_checksum if params.logits_checksum else None
+    return TokenLogprob(logprob.token_id, logprob.logprob, logprob.top[: params.logprobs], checksum)

@@ -26,15 +26,23 @@ class RowLogprobs:
     top: Candidates
     """Log-probabilities and ids of the most likely tokens, best first [R, C]; id -1 where the vocabulary ends."""
 
-    def listed(self) -> list[TokenLogprob]:
-        """As they are reported: 2.5 KB a row with 20 of the most likely. Waits for the device."""
+    def listed(self, checksum_R: Tensor | None = None) -> list[TokenLogprob]:
+        """As they are reported: 2.5 KB a row with 20 of the most likely. Waits for the device.
+
+        Args:
+            checksum_R: int64, of each row's logits, if they are to be told.
+        """
+        checksums = [None] * len(self.token_ids_R) if checksum_R is None else [c % 2**64 for c in checksum_R.tolist()]
         return [
-            TokenLogprob(token_id, logprob, [(i, value) for i, value in zip(ids, values, strict=True) if i >= 0])
-            for token_id, logprob, ids, values in zip(
+            TokenLogprob(
+                token_id, logprob, [(i, value) for i, value in zip(ids, values, strict=True) if i >= 0], checksum
+            )
+            for token_id, logprob, ids, values, checksum in zip(
                 self.token_ids_R.tolist(),
                 self.logprob_R.tolist(),
                 self.top.ids_RC.tolist(),
                 self.top.values_RC.tolist(),
+                checksums,
                 strict=True,
             )
         ]

@@ -44,6 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Log-probabilities of each chosen token and of this many top tokens; None for none."""
     prompt_logprobs: int | None = None
+    logits_checksum: bool = False
+    """Each chosen token's log-probability has a checksum of its row's logits; `logprobs` is not None then."""
     grammar: Grammar | None = None
     """What the answer must look like."""
     bad_words: tuple[tuple[int, ...], ...] = ()

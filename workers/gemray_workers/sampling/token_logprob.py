@@ -12,3 +12,5 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     top: list[tuple[int, float]] = []
     """The most likely tokens, best first; as many as the request asked for."""
+    logits_checksum: int | None = None
+    """uint64, of all logits of the token's row, where the request asked for it (`sampling.checksum`)."""
