@@ -12,6 +12,7 @@ from gemray.cli.generate import generate
 from gemray.cli.info import info
 from gemray.cli.openai import openai
 from gemray.cli.run import run
+from gemray.cli.verify import verify
 from gemray_cluster.cli.bench import bench
 from gemray_cluster.cli.check import check
 from gemray_cluster.cli.demo import demo
@@ -44,7 +45,7 @@ def _options(
     del version
 
 
-for command in (serve, drain, check, generate, chat, info, openai, bench, demo):
+for command in (serve, drain, check, generate, chat, info, verify, openai, bench, demo):
     app.command()(command)
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gemray.v1 import generation_pb2 as pb
 
 TIMEOUT_S = 10
-PIPED_WIDTH = 1000
-"""Columns of what no terminal shows: a row is a line, for programs that search it. Tables are as wide as they need."""
 
 
 @with_connection
@@ -27,7 +25,7 @@ def info(
     ] = False,
 ) -> None:
     """Show what a server serves and how."""
-    from rich.console import Console
+    from gemray.cli.tables import console
 
     with connection.open() as client:
         timeout_s = TIMEOUT_S + (connection.patience or 0)
@@ -36,9 +34,7 @@ def info(
     if json:
         _print_json(model, stats)
         return
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, PIPED_WIDTH)
+    out = console()
     for table in (
         _model(model),
         _choices(model),
@@ -47,9 +43,9 @@ def info(
         _pools(model, stats),
         _load(model, stats),
     ):
-        console.print(table)
+        out.print(table)
     if len(stats.replicas) > 1:
-        console.print(_replicas(model, stats))
+        out.print(_replicas(model, stats))
 
 
 def _print_json(model: pb.GetModelInfoResponse, stats: pb.GetServerStatsResponse) -> None:

@@ -18,6 +18,7 @@ def main() -> None:
     from gemray.cli.info import info
     from gemray.cli.openai import openai
     from gemray.cli.run import run
+    from gemray.cli.verify import verify
 
     app = typer.Typer(
         name="gemray-client",
@@ -25,6 +26,6 @@ def main() -> None:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    for command in (generate, chat, info, openai):
+    for command in (generate, chat, info, verify, openai):
         app.command()(command)
     run(app, exit_code_of)

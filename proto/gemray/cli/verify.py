@@ -1,0 +1,99 @@
+"""gemray verify: does a server give one request one answer?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemray.cli.connection import Connection, with_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gemray.cli.verification import Comparison
+    from gemray.v1 import generation_pb2 as pb
+
+TIMEOUT_S = 10
+
+
+@with_connection
+def verify(
+    *,
+    connection: Connection,
+    requests: Annotated[
+        int, typer.Option(metavar="INTEGER", min=2, max=64, help="How many requests, of 7 to 3000 characters.")
+    ] = 16,
+    max_tokens: Annotated[int, typer.Option(metavar="INTEGER", min=1, max=4096, help="Tokens of each answer.")] = 48,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Most time for one answer.")] = 300.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Send fixed requests alone, together and with each drafter, and compare the answers bit by bit.
+
+    Exits with 0 if all ids, log-probabilities and checksums of logits are equal, which a server with numerics exact
+    promises; else with 1.
+    """
+    from gemray.cli import verification
+    from gemray.cli.exit_codes import FAILED
+    from gemray.client import InvalidOption
+
+    if not 0 < timeout < float("inf"):
+        raise InvalidOption("timeout", timeout, "seconds, more than 0")
+    with connection.open() as client:
+        model = client.model_info(timeout_s=TIMEOUT_S + (connection.patience or 0))
+        room = model.max_model_len - max_tokens
+        if room < 2:
+            raise InvalidOption(
+                "max_tokens", max_tokens, f"1..{model.max_model_len - 2}, what the model's length leaves"
+            )
+        # No token of these texts is shorter than a character, and one begins the sequence.
+        asked = verification.requests(requests, max_tokens, most_characters=room - 1)
+        runs = verification.runs_of([drafter.method for drafter in model.drafters])
+
+        def ask(request: pb.GenerateRequest) -> pb.GenerateResponse:
+            return client.generate(request, timeout_s=timeout)
+
+        found = list(verification.compare(ask, asked, runs))
+    if json:
+        _print_json(model, requests, found)
+    else:
+        _print_table(model, requests, found)
+    if not all(comparison.is_equal for comparison in found):
+        raise typer.Exit(FAILED)
+
+
+def _print_json(model: pb.GetModelInfoResponse, count: int, found: Iterable[Comparison]) -> None:
+    from json import dumps
+
+    runs = [
+        {
+            "run": each.run.name,
+            "answers": count,
+            "tokens": each.num_tokens,
+            "other_ids": each.other_ids,
+            "other_logits": each.other_logits if each.run.checksums else None,
+            "first": each.first,
+        }
+        for each in found
+    ]
+    told = {"model": model.model_name, "dtype": model.dtype, "tensor_parallel_size": model.tensor_parallel_size}
+    print(dumps({**told, "equal": not any(run["first"] for run in runs), "runs": runs}, indent=2, ensure_ascii=False))
+
+
+def _print_table(model: pb.GetModelInfoResponse, count: int, found: list[Comparison]) -> None:
+    from rich.table import Table
+
+    from gemray.cli.tables import console
+
+    title = f"{model.model_name}, {model.dtype}, TP {model.tensor_parallel_size}: {count} answers a run"
+    table = Table(title=title, title_justify="left")
+    for column in ("run", "tokens", "other ids", "other logits", "first difference"):
+        table.add_column(column, overflow="fold")
+    for each in found:
+        logits = str(each.other_logits) if each.run.checksums else "not asked for"
+        table.add_row(each.run.name, str(each.num_tokens), str(each.other_ids), logits, each.first or "none")
+    console().print(table)
+    if all(each.is_equal for each in found):
+        print("Every run gave the answers of the requests sent alone, without drafts: equal ids and equal bits.")
+        return
+    print("Some runs gave other answers than the requests sent alone, without drafts.")

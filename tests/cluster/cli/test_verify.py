@@ -1,0 +1,155 @@
+"""`gemray verify`: equal answers pass, and one other bit is found and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from gemray.cli.verification import Comparison, Run, compare, requests, runs_of
+from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.sampling.params import SamplingParams
+from gemray_workers.sampling.token_logprob import TokenLogprob
+from support.cluster.command import run
+from support.cluster.fake_gang import FakeGang, Script, gang_info
+from support.cluster.serving import serving
+
+RUNS = runs_of(["mtp"])
+
+
+def answer(request: pb.GenerateRequest) -> pb.GenerateResponse:
+    """What depends on nothing but prompt and seed."""
+    first = 100 + len(request.text) + request.sampling.seed
+    ids = range(first, first + request.sampling.max_tokens)
+    told = pb.GenerateResponse(token_ids=ids)
+    if request.sampling.logits_checksum:
+        told.logprobs.extend(pb.TokenLogprob(token_id=i, logprob=-0.5 * i, logits_checksum=2**64 - i) for i in ids)
+    return told
+
+
+def spoiled(
+    spoil: Callable[[pb.GenerateResponse], None], is_spoiled: Callable[[pb.GenerateRequest], bool]
+) -> list[Comparison]:
+    def ask(request: pb.GenerateRequest) -> pb.GenerateResponse:
+        told = answer(request)
+        if request.sampling.seed == 3 and is_spoiled(request):
+            spoil(told)
+        return told
+
+    return list(compare(ask, requests(6, 5, 300), RUNS))
+
+
+def _next_float(told: pb.GenerateResponse) -> None:
+    import math
+
+    told.logprobs[2].logprob = math.nextafter(told.logprobs[2].logprob, 0.0)
+
+
+def _other_checksum(told: pb.GenerateResponse) -> None:
+    told.logprobs[2].logits_checksum ^= 1
+
+
+def _other_id(told: pb.GenerateResponse) -> None:
+    told.token_ids[2] += 1
+    for entry in told.logprobs[2:]:
+        entry.logprob -= 1.0
+
+
+def _shorter(told: pb.GenerateResponse) -> None:
+    del told.token_ids[2:]
+    del told.logprobs[2:]
+
+
+def test_requests_are_the_same_each_time_and_of_several_kinds() -> None:
+    asked = requests(16, 8, 3000)
+    assert asked == requests(16, 8, 3000)
+    assert {len(request.text) for request in asked} == {7, 20, 90, 230, 400, 700, 1500, 3000}
+    assert {request.sampling.temperature for request in asked} == {0.0, 1.0}
+    assert max(len(request.text) for request in requests(16, 8, 40)) == 40
+
+
+def test_equal_answers_are_equal() -> None:
+    found = spoiled(lambda told: None, lambda request: True)
+    assert [each.run for each in found] == RUNS[1:]
+    assert all(each.is_equal and each.first == "" and each.num_tokens == 30 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "counts", "first"),
+    [
+        (_next_float, (0, 1), "answer 3, token 2: logits"),
+        (_other_checksum, (0, 1), "answer 3, token 2: logits"),
+        (_other_id, (1, 1), "answer 3, token 2: id"),
+        (_shorter, (1, 1), "answer 3, token 2: id"),
+    ],
+)
+def test_one_other_bit_is_found(
+    spoil: Callable[[pb.GenerateResponse], None], counts: tuple[int, int], first: str
+) -> None:
+    found = {each.run.name: each for each in spoiled(spoil, lambda request: request.speculation.method == "mtp")}
+    told = {name: (each.other_ids, each.other_logits, each.first) for name, each in found.items() if not each.is_equal}
+    assert told == dict.fromkeys(("alone, mtp", "together, mtp"), (*counts, first))
+
+
+def test_ids_count_where_no_logits_were_asked_for() -> None:
+    (last,) = (
+        each for each in spoiled(_shorter_ids, lambda request: not request.sampling.logits_checksum) if each.first
+    )
+    assert (last.run, last.other_ids, last.other_logits) == (RUNS[-1], 1, 0)
+
+
+def _shorter_ids(told: pb.GenerateResponse) -> None:
+    del told.token_ids[4:]
+
+
+def test_all_requests_of_a_run_are_under_way_at_one_time() -> None:
+    import threading
+
+    all_there = threading.Barrier(6, timeout=60)
+
+    def ask(request: pb.GenerateRequest) -> pb.GenerateResponse:
+        if request.speculation.method == "auto":
+            all_there.wait()
+        return answer(request)
+
+    runs = [Run("alone", "none", together=False), Run("together", "auto", together=True)]
+    assert all(each.is_equal for each in compare(ask, requests(6, 5, 300), runs))
+
+
+class _Spoiling(FakeGang):
+    """Other bits for what MTP drafts."""
+
+    def _chosen(self, token_id: int, params: SamplingParams) -> TokenLogprob:
+        entry = super()._chosen(token_id, params)
+        if params.draft_method != "mtp" or entry.logits_checksum is None:
+            return entry
+        return msgspec.structs.replace(entry, logits_checksum=entry.logits_checksum - 1)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("gang", "is_equal"), [(FakeGang, True), (_Spoiling, False)])
+async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_equal: bool) -> None:
+    fake = gang(Script())
+    fake.gang_info = gang_info(num_draft_tokens=4)
+    async with serving(tokenizer, fake) as running:
+        arguments = ("verify", "--requests", "3", "--max-tokens", "6", "--address", running.server.address)
+        code, out, err = await run(*arguments, "--json")
+        assert (code, err) == (0 if is_equal else 1, "")
+        told = json.loads(out)
+        assert told["equal"] is is_equal
+        assert {each["run"]: each["other_logits"] for each in told["runs"]} == {
+            "alone, once more": 0,
+            "alone, mtp": 0 if is_equal else 3,
+            "together": 0,
+            "together, mtp": 0 if is_equal else 3,
+            "together, as served": None,
+        }
+        code, out, err = await run(*arguments)
+        assert (code, err) == (0 if is_equal else 1, "")
+        assert ("Every run gave the answers" in out) is is_equal
+        assert ("answer 0, token 0: logits" in out) is not is_equal
+        code, _, err = await run(*arguments, "--max-tokens", "255")
+        assert (code, "max_tokens = 255 is not allowed: 1..254, what the model's length leaves" in err) == (2, True)
