@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gemray_workers.engine.buckets import buckets, fit
+from gemray_workers.engine.buckets import BucketFinder, buckets
 from gemray_workers.engine.cycle import Cycle, CycleOutput
 from gemray_workers.engine.prompt_room import PromptRoom
 from gemray_workers.execution.cycle_rows import CyclePlan
@@ -29,11 +29,12 @@ class PaddedCycle:
     ) -> None:
         self._cycle = cycle
         self._captured = buckets(max_num_seqs=max_num_seqs, num_draft_tokens=num_draft_tokens, prompts=prompts)
+        self._finder = BucketFinder(self._captured)
         self.num_padded = 0
         self.num_eager = 0
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
-        fitted = fit(plan, self._captured)
+        fitted = self._finder.fit(plan)
         if (fitted.shape, fitted.features) in self._captured:
             self.num_padded += 1
         else:

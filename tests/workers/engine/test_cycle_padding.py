@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemray_workers.engine.buckets import GREEDY, PUBLISHED, bucket, buckets, fit, smallest, without_choice
+from gemray_workers.engine.buckets import GREEDY, PUBLISHED, BucketFinder, bucket, buckets, smallest, without_choice
 from gemray_workers.engine.prompt_room import PromptRoom, worthwhile_rows
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.messages import Submit
@@ -190,7 +190,7 @@ def test_longer_chunks_than_are_worth_a_graph_run_eagerly() -> None:
     assert room == PromptRoom(512, alone=(640, 700), beside_all=(700,), step_rows=4096)
     all_of_them = buckets(max_num_seqs=8, num_draft_tokens=(4,), prompts=room)
     plan = CyclePlan([], bucket(1, (), 1024), GREEDY)
-    assert fit(plan, all_of_them) is plan
+    assert BucketFinder(all_of_them).fit(plan) is plan
 
 
 @pytest.mark.parametrize(
@@ -206,11 +206,11 @@ def test_how_long_prompts_of_a_shape_are_captured(shape: str, tp: int, least: in
 def test_a_plan_runs_with_features_that_cover_its_own_or_eagerly() -> None:
     captured = [(bucket(4, ()), features) for features in (GREEDY, PUBLISHED)]
     plan = CyclePlan([], bucket(3, ()), Features())
-    assert fit(plan, captured) == CyclePlan([], bucket(4, ()), GREEDY)
+    assert BucketFinder(captured).fit(plan) == CyclePlan([], bucket(4, ()), GREEDY)
     sampled = CyclePlan([], bucket(3, ()), Features(candidates=64))
-    assert fit(sampled, captured).features == PUBLISHED
-    assert fit(plan, captured[1:]).features == PUBLISHED
+    assert BucketFinder(captured).fit(sampled).features == PUBLISHED
+    assert BucketFinder(captured[1:]).fit(plan).features == PUBLISHED
     penalised = CyclePlan([], bucket(3, ()), Features(penalties=True))
-    assert fit(penalised, captured) is penalised
+    assert BucketFinder(captured).fit(penalised) is penalised
     too_long = CyclePlan([], bucket(3, (), 100), Features())
-    assert fit(too_long, captured) is too_long
+    assert BucketFinder(captured).fit(too_long) is too_long

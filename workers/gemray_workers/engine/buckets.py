@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_workers.engine.prompt_room import PromptRoom
@@ -17,6 +18,9 @@ GREEDY = Features()
 PUBLISHED = Features(candidates=CANDIDATE_COUNTS[0], masks=True)
 """What the published defaults ask for (T 1, top_k 64, top_p 0.95, forbidden ids); it covers greedy requests. Batches
 that ask for more (penalties, bias, no top_k) run eagerly."""
+
+MOST_REMEMBERED = 4096
+"""Shapes of plans."""
 
 
 def buckets(*, max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: PromptRoom | None) -> list[Key]:
@@ -109,6 +113,29 @@ def without_choice(prompt_rows: int) -> CycleShape:
     )
 
 
+class BucketFinder:
+    """Finds which of the captured buckets a plan runs in.
+
+    Answers are remembered: batches that decode ask the same again and again, and a search takes about as long as the
+    rest of the host's part of a cycle.
+    """
+
+    def __init__(self, captured: Sequence[Key]) -> None:
+        """For these buckets, whose order decides between equals."""
+        self._captured = tuple(captured)
+        self._find = lru_cache(MOST_REMEMBERED)(self._search)
+
+    def fit(self, plan: CyclePlan) -> CyclePlan:
+        """The plan in the smallest captured shape that holds it, with features that cover its own; unchanged if none
+        do."""
+        found = self._find(plan.shape, plan.features)
+        return plan if found is None else replace(plan, shape=found[0], features=found[1])
+
+    def _search(self, shape: CycleShape, features: Features) -> Key | None:
+        enough = {own for own in dict.fromkeys(own for _, own in self._captured) if own.covers(features)}
+        return smallest(shape, (key for key in self._captured if key[1] in enough))
+
+
 def smallest(shape: CycleShape, among: Iterable[Key]) -> Key | None:
     """The bucket with the fewest rows, then sequences, then drafts of all drafters, then rows with outputs, that holds
     a plan of `shape`; the first of equals, None when none does."""
@@ -122,9 +149,3 @@ def smallest(shape: CycleShape, among: Iterable[Key]) -> Key | None:
         ),
         default=None,
     )
-
-
-def fit(plan: CyclePlan, captured: Collection[Key]) -> CyclePlan:
-    """The plan in the smallest captured shape that holds it, with features that cover its own; unchanged if none do."""
-    found = smallest(plan.shape, (key for key in captured if key[1].covers(plan.features)))
-    return plan if found is None else replace(plan, shape=found[0], features=found[1])

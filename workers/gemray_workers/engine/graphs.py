@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_workers.engine.buckets import Key, fit
+from gemray_workers.engine.buckets import BucketFinder, Key
 from gemray_workers.engine.cycle import Cycle, CycleOutput
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import Features
@@ -40,6 +40,7 @@ class GraphedCycle:
         """For the buckets and features of `keys`; each is captured by `capture`, or when a plan first fits it."""
         self._cycle = cycle
         self._keys = tuple(keys)
+        self._finder = BucketFinder(self._keys)
         self._null_slot = null_slot
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
@@ -93,7 +94,7 @@ class GraphedCycle:
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
         """The plan in the shape of the bucket that holds it, or as it is when it will run eagerly."""
-        fitted = fit(plan, self._keys)
+        fitted = self._finder.fit(plan)
         key = fitted.shape, fitted.features
         if fitted is not plan and key not in self._captured:
             self._captured[key] = self._capture(*key)
