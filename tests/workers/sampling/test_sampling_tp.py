@@ -207,6 +207,20 @@ def test_logprobs_of_bfloat16_logits_are_computed_in_float32() -> None:
         assert answer.logprob == pytest.approx(expected[row, row + 1].item(), abs=2e-6)
 
 
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_logprobs_have_the_same_bits_alone_and_on_any_number_of_ranks(run_on_gang: Any, name: str) -> None:
+    org, added = VOCABULARIES[name]
+    logits_RV = torch.randn(40, org + added, generator=torch.Generator().manual_seed(5)) * 4
+    token_ids = list(range(0, 240, 6))
+    expected = [
+        logprobs_on_rank(SoloCommunicator(), logits_RV[row : row + 1], (org, added), token_ids[row : row + 1], 5)[0]
+        for row in range(40)
+    ]
+    for size in (1, 2, 4):
+        for answer in run_on_gang(size, logprobs_on_rank, logits_RV, (org, added), token_ids, 5):
+            assert answer == expected
+
+
 def test_no_rows_need_no_collective() -> None:
     shard = ShardIndices.of_rank(0, 1, org_vocab_size=259)
     counting = CountingCommunicator(SoloCommunicator())

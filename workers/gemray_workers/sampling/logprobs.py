@@ -1,5 +1,8 @@
 """Log-probabilities under the model's own distribution: before edits, temperature and filters.
 
+The sum of a softmax is one of integers (`mass_of`), so that it does not depend on its order: neither the number of
+ranks nor that of rows changes a bit of what is reported.
+
 Shape legend: R rows, V local vocabulary columns.
 """
 
@@ -11,10 +14,13 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.candidates import Candidates, local_top
+from gemray_kernels.reference.token_choice import MASS_ONE, mass_of
 from gemray_workers.parallel.communicator import Communicator, compute_dtype
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.sampling.vocab_parallel import gather_candidates
+
+_ROWS_AT_A_TIME = 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ def token_logprobs(
 ) -> RowLogprobs:
     """Log-softmax at each row's token and at the row's `top_n` most likely ids, equal on every rank.
 
-    One all-gather of 2 + `top_n` pairs a row; logits never leave their rank.
+    One all-gather of 2 + `top_n` pairs a row, and one sum of an int64; logits never leave their rank.
 
     Args:
         logits_RV: this rank's local columns [R, shard.num_elements_padded], unedited; padding columns are -inf.
@@ -66,12 +72,24 @@ def token_logprobs(
     column_R, held_R = shard.local_rows(token_ids_R)
     logit_R = logits_RV.gather(-1, column_R[:, None])[:, 0].masked_fill(~held_R, -torch.inf)
     offers = [
-        Candidates(logits_RV.logsumexp(dim=-1, keepdim=True), torch.full_like(token_ids_R, -1)[:, None]),
+        Candidates(logits_RV.amax(dim=-1, keepdim=True), torch.full_like(token_ids_R, -1)[:, None]),
         Candidates(logit_R[:, None], token_ids_R[:, None]),
         local_top(logits_RV, shard.global_ids(logits_RV.device), top_n),
     ]
-    normalisers, token, best = gather_candidates(offers, comm)
-    normaliser_R1 = normalisers.values_RC.logsumexp(dim=-1, keepdim=True)
-    logprob_R1 = token.values_RC.amax(dim=-1, keepdim=True) - normaliser_R1
+    largest, token, best = gather_candidates(offers, comm)
+    largest_R1 = largest.values_RC.amax(dim=-1, keepdim=True)
+    log_mass_R1 = comm.all_reduce(_mass(logits_RV, largest_R1)).double().div(MASS_ONE).log()[:, None]
+
+    def logprob(logits_RC: Tensor) -> Tensor:
+        return (logits_RC.double() - largest_R1.double() - log_mass_R1).to(logits_RV.dtype)
+
     top = best.sorted().first(top_n)
-    return RowLogprobs(token_ids_R, logprob_R1[:, 0], Candidates(top.values_RC - normaliser_R1, top.ids_RC))
+    token_R1 = token.values_RC.amax(dim=-1, keepdim=True)
+    return RowLogprobs(token_ids_R, logprob(token_R1)[:, 0], Candidates(logprob(top.values_RC), top.ids_RC))
+
+
+def _mass(logits_RV: Tensor, largest_R1: Tensor) -> Tensor:
+    """Sum over this rank's columns of ``exp(logit - largest)`` in units of 1 / `MASS_ONE`, int64 [R]; a few rows at a
+    time, as each takes 16 bytes a column."""
+    parts = zip(torch.split(logits_RV, _ROWS_AT_A_TIME), torch.split(largest_R1, _ROWS_AT_A_TIME), strict=True)
+    return torch.cat([mass_of(part_RV, part_R1).sum(dim=-1) for part_RV, part_R1 in parts])
