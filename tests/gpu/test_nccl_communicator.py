@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import tree_sum
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.self_test import self_test
 from support.engine.gpu import join_on_gpu, needs_gpus
@@ -54,6 +56,30 @@ def test_collectives_on_gpus(run_on_gang: RunOnGang, size: int) -> None:
     for _, gathered, payload in by_rank:
         assert torch.equal(gathered, torch.arange(size).view(size, 1, 1).expand(size, 2, 3))
         assert payload == b"plan"
+
+
+def reduce_by_tree(comm: Communicator) -> list[bool]:
+    """Several parts a rank, in one kernel where they are small and over NCCL."""
+    gpus = join_on_gpu(comm)
+    right = []
+    try:
+        for one_shot in (False, True):
+            if one_shot:
+                gpus.use_one_shot(torch.device("cuda", torch.cuda.current_device()))
+            for count, num_parts in itertools.product((1, 5376 * 8, 5376 * 100), (1, 2, 4)):
+                generator = torch.Generator().manual_seed(count)
+                everyones = torch.randn(gpus.size, num_parts, count, generator=generator)
+                found = gpus.all_reduce_tree(everyones[gpus.rank].cuda(), torch.bfloat16).cpu()
+                right.append(torch.equal(found, tree_sum(everyones.flatten(0, 1)).bfloat16()))
+        return right
+    finally:
+        gpus.close()
+
+
+def test_parts_are_added_by_the_tree_of_all_ranks(run_on_gang: RunOnGang, size: int) -> None:
+    for right in run_on_gang(size, reduce_by_tree):
+        assert len(right) == 18
+        assert all(right)
 
 
 def reduce_in_a_graph(comm: Communicator) -> list[float]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import tree_sum
 from gemray_workers.errors import CommunicationError, InvalidField
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.network_interface import choose_interface
@@ -51,8 +52,36 @@ def test_all_reduce_sums_to_equal_bits(run_on_gang: RunOnGang, size: int, dtype:
         assert ((first.double() - inputs.sum(0)).abs() <= allowed).all(), count
 
 
+def parts_of(rank: int, size: int, count: int) -> Tensor:
+    """A rank's share of eight leaves, as two parts where it holds as many."""
+    leaves = torch.stack([input_of(8 * count + leaf, count, torch.float32) for leaf in range(8)])
+    own = leaves[rank * 8 // size : (rank + 1) * 8 // size]
+    return torch.stack([tree_sum(half) for half in own.chunk(2)])
+
+
+def reduced_by_tree(comm: Communicator, counts: list[int]) -> list[tuple[Tensor, Tensor]]:
+    inputs = [parts_of(comm.rank, comm.size, count) for count in counts]
+    return [(comm.all_reduce_tree(x, torch.float32), comm.all_reduce_tree(x, torch.bfloat16)) for x in inputs]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_reduce_tree_adds_the_same_leaves_in_the_same_order(run_on_gang: RunOnGang, size: int) -> None:
+    counts = [0, 1, 3, 1000, 65536, 65537, 70001]  # the last two are added up share by share
+    for found in run_on_gang(size, reduced_by_tree, counts):
+        for count, (wide, rounded) in zip(counts, found, strict=True):
+            expected = tree_sum(parts_of(0, 1, count))
+            assert torch.equal(wide, expected)
+            assert torch.equal(rounded, expected.bfloat16())
+
+
+def test_three_ranks_are_no_tree(run_on_gang: RunOnGang) -> None:
+    with pytest.raises(Exception, match="3 ranks, which no tree adds up: a power of two is allowed"):
+        run_on_gang(3, reduced_by_tree, [1])
+
+
 def reduce_transposed(comm: Communicator) -> tuple[Tensor, Tensor]:
     x = torch.arange(6.0).view(2, 3).t() * (comm.rank + 1)
+    assert torch.equal(comm.all_reduce_tree(x.unsqueeze(0), x.dtype), 10 * torch.arange(6.0).view(2, 3).t())
     return comm.all_reduce(x), comm.all_gather(x)
 
 
@@ -158,6 +187,9 @@ class FaultyCommunicator:
         if x.dtype == self._dtype and self._fault:
             x[-1] += self._fault if self._fault == self._fault else torch.nan
         return x
+
+    def all_reduce_tree(self, parts: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._comm.all_reduce_tree(parts, dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
         return self._comm.all_gather(x)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import tree_sum
 from gemray_kernels.precision import compute_dtype
 
 __all__ = ["Communicator", "SoloCommunicator", "compute_dtype"]
@@ -30,6 +32,20 @@ class Communicator(Protocol):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The elementwise sum of every rank's `x`, bit-identical on all ranks. May reuse `x`'s memory."""
+        ...
+
+    def all_reduce_tree(self, parts: Tensor, dtype: torch.dtype) -> Tensor:
+        """The elementwise sum [...] of every rank's parts by the tree of `gemray_kernels.numerics`, rounded once to
+        `dtype`: the bits of one rank that adds up the same leaves.
+
+        Args:
+            parts: [S, ...] in the compute dtype, this rank's aligned subtrees in order; S a power of two, as many as
+                every rank has, or another number of subtrees of the same leaves.
+            dtype: of the sum.
+
+        Raises:
+            ValueError: the ranks or the parts are no power of two.
+        """
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -66,6 +82,10 @@ class SoloCommunicator:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return `x`."""
         return x
+
+    def all_reduce_tree(self, parts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the parts' sum by the tree."""
+        return tree_sum(parts).to(dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return `x` with a leading dimension of one."""

@@ -19,12 +19,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     PrefixStore,
     ProcessGroupGloo,
     Store,
     Work,
 )
 
+from gemray_kernels.numerics import is_tree, tree_sum
 from gemray_workers.errors import CommunicationError, InvalidField
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.rendezvous import JoinDeadline, absent_at, meet
@@ -37,6 +39,8 @@ _HEADER_BYTES = 8
 _INLINE_BYTES = 4096
 """Largest payload that `broadcast_bytes` sends in its first and only broadcast."""
 _TROUBLE_BYTES = 400
+_GATHERED_BYTES = 1 << 18
+"""Largest tensor that `all_reduce_tree` gathers whole; of a larger one each rank adds up a share."""
 
 
 class _Group(Protocol):
@@ -45,6 +49,15 @@ class _Group(Protocol):
     def allreduce(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None: ...
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: AllgatherOptions) -> Work | None: ...
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: AllToAllOptions,
+    ) -> Work | None: ...
 
     def broadcast(self, tensor: Tensor, root: int) -> Work: ...
 
@@ -87,9 +100,11 @@ class TorchCommunicator:
         self._device = device
         self._all_reduce_options = AllreduceOptions()
         self._all_gather_options = AllgatherOptions()
+        self._exchange_options = AllToAllOptions()
         # On CUDA the current stream carries the collective itself: no second stream, nothing to wait for.
         self._all_reduce_options.asyncOp = False
         self._all_gather_options.asyncOp = False
+        self._exchange_options.asyncOp = False
         self._inline = torch.zeros(_HEADER_BYTES + _INLINE_BYTES, dtype=torch.uint8)
         self._inline_bytes = self._inline.numpy().data
 
@@ -118,6 +133,24 @@ class TorchCommunicator:
         with self._collective("all_reduce"):
             _wait(self._group_of(x).allreduce([x], self._all_reduce_options))
         return x
+
+    def all_reduce_tree(self, parts: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of all ranks' parts by the tree: in one kernel where `use_one_shot` was called and a part is small,
+        else over what is gathered, or of a large one share by share on every rank."""
+        if not is_tree(self._size):
+            raise ValueError(f"{self._size} ranks, which no tree adds up: a power of two is allowed")
+        parts = parts.contiguous()
+        if self._one_shot is not None and parts.is_cuda and self._one_shot.takes(parts[0]):
+            return self._one_shot.of_parts(parts, dtype)
+        x = tree_sum(parts)
+        if x.nbytes <= _GATHERED_BYTES:
+            return tree_sum(self.all_gather(x)).to(dtype)
+        shares = x.new_zeros(self._size, -(-x.numel() // self._size))
+        shares.view(-1)[: x.numel()] = x.view(-1)
+        gathered = torch.empty_like(shares)
+        with self._collective("exchange"):
+            _wait(self._group_of(x).alltoall_base(gathered.view(-1), shares.view(-1), [], [], self._exchange_options))
+        return self.all_gather(tree_sum(gathered).to(dtype)).view(-1)[: x.numel()].view(x.shape)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank's `x` in rank order: [size, *x.shape]."""
