@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from gemray_kernels.numerics import Numerics
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear_method import LinearMethod
 from gemray_workers.model.recipe_method import method_of
@@ -101,6 +102,7 @@ class RowParallelLinear:
         self, name: str, inputs: Part, num_out: int, sharding: WeightSharding, *, method: LinearMethod | None = None
     ) -> None:
         self._weight = (method or method_of(sharding)).by_inputs(name, inputs, num_out, sharding)
+        self._is_exact = sharding.numerics is Numerics.EXACT
 
     def partial_sum(self, x_TI: Tensor) -> Tensor:
         """This rank's summand [T, O]: the layer's output is the all-reduced sum of every rank's."""
@@ -110,6 +112,8 @@ class RowParallelLinear:
         """Parts [S, T, O] of the layer's output, the same on every rank of `comm`."""
         if comm.size == 1:
             return self._weight.summands(x_TI)
+        if self._is_exact:
+            return comm.all_reduce_tree(self._weight.wide_summands(x_TI), x_TI.dtype).unsqueeze(0)
         return comm.all_reduce(self.partial_sum(x_TI)).unsqueeze(0)
 
     def weight_targets(self) -> list[WeightTarget]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -19,7 +18,7 @@ from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.target import WeightTarget
-from gemray_workers.model.weight_sharding import Part, WeightSharding, sliced_tensor, whole_tensor
+from gemray_workers.model.weight_sharding import Part, WeightSharding, sliced_tensor, stacked_tensors, whole_tensor
 
 
 class LinearWeight(Protocol):
@@ -132,12 +131,7 @@ class PlainMethod(LinearMethod):
 
     @override
     def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, sharding: WeightSharding) -> LinearWeight:
-        sizes = [part.length for _, part in outputs]
-        weight_OI = sharding.empty(sum(sizes), num_in)
-        blocks = torch.split(weight_OI, sizes)
-        targets = [
-            sliced_tensor(f"{name}.weight", 0, part, block) for (name, part), block in zip(outputs, blocks, strict=True)
-        ]
+        weight_OI, targets = stacked_tensors(outputs, num_in, sharding)
         return _PlainWeight(weight_OI, targets, sharding.kernels)
 
     @override

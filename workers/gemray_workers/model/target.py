@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import Numerics
 from gemray_kernels.reference.paged_attention import paged_attention
 from gemray_workers.checkpoint.target import WeightTarget, bytes_held
 from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
@@ -74,6 +75,7 @@ class TargetModel:
         dtype: torch.dtype,
         device: torch.device,
         attention: AttentionKernel = paged_attention,
+        numerics: Numerics = Numerics.FAST,
     ) -> None:
         """A model with unset weights, for a loader to fill through `weight_targets`.
 
@@ -87,7 +89,7 @@ class TargetModel:
         self.shard = ShardIndices.of_rank(
             comm.rank, comm.size, org_vocab_size=config.org_vocab_size, num_added=config.num_added
         )
-        sharding = WeightSharding(comm.rank, comm.size, dtype, device, config.quantization)
+        sharding = WeightSharding(comm.rank, comm.size, dtype, device, config.quantization, numerics)
         self.embedding = VocabParallelEmbedding(
             "embed_tokens", self.shard, config.hidden_size, comm, sharding, scale=config.hidden_size**0.5
         )

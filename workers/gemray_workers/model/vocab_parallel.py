@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import leaves_of
 from gemray_kernels.precision import compute_dtype
 from gemray_kernels.reference.layer_norms import total
 from gemray_workers.checkpoint.target import Copy, WeightTarget
@@ -27,6 +28,8 @@ class VocabParallelTable:
         self._at_root = at_root
         self._shard = shard
         self.kernels = sharding.kernels
+        self.leaves = leaves_of(shard.num_elements_padded * sharding.size, width)
+        """Leaves of the table's product in exact numerics."""
         self.table_VH = sharding.empty(shard.num_elements_padded, width).zero_()  # padding rows stay zero
 
     def weight_targets(self, num_ids: int, *, stand_in: str | None = None) -> list[WeightTarget]:
@@ -93,6 +96,7 @@ class VocabParallelHead:
     def __init__(self, table: VocabParallelTable, shard: ShardIndices, softcap: float | None) -> None:
         self._table_VH = table.table_VH
         self._kernels = table.kernels
+        self._leaves = table.leaves
         self.softcap = softcap
         is_padding_V = shard.global_ids(self._table_VH.device) < 0
         has_padding = shard.num_org_vocab_padding + shard.num_added_vocab_padding > 0
@@ -105,9 +109,15 @@ class VocabParallelHead:
     def uncapped(self, hidden_RH: Tensor) -> Tensor:
         """Logits before the soft-cap, which the choice of tokens applies as it reads them. Padding columns are -inf
         where there is no soft-cap, and anything where one follows."""
-        parts_SRV = self._kernels.wide_summands(hidden_RH, self._table_VH)
+        parts_SRV = self._summands(hidden_RH)
         logits_RV = total(parts_SRV, parts_SRV.dtype)
         return self._without_padding(logits_RV) if self.softcap is None else logits_RV
+
+    def _summands(self, hidden_RH: Tensor) -> Tensor:
+        exact = self._kernels.exact
+        if exact is None:
+            return self._kernels.wide_summands(hidden_RH, self._table_VH)
+        return exact.wide_summands(hidden_RH, self._table_VH, self._leaves)
 
     def capped(self, uncapped_RV: Tensor) -> Tensor:
         """Logits from what `uncapped` gave."""

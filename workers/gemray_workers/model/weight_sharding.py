@@ -1,12 +1,17 @@
-"""Which part of the model one rank holds, and how that part is said to the checkpoint loader."""
+"""Which part of the model one rank holds, and how that part is said to the checkpoint loader.
+
+Shape legend: I inputs, O outputs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import Numerics
 from gemray_kernels.table import Kernels, kernels_for
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import Copy, WeightTarget
@@ -22,11 +27,12 @@ class WeightSharding:
     device: torch.device
     recipe: Recipe | None = None
     """What of the model is quantized on disk."""
+    numerics: Numerics = Numerics.FAST
 
     @property
     def kernels(self) -> Kernels:
-        """The kernels that serve this device and dtype."""
-        return kernels_for(self.device, self.dtype)
+        """The kernels that serve this device, dtype and numerics."""
+        return kernels_for(self.device, self.dtype, self.numerics)
 
     def empty(self, *shape: int) -> Tensor:
         """A tensor that a checkpoint is to fill."""
@@ -62,6 +68,18 @@ def sliced_tensor(name: str, dim: int, part: Part, destination: Tensor) -> Weigh
     shape = list(destination.shape)
     shape[dim] = part.whole
     return WeightTarget(name, tuple(shape), (slice_copy(dim, part, destination),))
+
+
+def stacked_tensors(
+    outputs: Sequence[tuple[str, Part]], num_in: int, sharding: WeightSharding
+) -> tuple[Tensor, list[WeightTarget]]:
+    """One weight [O, I] for the parts of several layers of the same input, and the checkpoint tensors that fill it."""
+    sizes = [part.length for _, part in outputs]
+    weight_OI = sharding.empty(sum(sizes), num_in)
+    blocks = torch.split(weight_OI, sizes)
+    return weight_OI, [
+        sliced_tensor(f"{name}.weight", 0, part, block) for (name, part), block in zip(outputs, blocks, strict=True)
+    ]
 
 
 def slice_copy(dim: int, part: Part, destination: Tensor, offset: int = 0) -> Copy:
