@@ -8,7 +8,7 @@ back by another, so nothing counts, and a CUDA graph can hold the launch.
 Programs of a block number wait for each other only, and a device starts its programs in order, so that some block can
 always go on, however few programs run at a time.
 
-Shape legend: R ranks, N elements.
+Shape legend: R ranks, S parts of one rank, N elements.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.parts import total
 
 BLOCK_BYTES = 2048
 MOST_BYTES = 1 << 20
@@ -60,16 +61,24 @@ class OneShotReduce:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The sum over ranks, summed in float32 and rounded once, in new memory; `x` is contiguous."""
-        out = torch.empty_like(x)
-        block = BLOCK_BYTES // x.element_size()
-        early = starts_early(x)
-        _one_shot_kernel[(triton.cdiv(x.numel(), block),)](
-            x,
+        return self.of_parts(x.unsqueeze(0), x.dtype)
+
+    def of_parts(self, parts: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum [...] over ranks of their parts [S, ...], each rank's own first, rounded once to `dtype`.
+
+        `parts` is contiguous; several of them are a power of two, in float32.
+        """
+        out = torch.empty_like(parts[0], dtype=dtype)
+        block = BLOCK_BYTES // parts.element_size()
+        early = starts_early(parts)
+        _one_shot_kernel[(triton.cdiv(out.numel(), block),)](
+            parts,
             out,
             self._buffers_R,
             self._flags_R,
-            x.numel(),
+            out.numel(),
             self._rank,
+            PARTS=len(parts),
             SIZE=self._size,
             BLOCKS=BLOCKS,
             BLOCK=block,
@@ -114,12 +123,13 @@ def _sum_of_parts(buffers_R, at_N, inside_N, dtype, PARTS: tl.constexpr):  # typ
 
 @triton.jit(do_not_specialize=["num_elements", "rank"])  # type: ignore[untyped-decorator]
 def _one_shot_kernel(  # type: ignore[no-untyped-def]
-    x_N,
+    parts_SN,
     out_N,
     buffers_R,
     flags_R,
     num_elements,
     rank,
+    PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -128,7 +138,7 @@ def _one_shot_kernel(  # type: ignore[no-untyped-def]
 ):
     wait_for_inputs(EARLY)
     block = tl.program_id(0)
-    dtype = x_N.dtype.element_ty
+    dtype = parts_SN.dtype.element_ty
     at_N = block * BLOCK + tl.arange(0, BLOCK)
     inside_N = at_N < num_elements
     own_flags = tl.load(flags_R + rank).to(tl.pointer_type(tl.int32)) + block * SIZE
@@ -137,7 +147,7 @@ def _one_shot_kernel(  # type: ignore[no-untyped-def]
         if peer != rank:
             all_came = all_came & _take(own_flags + BLOCKS * SIZE + peer, TRIES)
     own_N = tl.load(buffers_R + rank).to(tl.pointer_type(dtype)) + at_N
-    tl.store(own_N, tl.load(x_N + at_N, mask=inside_N), mask=inside_N)
+    tl.store(own_N, total(parts_SN + at_N, num_elements, inside_N, 0.0, PARTS).to(dtype), mask=inside_N)
     tl.debug_barrier()  # every thread's part is stored before one thread says so
     for peer in tl.static_range(SIZE):
         if peer != rank:
@@ -148,7 +158,7 @@ def _one_shot_kernel(  # type: ignore[no-untyped-def]
     tl.debug_barrier()
     sum_N = _sum_of_parts(buffers_R, at_N, inside_N, dtype, SIZE)
     sum_N = tl.where(tl.full([BLOCK], all_came, tl.int32) == 1, sum_N, float("nan"))
-    tl.store(out_N + at_N, sum_N.to(dtype), mask=inside_N)
+    tl.store(out_N + at_N, sum_N.to(out_N.dtype.element_ty), mask=inside_N)
     tl.debug_barrier()  # every thread has read before one thread says so
     for peer in tl.static_range(SIZE):
         if peer != rank:
