@@ -50,7 +50,8 @@ def pairs_of_experts(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tens
     num_pairs = num_rows * top_k
     pairs_ET = torch.empty(num_experts, num_rows, dtype=torch.int32, device=experts_TK.device)
     counts_E = torch.empty(num_experts, dtype=torch.int32, device=experts_TK.device)
-    block = min(4096, max(16, triton.next_power_of_2(num_pairs)))
+    # Few classes of blocks: a row count that no graph has is then no new program.
+    block = max(16, triton.next_power_of_2(num_pairs)) if num_pairs <= 1024 else 4096
     _list_pairs_kernel[(num_experts,)](
         experts_TK, pairs_ET, counts_E, num_pairs, num_rows, BLOCK=block, num_warps=8 if block > 1024 else 4
     )
@@ -126,7 +127,7 @@ def down_tile(dtype: torch.dtype, num_rows: int) -> ExpertTile:
     return ExpertTile(pairs=64, outputs=128, inputs=64, num_warps=4, num_stages=3)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_pairs", "num_rows"])  # type: ignore[untyped-decorator]
 def _list_pairs_kernel(  # type: ignore[no-untyped-def]
     experts_R, pairs_ET, counts_E, num_pairs, num_rows, BLOCK: tl.constexpr
 ):
@@ -141,7 +142,7 @@ def _list_pairs_kernel(  # type: ignore[no-untyped-def]
     tl.store(counts_E + expert, count)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _gate_up_kernel(  # type: ignore[no-untyped-def]
     x_TH,
     gate_up_E2IH,
@@ -190,7 +191,7 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
     tl.store(gated_RI + to_M[:, None] + n_N[None, :], gated_MN, mask=is_pair_M[:, None] & in_width_N[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _down_kernel(  # type: ignore[no-untyped-def]
     gated_RI,
     down_EHI,
