@@ -45,7 +45,8 @@ CONFIGS = Path(__file__).parent / "configs"
 PAGE_SIZE = 16
 REPEATS = 5
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("attention", ("attend_kernel", "combine_kernel")),
+    ("attention", ("attend_kernel", "attend_long_kernel", "combine_kernel")),
+    ("experts", ("_gate_up_kernel", "_down_kernel", "_list_pairs_kernel")),
     ("gate", ("_gated_kernel",)),
     ("norms", ("_add_then_norms", "_rms_norm", "rms_norm")),
     ("attention inputs", ("_attention_inputs",)),
@@ -92,6 +93,9 @@ class Work:
             width = q_width + kv_width * (1 if layer.k_eq_v else 2)
             operations["products"] += 2 * rows * hidden * width
             operations["products"] += 2 * behind * (q_width * hidden + 3 * hidden * layer.intermediate_size)
+            if config.moe is not None:
+                per_row = config.moe.top_k * 3 * hidden * config.moe.intermediate_size
+                operations["experts"] += 2 * behind * per_row
             operations["attention"] += 4 * q_width * _visible(layer, rows, before, behind)
             moved["attention inputs"] += item * rows * (width + q_width + 2 * kv_width)
             moved["norms"] += item * behind * hidden * 4 * 2

@@ -108,8 +108,8 @@ def tiles_for(dtype: torch.dtype, num_rows: int) -> tuple[ExpertTile, ExpertTile
             ExpertTile(pairs=64, outputs=128, inputs=64, num_warps=4, num_stages=4),
         )
     return (
-        ExpertTile(pairs=128, outputs=64, inputs=64, num_warps=8, num_stages=3),
-        ExpertTile(pairs=128, outputs=128, inputs=64, num_warps=8, num_stages=3),
+        ExpertTile(pairs=128, outputs=128, inputs=64, num_warps=8, num_stages=4),
+        ExpertTile(pairs=128, outputs=256, inputs=64, num_warps=8, num_stages=4),
     )
 
 
