@@ -64,31 +64,10 @@ def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_
         return few_rows_experts.expert_outputs(x_TH, experts_TK, gate_up_E2IH, down_EHI)
     num_rows, top_k = experts_TK.shape
     num_experts, hidden_size, width = down_EHI.shape
-    num_pairs = num_rows * top_k
-
     pairs_ET, counts_E = pairs_of_experts(experts_TK, num_experts)
     if num_rows > MANY_ROWS:
         return many_rows_experts.expert_outputs(x_TH, pairs_ET, counts_E, gate_up_E2IH, down_EHI, top_k)
-    gated_RI = torch.empty(num_pairs, width, dtype=x_TH.dtype, device=x_TH.device)
-    tile = gate_up_tile(x_TH.dtype, num_rows)
-    _gate_up_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(width, tile.outputs), num_experts)](
-        x_TH,
-        gate_up_E2IH,
-        pairs_ET,
-        counts_E,
-        gated_RI,
-        num_rows,
-        hidden_size,
-        width,
-        x_TH.stride(0),
-        TOP_K=top_k,
-        BLOCK_M=tile.pairs,
-        BLOCK_N=tile.outputs,
-        BLOCK_K=tile.inputs,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-
+    gated_RI = gated(x_TH, pairs_ET, counts_E, gate_up_E2IH, top_k)
     outputs_TKH = torch.empty(num_rows, top_k, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
     tile = down_tile(x_TH.dtype, num_rows)
     _down_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(hidden_size, tile.outputs), num_experts)](
@@ -107,6 +86,43 @@ def expert_outputs(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, down_
         num_stages=tile.num_stages,
     )
     return outputs_TKH
+
+
+def gated(x_TH: Tensor, pairs_ET: Tensor, counts_E: Tensor, gate_up_E2IH: Tensor, top_k: int) -> Tensor:
+    """``gelu_tanh(gate(x)) · up(x)`` [R, I] of each row's experts, each sum in one order whatever the number of rows.
+
+    Args:
+        x_TH: the experts' input.
+        pairs_ET: of `pairs_of_experts`.
+        counts_E: of `pairs_of_experts`.
+        gate_up_E2IH: gate halves above up halves.
+        top_k: K.
+    """
+    num_rows = x_TH.shape[0]
+    if num_rows > MANY_ROWS:
+        return many_rows_experts.gated(x_TH, pairs_ET, counts_E, gate_up_E2IH, top_k)
+    num_experts, twice_width, hidden_size = gate_up_E2IH.shape
+    width = twice_width // 2
+    gated_RI = torch.empty(num_rows * top_k, width, dtype=x_TH.dtype, device=x_TH.device)
+    tile = gate_up_tile(x_TH.dtype, num_rows)
+    _gate_up_kernel[(triton.cdiv(num_rows, tile.pairs), triton.cdiv(width, tile.outputs), num_experts)](
+        x_TH,
+        gate_up_E2IH,
+        pairs_ET,
+        counts_E,
+        gated_RI,
+        num_rows,
+        hidden_size,
+        width,
+        x_TH.stride(0),
+        TOP_K=top_k,
+        BLOCK_M=tile.pairs,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return gated_RI
 
 
 def gate_up_tile(dtype: torch.dtype, num_rows: int) -> ExpertTile:

@@ -41,22 +41,50 @@ def expert_outputs(
     """
     num_rows, top_k = experts_TK.shape
     _, hidden_size, width = down_EHI.shape
-    if num_rows > MOST_ROWS:
-        raise ValueError(f"{num_rows} rows: at most {MOST_ROWS} are allowed")
-    num_pairs = num_rows * top_k
-    gated_RI = torch.empty(num_pairs, width, dtype=x_TH.dtype, device=x_TH.device)
+    gate_up, down = tiles or tiles_for(x_TH.dtype)
+    gated_RI = gated(x_TH, experts_TK, gate_up_E2IH, gate_up)
     outputs_TKH = torch.empty(num_rows, top_k, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
     if num_rows == 0:
         return outputs_TKH
     early = starts_early(x_TH)
-    gate_up, down = tiles or tiles_for(x_TH.dtype)
-    common = {
-        "BLOCK_R": max(16, triton.next_power_of_2(num_pairs)),
-        "BLOCK_M": 16,
-        "EARLY": early,
-        "launch_pdl": early,
-    }
-    _gate_up_kernel[(triton.cdiv(width, gate_up.outputs), num_pairs)](
+    _down_kernel[(triton.cdiv(hidden_size, down.outputs), num_rows * top_k)](
+        gated_RI,
+        down_EHI,
+        experts_TK,
+        outputs_TKH,
+        num_rows * top_k,
+        width,
+        hidden_size,
+        BLOCK_R=block_of_pairs(num_rows * top_k),
+        BLOCK_M=MOST_ROWS,
+        BLOCK_N=down.outputs,
+        BLOCK_K=down.inputs,
+        EVEN=width % down.inputs == 0 and hidden_size % down.outputs == 0,
+        EARLY=early,
+        num_warps=down.num_warps,
+        num_stages=down.num_stages,
+        launch_pdl=early,
+    )
+    return outputs_TKH
+
+
+def gated(x_TH: Tensor, experts_TK: Tensor, gate_up_E2IH: Tensor, tile: ExpertTile) -> Tensor:
+    """``gelu_tanh(gate(x)) · up(x)`` [R, I] of each row's experts, one order of summation whatever the tile.
+
+    Raises:
+        ValueError: more than 16 rows.
+    """
+    num_rows, top_k = experts_TK.shape
+    _, twice_width, hidden_size = gate_up_E2IH.shape
+    width = twice_width // 2
+    if num_rows > MOST_ROWS:
+        raise ValueError(f"{num_rows} rows: at most {MOST_ROWS} are allowed")
+    num_pairs = num_rows * top_k
+    gated_RI = torch.empty(num_pairs, width, dtype=x_TH.dtype, device=x_TH.device)
+    if num_rows == 0:
+        return gated_RI
+    early = starts_early(x_TH)
+    _gate_up_kernel[(triton.cdiv(width, tile.outputs), num_pairs)](
         x_TH,
         gate_up_E2IH,
         experts_TK,
@@ -65,30 +93,23 @@ def expert_outputs(
         hidden_size,
         width,
         x_TH.stride(0),
-        **common,
         TOP_K=top_k,
-        BLOCK_N=gate_up.outputs,
-        BLOCK_K=gate_up.inputs,
-        EVEN=hidden_size % gate_up.inputs == 0 and width % gate_up.outputs == 0,
-        num_warps=gate_up.num_warps,
-        num_stages=gate_up.num_stages,
+        BLOCK_R=block_of_pairs(num_pairs),
+        BLOCK_M=MOST_ROWS,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
+        EVEN=hidden_size % tile.inputs == 0 and width % tile.outputs == 0,
+        EARLY=early,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        launch_pdl=early,
     )
-    _down_kernel[(triton.cdiv(hidden_size, down.outputs), num_pairs)](
-        gated_RI,
-        down_EHI,
-        experts_TK,
-        outputs_TKH,
-        num_pairs,
-        width,
-        hidden_size,
-        **common,
-        BLOCK_N=down.outputs,
-        BLOCK_K=down.inputs,
-        EVEN=width % down.inputs == 0 and hidden_size % down.outputs == 0,
-        num_warps=down.num_warps,
-        num_stages=down.num_stages,
-    )
-    return outputs_TKH
+    return gated_RI
+
+
+def block_of_pairs(num_pairs: int) -> int:
+    """How many pairs a program looks through for those of its expert."""
+    return max(16, int(triton.next_power_of_2(num_pairs)))
 
 
 def tiles_for(dtype: torch.dtype) -> tuple[ExpertTile, ExpertTile]:

@@ -44,18 +44,61 @@ def expert_outputs(
     """
     num_rows = x_TH.shape[0]
     num_experts, hidden_size, width = down_EHI.shape
-    num_pairs = num_rows * top_k
-    gated_RI = torch.empty(num_pairs, width, dtype=x_TH.dtype, device=x_TH.device)
     outputs_TKH = torch.empty(num_rows, top_k, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
     if num_rows == 0:
         return outputs_TKH
     gate_up, down = tiles or tiles_for(x_TH.dtype, num_rows)
+    gated_RI = gated(x_TH, pairs_ET, counts_E, gate_up_E2IH, top_k, gate_up)
+    _down_kernel[num_programs(num_rows * top_k, num_experts, hidden_size, down)](
+        gated_RI,
+        down_EHI,
+        pairs_ET,
+        counts_E,
+        outputs_TKH,
+        num_rows,
+        num_experts,
+        width,
+        hidden_size,
+        BLOCK_M=down.pairs,
+        BLOCK_N=down.outputs,
+        BLOCK_K=down.inputs,
+        BLOCK_E=triton.next_power_of_2(num_experts),
+        EVEN=width % down.inputs == 0,
+        num_warps=down.num_warps,
+        num_stages=down.num_stages,
+    )
+    return outputs_TKH
 
-    def blocks(tile: ExpertTile, num_out: int) -> tuple[int]:
-        return ((triton.cdiv(num_pairs, tile.pairs) + num_experts) * triton.cdiv(num_out, tile.outputs),)
 
-    common = {"BLOCK_E": triton.next_power_of_2(num_experts)}
-    _gate_up_kernel[blocks(gate_up, width)](
+def num_programs(num_pairs: int, num_experts: int, num_out: int, tile: ExpertTile) -> tuple[int]:
+    """The grid of a product whose programs find their pairs by `block_of`."""
+    return ((triton.cdiv(num_pairs, tile.pairs) + num_experts) * triton.cdiv(num_out, tile.outputs),)
+
+
+def gated(
+    x_TH: Tensor,
+    pairs_ET: Tensor,
+    counts_E: Tensor,
+    gate_up_E2IH: Tensor,
+    top_k: int,
+    tile: ExpertTile | None = None,
+) -> Tensor:
+    """``gelu_tanh(gate(x)) · up(x)`` [R, I] of each row's experts, each sum in one order whatever the tile.
+
+    Args:
+        x_TH: as `expert_outputs` takes it, like the tensors that follow.
+        pairs_ET: of each expert.
+        counts_E: of each expert.
+        gate_up_E2IH: of each expert.
+        top_k: experts of a row.
+        tile: chosen by dtype and rows when None.
+    """
+    num_rows = x_TH.shape[0]
+    num_experts, twice_width, hidden_size = gate_up_E2IH.shape
+    width = twice_width // 2
+    gate_up = tile or tiles_for(x_TH.dtype, num_rows)[0]
+    gated_RI = torch.empty(num_rows * top_k, width, dtype=x_TH.dtype, device=x_TH.device)
+    _gate_up_kernel[num_programs(num_rows * top_k, num_experts, width, gate_up)](
         x_TH,
         gate_up_E2IH,
         pairs_ET,
@@ -70,30 +113,12 @@ def expert_outputs(
         BLOCK_M=gate_up.pairs,
         BLOCK_N=gate_up.outputs,
         BLOCK_K=gate_up.inputs,
+        BLOCK_E=triton.next_power_of_2(num_experts),
         EVEN=hidden_size % gate_up.inputs == 0,
         num_warps=gate_up.num_warps,
         num_stages=gate_up.num_stages,
-        **common,
     )
-    _down_kernel[blocks(down, hidden_size)](
-        gated_RI,
-        down_EHI,
-        pairs_ET,
-        counts_E,
-        outputs_TKH,
-        num_rows,
-        num_experts,
-        width,
-        hidden_size,
-        BLOCK_M=down.pairs,
-        BLOCK_N=down.outputs,
-        BLOCK_K=down.inputs,
-        EVEN=width % down.inputs == 0,
-        num_warps=down.num_warps,
-        num_stages=down.num_stages,
-        **common,
-    )
-    return outputs_TKH
+    return gated_RI
 
 
 def tiles_for(dtype: torch.dtype, num_rows: int) -> tuple[ExpertTile, ExpertTile]:
@@ -118,7 +143,7 @@ MEDIUM_ROWS = 1536
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _block_of(  # type: ignore[no-untyped-def]
+def block_of(  # type: ignore[no-untyped-def]
     block, counts_E, num_experts, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr
 ):
     """(expert, first pair, number of pairs of the expert) of a block; no pairs behind the last block."""
@@ -153,7 +178,7 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
 ):
     columns = tl.cdiv(width, BLOCK_N)
     block = tl.program_id(0) // columns
-    expert, first_pair, count = _block_of(block, counts_E, num_experts, BLOCK_M, BLOCK_E)
+    expert, first_pair, count = block_of(block, counts_E, num_experts, BLOCK_M, BLOCK_E)
     if first_pair >= count:
         return
     first_out = (tl.program_id(0) % columns) * BLOCK_N
@@ -207,7 +232,7 @@ def _down_kernel(  # type: ignore[no-untyped-def]
 ):
     columns = tl.cdiv(num_out, BLOCK_N)
     block = tl.program_id(0) // columns
-    expert, first_pair, count = _block_of(block, counts_E, num_experts, BLOCK_M, BLOCK_E)
+    expert, first_pair, count = block_of(block, counts_E, num_experts, BLOCK_M, BLOCK_E)
     if first_pair >= count:
         return
     m_M = first_pair + tl.arange(0, BLOCK_M)
