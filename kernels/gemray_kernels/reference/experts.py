@@ -78,5 +78,6 @@ def gated_by_expert(
 
 
 def weighted_sum(outputs_TKH: Tensor, weights_TK: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum [T, H] over K by weights, in the compute dtype, then rounded to `dtype`."""
-    return (outputs_TKH.to(compute_dtype(dtype)) * weights_TK.unsqueeze(-1)).sum(dim=1).to(dtype)
+    """Sum [T, H] over K by weights, in the compute dtype and in order, then rounded to `dtype`."""
+    first_TH, *others = (outputs_TKH.to(compute_dtype(dtype)) * weights_TK.unsqueeze(-1)).unbind(1)
+    return sum(others, first_TH).to(dtype)

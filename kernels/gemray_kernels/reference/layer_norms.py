@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gemray_kernels.numerics import is_tree, tree_sum
 from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.experts import weighted_sum
 from gemray_kernels.reference.rms_norm import add_rms_norm, rms_norm, rms_norm_then_scale
 
 
@@ -94,7 +95,6 @@ def add_experts_then_norms(
         scale: [1], or None for no factor.
         norms: at most 3, of the new stream.
     """
-    wide = compute_dtype(residual_TD.dtype)
-    routed_TD = (routed_TKD.to(wide) * weights_TK.unsqueeze(-1)).sum(dim=1).to(residual_TD.dtype)
-    both_TD = dense_norm(total(dense_STD, residual_TD.dtype)) + routed_norm(routed_TD)
+    routed_TD = routed_norm(weighted_sum(routed_TKD, weights_TK, residual_TD.dtype))
+    both_TD = dense_norm(total(dense_STD, residual_TD.dtype)) + routed_TD
     return add_then_norms(residual_TD, both_TD.unsqueeze(0), post_norm, scale, norms)
