@@ -19,6 +19,7 @@ from gemray_kernels.reference import (
     attention_inputs,
     cycle_rows,
     embedding,
+    exact_experts,
     exact_linear,
     experts,
     layer_norms,
@@ -41,7 +42,7 @@ class ExactProducts:
     """Products whose bits follow a row's own inputs alone (`gemray_kernels.numerics`).
 
     The last argument is the number of leaves of these inputs, a rank's share of them where ranks split the inputs.
-    Signatures and results are those of `gemray_kernels.reference.exact_linear`.
+    Signatures and results are those of `gemray_kernels.reference.exact_linear` and `exact_experts`.
     """
 
     linear: Callable[[Tensor, Tensor, int], Tensor]
@@ -50,6 +51,8 @@ class ExactProducts:
     gelu_linear: Callable[[Tensor, Tensor, int], Tensor]
     silu_linear: Callable[[Tensor, Tensor, int], Tensor]
     gated_projection: Callable[[Tensor, Tensor, Tensor, int], Tensor]
+    expert_outputs: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    expert_subtrees: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +191,8 @@ EXACT_REFERENCE = ExactProducts(
     gelu_linear=exact_linear.gelu_linear,
     silu_linear=exact_linear.silu_linear,
     gated_projection=exact_linear.gated_projection,
+    expert_outputs=exact_experts.expert_outputs,
+    expert_subtrees=exact_experts.expert_subtrees,
 )
 """Elementwise PyTorch, for every device and dtype."""
 
@@ -195,7 +200,9 @@ EXACT_REFERENCE = ExactProducts(
 def kernels_for(device: torch.device, dtype: torch.dtype, numerics: Numerics = Numerics.FAST) -> Kernels:
     """Triton on CUDA for the dtypes that are served; the references for the rest, float64 among it."""
     kernels = _fast_kernels(device, dtype)
-    return kernels if numerics is Numerics.FAST else replace(kernels, exact=EXACT_REFERENCE)
+    if numerics is Numerics.FAST:
+        return kernels
+    return replace(kernels, exact=EXACT_REFERENCE if kernels is REFERENCE else triton_exact_products())
 
 
 def _fast_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -248,6 +255,17 @@ def triton_kernels() -> Kernels:
         tiling=packed_products.tiling,
         packed_product=packed_products.packed_product,
         packed_experts=packed_experts.packed_experts,
+    )
+
+
+def triton_exact_products() -> ExactProducts:
+    """Exact products in Triton; the references stand for those that are not written yet."""
+    from gemray_kernels.triton import exact_experts
+
+    return replace(
+        EXACT_REFERENCE,
+        expert_outputs=exact_experts.expert_outputs,
+        expert_subtrees=exact_experts.expert_subtrees,
     )
 
 

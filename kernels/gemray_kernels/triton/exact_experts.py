@@ -1,0 +1,267 @@
+"""Routed experts in exact numerics: a (row, expert) pair's bits follow its own row, whoever shares a call or a weight.
+
+Every sum of the first product runs over all of a row's inputs in order, whatever the tile, and ranks share its outputs:
+it is the product of fast numerics (`experts`, `few_rows_experts`). Of the second one ranks share the inputs, which are
+cut into the leaves of `gemray_kernels.numerics`; a program adds up all of its rank's.
+
+Shape legend: T rows, H hidden size, E experts, K experts a row, R = T K (row, expert) pairs, I expert width (the local
+one), M pairs of one program, N outputs of one program.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gemray_kernels.layout import require_contiguous, require_rows
+from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.exact_linear import check_leaves
+from gemray_kernels.triton import experts, few_rows_experts
+from gemray_kernels.triton.dot import dot
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.expert_tile import ExpertTile
+from gemray_kernels.triton.few_rows_experts import pairs_like
+from gemray_kernels.triton.many_rows_experts import block_of, num_programs
+
+LEAF_BYTES = 160 * 1024
+"""Shared memory for leaves that are loaded ahead of their use."""
+
+
+def expert_outputs(
+    x_TH: Tensor,
+    experts_TK: Tensor,
+    gate_up_E2IH: Tensor,
+    down_EHI: Tensor,
+    leaves: int,
+    tile: ExpertTile | None = None,
+) -> Tensor:
+    """As `gemray_kernels.reference.exact_experts.expert_outputs`; `tile` of the second product, chosen when None."""
+    return _outputs(x_TH, experts_TK, gate_up_E2IH, down_EHI, leaves, x_TH.dtype, tile)
+
+
+def expert_subtrees(
+    x_TH: Tensor,
+    experts_TK: Tensor,
+    gate_up_E2IH: Tensor,
+    down_EHI: Tensor,
+    leaves: int,
+    tile: ExpertTile | None = None,
+) -> Tensor:
+    """As `gemray_kernels.reference.exact_experts.expert_subtrees`; `tile` of the second product, chosen when None."""
+    return _outputs(x_TH, experts_TK, gate_up_E2IH, down_EHI, leaves, compute_dtype(x_TH.dtype), tile)
+
+
+def down_tile(dtype: torch.dtype, num_rows: int, leaf: int) -> ExpertTile:
+    """Choose a tile of the second product by speed: a row's bits are the same in all of them.
+
+    Args:
+        dtype: of the weights.
+        num_rows: of the call.
+        leaf: inputs of one leaf; a program loads whole ones ahead of their use.
+    """
+    if dtype == torch.float32:
+        return ExpertTile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
+    pairs, outputs = (16, 64) if num_rows <= 256 else (64, 64)
+    stages = LEAF_BYTES // ((pairs + outputs) * -(-leaf // 32) * 32 * dtype.itemsize)
+    return ExpertTile(pairs, outputs, inputs=64, num_warps=4, num_stages=max(1, min(stages, 6)))
+
+
+def _outputs(
+    x_TH: Tensor,
+    experts_TK: Tensor,
+    gate_up_E2IH: Tensor,
+    down_EHI: Tensor,
+    leaves: int,
+    dtype: torch.dtype,
+    tile: ExpertTile | None,
+) -> Tensor:
+    require_rows(x=x_TH)
+    require_contiguous(experts=experts_TK, gate_up=gate_up_E2IH, down=down_EHI)
+    num_rows, top_k = experts_TK.shape
+    num_experts, hidden_size, width = down_EHI.shape
+    check_leaves(width, leaves)
+    leaf = width // leaves
+    tile = tile or down_tile(x_TH.dtype, num_rows, leaf)
+    outputs_TKH = torch.empty(num_rows, top_k, hidden_size, dtype=dtype, device=x_TH.device)
+    if num_rows == 0:
+        return outputs_TKH
+    block = max(16, min(tile.inputs, 1 << leaf.bit_length() - 1))
+    common = {
+        "LEAVES": leaves,
+        "LEAF": leaf,
+        "BLOCK_M": tile.pairs,
+        "BLOCK_N": tile.outputs,
+        "BLOCK_K": block,
+        "REST": max(16, triton.next_power_of_2(leaf % block)),
+        "EVEN": hidden_size % tile.outputs == 0,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+    if num_rows <= few_rows_experts.MOST_ROWS:
+        early = starts_early(x_TH)
+        up, _ = few_rows_experts.tiles_for(x_TH.dtype)
+        gated_RI = few_rows_experts.gated(x_TH, experts_TK, gate_up_E2IH, up)
+        _few_rows_kernel[(triton.cdiv(hidden_size, tile.outputs), num_rows * top_k)](
+            gated_RI,
+            down_EHI,
+            experts_TK,
+            outputs_TKH,
+            num_rows * top_k,
+            hidden_size,
+            **common,
+            BLOCK_R=few_rows_experts.block_of_pairs(num_rows * top_k),
+            EARLY=early,
+            launch_pdl=early,
+        )
+        return outputs_TKH
+    pairs_ET, counts_E = experts.pairs_of_experts(experts_TK, num_experts)
+    gated_RI = experts.gated(x_TH, pairs_ET, counts_E, gate_up_E2IH, top_k)
+    _listed_rows_kernel[num_programs(num_rows * top_k, num_experts, hidden_size, tile)](
+        gated_RI,
+        down_EHI,
+        pairs_ET,
+        counts_E,
+        outputs_TKH,
+        num_rows,
+        num_experts,
+        hidden_size,
+        **common,
+        BLOCK_E=triton.next_power_of_2(num_experts),
+    )
+    return outputs_TKH
+
+
+@triton.jit(do_not_specialize=["num_pairs"])  # type: ignore[untyped-decorator]
+def _few_rows_kernel(  # type: ignore[no-untyped-def]
+    gated_RI,
+    down_EHI,
+    experts_R,
+    out_RH,
+    num_pairs,
+    num_out,
+    LEAVES: tl.constexpr,
+    LEAF: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    REST: tl.constexpr,
+    EVEN: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    # The experts were chosen before the kernel before this one: they may be read before it has ended.
+    expert, pair_M, count, is_first = pairs_like(tl.program_id(1), experts_R, num_pairs, BLOCK_R, BLOCK_M)
+    wait_for_inputs(EARLY)
+    if not is_first:
+        return
+    is_pair_M = tl.arange(0, BLOCK_M) < count
+    n_N = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    _down(
+        gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, LEAVES, LEAF, BLOCK_M, BLOCK_N, BLOCK_K,
+        REST, EVEN,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _listed_rows_kernel(  # type: ignore[no-untyped-def]
+    gated_RI,
+    down_EHI,
+    pairs_ET,
+    counts_E,
+    out_RH,
+    num_rows,
+    num_experts,
+    num_out,
+    LEAVES: tl.constexpr,
+    LEAF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    columns = tl.cdiv(num_out, BLOCK_N)
+    expert, first_pair, count = block_of(tl.program_id(0) // columns, counts_E, num_experts, BLOCK_M, BLOCK_E)
+    if first_pair >= count:
+        return
+    m_M = first_pair + tl.arange(0, BLOCK_M)
+    is_pair_M = m_M < count
+    pair_M = tl.load(pairs_ET + expert.to(tl.int64) * num_rows + m_M, mask=is_pair_M, other=0)
+    n_N = tl.program_id(0) % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    _down(
+        gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, LEAVES, LEAF, BLOCK_M, BLOCK_N, BLOCK_K,
+        REST, EVEN,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _down(  # type: ignore[no-untyped-def]  # noqa: PLR0912
+    gated_RI,
+    down_EHI,
+    out_RH,
+    expert,
+    pair_M,
+    is_pair_M,
+    n_N,
+    num_out,
+    LEAVES: tl.constexpr,
+    LEAF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    REST: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Some pairs' sums over LEAVES leaves, added by the tree and stored."""
+    pair_M = pair_M.to(tl.int64)
+    is_out_N = n_N < num_out
+    gated_at_M1 = gated_RI + (pair_M * (LEAVES * LEAF))[:, None]
+    weight_at_1N = down_EHI + ((expert.to(tl.int64) * num_out + n_N) * (LEAVES * LEAF))[None, :]
+    # Sums of one leaf, of two and of four that wait for their neighbours to the right; at the end one is the result.
+    one_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    two_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    four_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for leaf in range(LEAVES):
+        first = leaf * LEAF
+        sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for block in tl.static_range(LEAF // BLOCK_K):
+            k_K = first + block * BLOCK_K + tl.arange(0, BLOCK_K)
+            gated_MK = tl.load(gated_at_M1 + k_K[None, :], mask=is_pair_M[:, None], other=0.0)
+            if EVEN:
+                weight_KN = tl.load(weight_at_1N + k_K[:, None])
+            else:
+                weight_KN = tl.load(weight_at_1N + k_K[:, None], mask=is_out_N[None, :], other=0.0)
+            sum_MN = dot(gated_MK, weight_KN, sum_MN)
+        if LEAF % BLOCK_K > 0:
+            r_K = tl.arange(0, REST)
+            in_leaf_K = r_K < LEAF % BLOCK_K
+            k_K = first + LEAF // BLOCK_K * BLOCK_K + r_K
+            gated_MK = tl.load(gated_at_M1 + k_K[None, :], mask=is_pair_M[:, None] & in_leaf_K[None, :], other=0.0)
+            weight_mask_KN = in_leaf_K[:, None]
+            if not EVEN:
+                weight_mask_KN = weight_mask_KN & is_out_N[None, :]
+            weight_KN = tl.load(weight_at_1N + k_K[:, None], mask=weight_mask_KN, other=0.0)
+            sum_MN = dot(gated_MK, weight_KN, sum_MN)
+        if leaf % 2 == 0:
+            one_MN = sum_MN
+        else:
+            sum_MN = one_MN + sum_MN
+            if leaf % 4 == 1:
+                two_MN = sum_MN
+            else:
+                sum_MN = two_MN + sum_MN
+                if leaf % 8 == 3:  # noqa: SIM108 - chosen where the kernel runs
+                    four_MN = sum_MN
+                else:
+                    four_MN = four_MN + sum_MN
+    if LEAVES == 1:
+        result_MN = one_MN
+    elif LEAVES == 2:
+        result_MN = two_MN
+    else:
+        result_MN = four_MN
+    to_MN = out_RH + (pair_M * num_out)[:, None] + n_N[None, :]
+    tl.store(to_MN, result_MN.to(out_RH.dtype.element_ty), mask=is_pair_M[:, None] & is_out_N[None, :])
