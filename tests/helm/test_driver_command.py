@@ -24,12 +24,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.settings.settings import ServeSettings
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.ray_patience import RAY_PATIENCE
 from support.deployment.chart_values import DEPLOYMENTS
-from support.deployment.commands import serve_flags_in
-from support.deployment.helm_chart import pick, render
+from support.deployment.helm_chart import driver_arguments, driver_settings, pick, render
 from support.waiting import HANG_S
 
 BIN = sysconfig.get_path("scripts")
@@ -49,9 +47,9 @@ def _driver(values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_arguments_are_settings_of_gemray(name: str) -> None:
-    arguments = _driver(DEPLOYMENTS[name])["args"]
-    assert arguments[:2] == ["gemray", "serve"]
-    settings = ServeSettings.load(serve_flags_in(" ".join(arguments)), {})
+    manifests = render(DEPLOYMENTS[name])
+    assert driver_arguments(manifests)[:2] == ["gemray", "serve"]
+    settings = driver_settings(manifests)
     settings.server_config()
     settings.cluster_config()
     settings.engine_config("cpu" if settings.device == "cpu" else "cuda")

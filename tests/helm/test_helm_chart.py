@@ -11,7 +11,7 @@ import yaml
 
 from support.deployment.chart_refusals import REFUSALS
 from support.deployment.chart_values import DEPLOYMENTS, Values
-from support.deployment.helm_chart import CHART, ROOT, helm, pick, problems, render, render_text
+from support.deployment.helm_chart import CHART, ROOT, driver_arguments, helm, pick, problems, render, render_text
 
 HELM_MAJORS = (3, 4)
 SNAPSHOT = ROOT / "tests" / "helm" / "snapshots" / "default.yaml"
@@ -52,7 +52,7 @@ def test_every_flag_that_the_chart_sets_is_refused_among_the_extra_ones() -> Non
     set_by_chart = {
         argument.partition("=")[0]
         for values in DEPLOYMENTS.values()
-        for argument in pick(render(values), "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+        for argument in driver_arguments(render(values))
         if argument.startswith("--") and argument not in values.get("server", {}).get("extraArgs", [])
     }
     # A second drafter of the other kind has no value, so that flag may be there where the first one is.

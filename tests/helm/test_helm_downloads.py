@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.deployment.chart_values import DEPLOYMENTS
-from support.deployment.helm_chart import Manifest, driver_pod, render, worker_pod
+from support.deployment.helm_chart import Manifest, driver_arguments, driver_pod, render, worker_pod
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ class Downloads:
 
 
 def _served(manifests: list[Manifest], flag: str = "--model") -> str:
-    arguments = driver_pod(manifests)["containers"][0]["args"]
-    return str(next(argument for argument in arguments if argument.startswith(f"{flag}=")).partition("=")[2])
+    (path,) = [a.partition("=")[2] for a in driver_arguments(manifests) if a.startswith(f"{flag}=")]
+    return path
 
 
 def test_a_kept_download_happens_once(tmp_path: Path) -> None:

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from gemray_cluster.gang.scaling import ReplicaLimits
-from gemray_cluster.settings.settings import ServeSettings
 from support.cluster.series import all_names
 from support.deployment.chart_values import DEPLOYMENTS
-from support.deployment.commands import serve_flags_in
-from support.deployment.helm_chart import driver_pod, head_pod, pick, render, worker_pod
+from support.deployment.helm_chart import (
+    driver_arguments,
+    driver_pod,
+    driver_settings,
+    head_pod,
+    pick,
+    render,
+    worker_pod,
+)
 
 
 def _env(pod: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +54,7 @@ def test_budgets_let_a_node_drain(values: dict[str, Any], driver: int, worker: i
 
 def test_ends_within_the_grace_period_are_taken() -> None:
     values = {"server": {"extraArgs": ["--drain-notice-s=45", "--stop-deadline-s", "55"]}}
-    assert driver_pod(render(values))["containers"][0]["args"][-3:] == values["server"]["extraArgs"]
+    assert driver_arguments(render(values))[-3:] == values["server"]["extraArgs"]
 
 
 @pytest.mark.parametrize("address", ["redis:6379", "rediss://redis.databases.svc:6380", "[fd00::1]:6379", "10.0.0.7:1"])
@@ -171,22 +177,19 @@ def test_labels_reach_every_pod() -> None:
 
 @pytest.mark.parametrize(("name", "age"), [("default", None), ("server-flags", 3600)])
 def test_connections_end_at_the_age_that_is_set(name: str, age: float | None) -> None:
-    flags = serve_flags_in(" ".join(driver_pod(render(DEPLOYMENTS[name]))["containers"][0]["args"]))
-    assert ServeSettings.load(flags, {}).server_config().max_connection_age_s == age
+    assert driver_settings(render(DEPLOYMENTS[name])).server_config().max_connection_age_s == age
 
 
 def test_a_driver_has_time_for_all_that_its_grace_period_holds() -> None:
-    pod = driver_pod(render({"server": {"terminationGracePeriodSeconds": 120, "preStopSeconds": 20}}))
-    flags = serve_flags_in(" ".join(pod["containers"][0]["args"]))
-    config = ServeSettings.load(flags, {}).server_config()
+    manifests = render({"server": {"terminationGracePeriodSeconds": 120, "preStopSeconds": 20}})
+    pod, config = driver_pod(manifests), driver_settings(manifests).server_config()
     pre_stop = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
     assert (pre_stop, config.drain_deadline_s) == (20, 90)
     assert pre_stop + config.drain_notice_s + config.drain_deadline_s < pod["terminationGracePeriodSeconds"]
 
 
 def test_a_driver_logs_and_traces_as_it_is_told() -> None:
-    flags = serve_flags_in(" ".join(driver_pod(render(DEPLOYMENTS["monitoring"]))["containers"][0]["args"]))
-    config = ServeSettings.load(flags, {}).server_config()
+    config = driver_settings(render(DEPLOYMENTS["monitoring"])).server_config()
     assert (config.log_format, config.otlp_traces_endpoint) == ("json", "http://collector.monitoring:4317")
 
 
@@ -202,8 +205,7 @@ def test_a_driver_finds_workers_for_all_its_gangs(
     name: str, limits: ReplicaLimits, workers: tuple[int | None, int, int]
 ) -> None:
     manifests = render(DEPLOYMENTS[name])
-    flags = serve_flags_in(" ".join(driver_pod(manifests)["containers"][0]["args"]))
-    assert ServeSettings.load(flags, {}).replica_limits() == limits
+    assert driver_settings(manifests).replica_limits() == limits
     cluster = pick(manifests, "RayCluster")["spec"]
     (group,) = cluster["workerGroupSpecs"]
     assert (group.get("replicas"), group["minReplicas"], group["maxReplicas"]) == workers
@@ -308,14 +310,14 @@ def test_quantities_are_read_as_people_write_them() -> None:
     manifests = render(DEPLOYMENTS["quantities"])
     cluster = pick(manifests, "RayCluster")["spec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["object-store-memory"] == str(512 << 20)
-    assert "--kv-memory=40Gi" in driver_pod(manifests)["containers"][0]["args"]
+    assert "--kv-memory=40Gi" in driver_arguments(manifests)
     assert _env(driver_pod(render()))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
     in_bytes = render({"ray": {"objectStoreMemory": 268435456}})
     assert _env(driver_pod(in_bytes))["RAY_OBJECT_STORE_MEMORY"] == str(256 << 20)
 
 
 def test_cpus_get_a_dtype_that_fits() -> None:
-    assert "--dtype=auto" in driver_pod(render(DEPLOYMENTS["cpu-by-itself"]))["containers"][0]["args"]
+    assert "--dtype=auto" in driver_arguments(render(DEPLOYMENTS["cpu-by-itself"]))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from gemray_cluster.settings.settings import ServeSettings
 from support.deployment.chart_values import DEPLOYMENTS as ALL
-from support.deployment.commands import serve_flags_in
-from support.deployment.helm_chart import Manifest, pick, render
+from support.deployment.helm_chart import Manifest, driver_arguments, driver_settings, pick, render
 
 DEPLOYMENTS = {name: values for name, values in ALL.items() if name != "existing-cluster"}
 """Those with a RayCluster of their own."""
@@ -61,8 +59,7 @@ def test_cpus_are_those_that_the_driver_asks_for(name: str) -> None:
     """Over all worker groups, per gang; and one pod has them all where the driver insists on one node."""
     manifests = render(DEPLOYMENTS[name])
     groups = pick(manifests, "RayCluster")["spec"]["workerGroupSpecs"]
-    arguments = _driver(manifests)["spec"]["containers"][0]["args"]
-    settings = ServeSettings.load(serve_flags_in(" ".join(arguments)), {})
+    settings = driver_settings(manifests)
     cpus = [int(group["rayStartParams"]["num-cpus"]) * group["numOfHosts"] for group in groups]
     assert sum(cpus) == settings.num_ranks
     drivers = pick(manifests, "Deployment")["spec"].get("replicas", 2 if name == "hpa" else 1)
@@ -122,8 +119,7 @@ def test_driver_is_told_device_and_placement() -> None:
         ("tp16-two-hosts", "cuda", "pack"),
         ("cpu", "cpu", "strict_pack"),
     ):
-        arguments = _driver(render(DEPLOYMENTS[name]))["spec"]["containers"][0]["args"]
-        assert {f"--device={device}", f"--strategy={strategy}"} <= set(arguments)
+        assert {f"--device={device}", f"--strategy={strategy}"} <= set(driver_arguments(render(DEPLOYMENTS[name])))
 
 
 def test_download_gives_weights_to_ranks_alone() -> None:

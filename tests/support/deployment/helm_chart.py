@@ -15,6 +15,9 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
+from gemray_cluster.settings.settings import ServeSettings
+from support.deployment.commands import serve_flags_in
+
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "helm" / "gemray"
 CRD = ROOT / "tests" / "helm" / "crds" / "ray.io_rayclusters.yaml.gz"
@@ -134,3 +137,14 @@ def head_pod(manifests: list[Manifest]) -> dict[str, Any]:
 def driver_pod(manifests: list[Manifest]) -> dict[str, Any]:
     """The spec of the drivers' pods."""
     return dict(pick(manifests, "Deployment")["spec"]["template"]["spec"])
+
+
+def driver_arguments(manifests: list[Manifest]) -> list[str]:
+    """The command of the drivers: ``gemray serve`` and its flags."""
+    arguments: list[str] = driver_pod(manifests)["containers"][0]["args"]
+    return arguments
+
+
+def driver_settings(manifests: list[Manifest]) -> ServeSettings:
+    """What `gemray serve` makes of that command; raises InvalidSetting."""
+    return ServeSettings.load(serve_flags_in(" ".join(driver_arguments(manifests))), {})
