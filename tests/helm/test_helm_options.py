@@ -188,6 +188,24 @@ def test_a_driver_has_time_for_all_that_its_grace_period_holds() -> None:
     assert pre_stop + config.drain_notice_s + config.drain_deadline_s < pod["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.parametrize(
+    ("name", "drafters"),
+    [
+        ("default", ()),
+        ("drafter", ("/models/drafter",)),
+        ("two-drafters", ("/models/assistant", "/models/dflash")),
+        ("download-two-drafters", ("/models/assistant", "/models/dflash")),
+    ],
+)
+def test_a_driver_has_the_drafters_that_are_asked_for(name: str, drafters: tuple[str, ...]) -> None:
+    manifests = render(DEPLOYMENTS[name])
+    assert driver_settings(manifests).engine_config("cuda").drafter_paths == drafters
+    if name.startswith("download"):
+        for pod in (driver_pod(manifests), worker_pod(manifests)):
+            directories = [init["command"][init["command"].index("--local-dir") + 1] for init in pod["initContainers"]]
+            assert directories == ["/models/target", *drafters]
+
+
 def test_a_driver_logs_and_traces_as_it_is_told() -> None:
     config = driver_settings(render(DEPLOYMENTS["monitoring"])).server_config()
     assert (config.log_format, config.otlp_traces_endpoint) == ("json", "http://collector.monitoring:4317")

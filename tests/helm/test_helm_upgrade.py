@@ -18,6 +18,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "image": {**OLD, "image": {"tag": "1.0.1"}},
     "model": {**OLD, "model": {"path": "/models/other"}},
     "drafter": {**OLD, "drafter": {"path": "/models/other-drafter"}},
+    "second-drafter": {**OLD, "drafter": {"path": "/models/drafter", "second": {"path": "/models/other-drafter"}}},
     "no-drafter": {**OLD, "drafter": {"path": ""}},
     "tp": {**OLD, "gang": {"tensorParallelSize": 4}},
     "ray": {**OLD, "ray": {"version": "2.61.0"}},
@@ -121,7 +122,7 @@ def test_drivers_of_one_cluster_are_replaced_one_by_one() -> None:
     assert pick(before, "Deployment")["spec"]["template"] != pick(after, "Deployment")["spec"]["template"]
 
 
-@pytest.mark.parametrize("change", ["image", "model", "drafter", "no-drafter", "tp"])
+@pytest.mark.parametrize("change", ["image", "model", "drafter", "second-drafter", "no-drafter", "tp"])
 def test_what_a_gang_serves_is_in_every_pod_template(change: str) -> None:
     """So that pods tell what they were made for, whatever their cluster is called."""
     old, new = _pods(render(OLD)), _pods(render(TOGETHER[change]))

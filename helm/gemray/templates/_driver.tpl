@@ -49,7 +49,10 @@ spec:
         - --metrics-port={{ .Values.metrics.port }}
         {{- with .Values.drafter }}
         {{- if .path }}
-        - --drafter={{ include "gemray.drafterPath" $ }}
+        - --drafter={{ include "gemray.drafterPath" (dict "root" $ "drafter" .) }}
+        {{- if .second.path }}
+        - --drafter={{ include "gemray.drafterPath" (dict "root" $ "drafter" .second) }}
+        {{- end }}
         - --method={{ .method }}
         - --drafter-placement={{ .placement }}
         - --draft-tokens={{ .draftTokens }}

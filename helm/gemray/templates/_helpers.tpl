@@ -79,7 +79,9 @@ gemray/cluster: {{ include "gemray.rayCluster" . }}
 
 {{/* What a gang serves, in every pod's template: a change of it replaces drivers and workers together. */}}
 {{- define "gemray.serves" -}}
-gemray/serves: {{ list (include "gemray.image" .) .Values.model .Values.drafter .Values.gang.tensorParallelSize .Values.gang.device | toJson | sha256sum | trunc 16 | quote }}
+{{- /* A second drafter counts where there is one, so that charts before and after that had none agree. */}}
+{{- $drafter := ternary .Values.drafter (omit .Values.drafter "second") (ne .Values.drafter.second.path "") -}}
+gemray/serves: {{ list (include "gemray.image" .) .Values.model $drafter .Values.gang.tensorParallelSize .Values.gang.device | toJson | sha256sum | trunc 16 | quote }}
 {{- end -}}
 
 {{/* "true" when the drafter has a rank of its own. */}}

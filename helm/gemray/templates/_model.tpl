@@ -64,9 +64,10 @@ model's name.
 {{- include "gemray.checkpointPath" (dict "root" . "path" .Values.model.path "repository" $download.repository "revision" $download.revision) -}}
 {{- end -}}
 
+{{/* Call with (dict "root" $ "drafter" DRAFTER): `drafter` or `drafter.second` of the values. */}}
 {{- define "gemray.drafterPath" -}}
-{{- with .Values.drafter -}}
-{{- include "gemray.checkpointPath" (dict "root" $ "path" .path "repository" .repository "revision" .revision) -}}
+{{- with .drafter -}}
+{{- include "gemray.checkpointPath" (dict "root" $.root "path" .path "repository" .repository "revision" .revision) -}}
 {{- end -}}
 {{- end -}}
 
@@ -80,9 +81,9 @@ leaves last, in the directory of this repository and revision, says that the nex
 {{- $weights := .weights -}}
 {{- $download := $root.Values.model.volume.download -}}
 {{- $wanted := list (dict "name" "model" "repository" $download.repository "revision" $download.revision "path" (include "gemray.modelPath" $root)) -}}
-{{- with $root.Values.drafter -}}
+{{- range $name, $drafter := dict "drafter" $root.Values.drafter "second-drafter" $root.Values.drafter.second -}}
 {{- if .path -}}
-{{- $wanted = append $wanted (dict "name" "drafter" "repository" .repository "revision" .revision "path" (include "gemray.drafterPath" $root)) -}}
+{{- $wanted = append $wanted (dict "name" $name "repository" .repository "revision" .revision "path" (include "gemray.drafterPath" (dict "root" $root "drafter" .))) -}}
 {{- end -}}
 {{- end -}}
 {{- range $wanted }}

@@ -74,15 +74,28 @@
 {{- if and $download (eq (trimSuffix "/" $v.model.path) (trimSuffix "/" $v.model.volume.mountPath)) -}}
 {{- fail "model.path must be a directory below model.volume.mountPath when the model is downloaded" -}}
 {{- end -}}
-{{- if $v.drafter.path -}}
-{{- if not (hasPrefix $mount $v.drafter.path) -}}
-{{- fail (printf "drafter.path %q is not under model.volume.mountPath %q, so no pod would see it" $v.drafter.path $v.model.volume.mountPath) -}}
+{{- range $name, $drafter := dict "drafter" $v.drafter "drafter.second" $v.drafter.second -}}
+{{- if .path -}}
+{{- if not (hasPrefix $mount .path) -}}
+{{- fail (printf "%s.path %q is not under model.volume.mountPath %q, so no pod would see it" $name .path $v.model.volume.mountPath) -}}
 {{- end -}}
-{{- if eq (trimSuffix "/" $v.drafter.path) (trimSuffix "/" $v.model.path) -}}
-{{- fail (printf "drafter.path %q is model.path as well: a drafter is a checkpoint of its own" $v.drafter.path) -}}
+{{- if eq (trimSuffix "/" .path) (trimSuffix "/" $v.model.path) -}}
+{{- fail (printf "%s.path %q is model.path as well: a drafter is a checkpoint of its own" $name .path) -}}
 {{- end -}}
-{{- if and $download (not $v.drafter.repository) -}}
-{{- fail "drafter.repository must say where to download the drafter from" -}}
+{{- if and $download (not .repository) -}}
+{{- fail (printf "%s.repository must say where to download the drafter from" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $v.drafter.second.path -}}
+{{- if not $v.drafter.path -}}
+{{- fail (printf "drafter.second.path %q needs drafter.path: a drafter alone is the first" .) -}}
+{{- end -}}
+{{- if eq (trimSuffix "/" .) (trimSuffix "/" $v.drafter.path) -}}
+{{- fail (printf "drafter.second.path %q is drafter.path as well: the second is of the other kind" .) -}}
+{{- end -}}
+{{- if eq $v.drafter.placement "dedicated" -}}
+{{- fail "drafter.placement dedicated does not fit drafter.second.path: two drafters run inside the model's ranks" -}}
 {{- end -}}
 {{- end -}}
 {{- if and (not $v.drafter.path) (has $v.drafter.method (list "mtp" "dflash")) -}}

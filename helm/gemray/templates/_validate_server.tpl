@@ -50,6 +50,7 @@
   "--port" "server.port"
   "--address" "ray.existingCluster"
   "--metrics-port" "metrics.port"
+  "--drafter" "drafter.path and drafter.second.path"
   "--method" "drafter.method"
   "--drafter-placement" "drafter.placement"
   "--draft-tokens" "drafter.draftTokens"
@@ -69,10 +70,6 @@
   "--tls-key-file" "tls.secretName"
   "--tls-client-ca-file" "tls.clientAuth"
   "--auth-token-file" "apiToken.secretName" -}}
-{{- /* A second drafter, of the other kind, has no value of its own. */}}
-{{- if not $v.drafter.path -}}
-{{- $_ := set $own "--drafter" "drafter.path" -}}
-{{- end -}}
 {{- include "gemray.refuseFlags" (dict "values" "server.extraArgs" "given" $v.server.extraArgs "own" $own) -}}
 {{- include "gemray.validateDeadlines" . -}}
 {{- $gateway := dict

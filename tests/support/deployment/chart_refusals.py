@@ -127,7 +127,7 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     ),
     "a-flag-in-two-words": ({"server": {"extraArgs": ["--port", "1"]}}, "which follows from server.port"),
     "a-flag-twice": ({"server": {"extraArgs": ["--page-size=16", "--page-size=32"]}}, "has --page-size twice"),
-    "a-drafter-by-flag": ({"server": {"extraArgs": ["--drafter=/models/drafter"]}}, "follows from drafter.path"),
+    "a-drafter-by-flag": ({"server": {"extraArgs": ["--drafter=/models/drafter"]}}, "follows from drafter.path and"),
     "a-flag-against-the-gateway": (
         {"openai": {"extraArgs": ["--host=127.0.0.1"]}},
         "openai.extraArgs has --host, which follows from the Service",
@@ -190,6 +190,41 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "a-gpu-for-an-assistant": (
         {"drafter": {"path": "/models/drafter", "method": "mtp", "placement": "dedicated"}},
         "dedicated does not fit drafter.method mtp",
+    ),
+    "a-second-drafter-alone": ({"drafter": {"second": {"path": "/models/dflash"}}}, "needs drafter.path"),
+    "one-drafter-twice": (
+        {"drafter": {"path": "/models/drafter", "second": {"path": "/models/drafter/"}}},
+        'drafter.second.path "/models/drafter/" is drafter.path as well',
+    ),
+    "the-model-as-its-second-drafter": (
+        {"drafter": {"path": "/models/drafter", "second": {"path": "/models/target"}}},
+        'drafter.second.path "/models/target" is model.path as well',
+    ),
+    "a-second-drafter-outside-the-volume": (
+        {"drafter": {"path": "/models/drafter", "second": {"path": "/elsewhere/dflash"}}},
+        'drafter.second.path "/elsewhere/dflash" is not under',
+    ),
+    "a-second-drafter-from-nowhere": (
+        {
+            "model": {"volume": {"type": "download", "download": {"repository": "a/b"}}},
+            "drafter": {"path": "/models/drafter", "repository": "a/c", "second": {"path": "/models/dflash"}},
+        },
+        "drafter.second.repository must say where",
+    ),
+    "a-gpu-for-one-of-two-drafters": (
+        {
+            "drafter": {
+                "path": "/models/drafter",
+                "method": "dflash",
+                "placement": "dedicated",
+                "second": {"path": "/models/dflash"},
+            }
+        },
+        "dedicated does not fit drafter.second.path",
+    ),
+    "a-second-drafter-by-flag": (
+        {"drafter": {"path": "/models/drafter"}, "server": {"extraArgs": ["--drafter=/models/dflash"]}},
+        "follows from drafter.path and drafter.second.path",
     ),
     "a-mount-at-the-root": ({"model": {"path": "/target", "volume": {"mountPath": "/"}}}, "mountPath"),
     "an-image-with-its-tag": ({"image": {"repository": "registry:5000/gemray:1.0"}}, "put that into image.tag"),

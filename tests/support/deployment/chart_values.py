@@ -25,6 +25,18 @@ DEPLOYMENTS: dict[str, Values] = {
         "drafter": {"path": "/models/drafter", "method": "dflash", "placement": "dedicated"},
         "gang": {"tensorParallelSize": 8, "replicas": 2},
     },
+    "two-drafters": {
+        "drafter": {"path": "/models/assistant", "second": {"path": "/models/dflash"}},
+        "gang": {"tensorParallelSize": 2},
+    },
+    "download-two-drafters": {
+        "model": {"volume": {"type": "download", "download": {"repository": "google/gemma-4-31b-it"}}},
+        "drafter": {
+            "path": "/models/assistant",
+            "repository": "google/gemma-4-31b-it-assistant",
+            "second": {"path": "/models/dflash", "repository": "z-lab/gemma-4-31b-it-dflash", "revision": "v2"},
+        },
+    },
     "host-path": {"model": {"volume": {"type": "hostPath", "hostPath": {"path": "/data/models"}}}},
     "pvc-sub-path": {"model": {"volume": {"pvc": {"claimName": "weights", "subPath": "gemma/31b"}}}},
     "download": {

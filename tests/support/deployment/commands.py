@@ -36,11 +36,12 @@ def commands_run_by(test_file: str) -> tuple[str, ...]:
 
 
 def serve_flags_in(command: str) -> dict[str, str | None]:
-    """The flags of the `gemray serve` in a shell command, by setting name."""
+    """The flags of the `gemray serve` in a shell command, by setting name; of one that is given twice ``A,B``."""
     words = shlex.split(re.split(r"[<>&|;]", command.split("gemray serve", 1)[1])[0])
     flags: dict[str, str | None] = {}
     while words:
         name, equals, value = words.pop(0).partition("=")
         assert name.startswith("--"), f"{name} is no flag"
-        flags[name[2:].replace("-", "_")] = value if equals else words.pop(0)
+        setting, value = name[2:].replace("-", "_"), value if equals else words.pop(0)
+        flags[setting] = f"{flags[setting]},{value}" if setting in flags else value
     return flags
