@@ -61,10 +61,10 @@ def generate(
 ) -> None:
     """Send one request to a server."""
     from gemray.client import InvalidOption
+    from gemray.client.sync import checked_timeout
     from gemray.v1 import generation_pb2 as pb
 
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise InvalidOption("timeout", timeout, "seconds, more than 0")
+    checked_timeout(timeout, "timeout")
     if raw and (system is not None or thinking is not None or tools is not None):
         raise InvalidOption("raw", True, "unset with --system, --thinking and --tools, which are parts of a chat")
     if stream and not json and (n or 1) > 1:

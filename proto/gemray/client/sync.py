@@ -210,8 +210,11 @@ class Answer(Iterator[pb.GenerateStreamResponse]):
         self.cancel()
 
 
-def checked_timeout(timeout_s: float | None) -> float | None:
-    """A deadline of a call, None where it is so far that gRPC has no number for it; raises InvalidOption."""
+def checked_timeout(timeout_s: float | None, name: str = "timeout_s") -> float | None:
+    """A deadline of a call, None where it is so far that gRPC has no number for it.
+
+    Raises InvalidOption with the option's `name`.
+    """
     if timeout_s is not None and not 0 < timeout_s < float("inf"):
-        raise InvalidOption("timeout_s", timeout_s, "seconds, more than 0")
+        raise InvalidOption(name, timeout_s, "seconds, more than 0")
     return None if timeout_s is None or timeout_s > LONGEST_TIMEOUT_S else timeout_s

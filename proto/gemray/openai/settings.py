@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gemray.channel_options import DEFAULT_MAX_MESSAGE_BYTES
 from gemray.client import InvalidOption, Retry, ServerAddress
+from gemray.client.sync import checked_timeout
 
 MAX_PORT = 65535
 
@@ -27,7 +28,6 @@ class GatewaySettings:
             raise InvalidOption(
                 "auth_token_file", self.server.auth_token_file, "unset: callers show tokens of their own"
             )
-        if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
-            raise InvalidOption("timeout", self.timeout_s, "seconds, more than 0")
+        checked_timeout(self.timeout_s, "timeout")
         if self.max_bytes < 1:
             raise InvalidOption("max_message_mib", self.max_bytes, "1 or more")
