@@ -27,7 +27,7 @@ async def main(options: argparse.Namespace) -> int:
     streams = Streams(server.address, asked, expected)
     try:
         for index, fault in enumerate(faults_of(options.ranks)):
-            report.tell(await strike(server, streams, fault, index % options.replicas), streams)
+            report.tell(await strike(server, streams, {index % options.replicas: fault}), streams)
         port = server.address.rpartition(":")[2]
         again = [*arguments, f"--port={port}"]
         outcome, server = await kill_server(server, streams, lambda: FamilyServer.start(options.log, *again))

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -43,44 +43,80 @@ class Outcome:
     fault: str
     num_live: int
     """Streams that had begun and not ended when it happened."""
-    seconds_to_detect: float
-    """From the fault until what it hit no longer counted as serving; for a server, until its ranks were gone."""
-    seconds_to_serve: float
+    seconds_to_detect: float | None
+    """From the fault until what it hit no longer counted as serving; for a server, until its ranks were gone.
+
+    None where everything went on serving."""
+    seconds_to_serve: float | None
     """From the fault until everything served again."""
     longest_pause: float
     """Seconds between two messages of a stream, of the stream that waited longest, from the fault on."""
 
+    @property
+    def line(self) -> str:
+        """The row of a table of Markdown."""
+        detect, serve = (
+            "-" if seconds is None else f"{seconds:.1f}" for seconds in (self.seconds_to_detect, self.seconds_to_serve)
+        )
+        return f"| {self.fault} | {self.num_live} | {detect} | {serve} | {self.longest_pause:.1f} |"
 
-async def strike(server: FamilyServer, streams: Streams, fault: Fault, replica: int) -> Outcome:
-    """Let `fault` happen to a replica while streams run, and wait until it serves again with new processes."""
-    whole = set(server.replicas)
+
+HEADINGS = (
+    "| fault | live streams | s to detect | s to serve again | longest pause of a stream, s |",
+    "| --- | --- | --- | --- | --- |",
+)
+
+
+async def strike(server: FamilyServer, streams: Streams, faults: Mapping[int, Fault]) -> Outcome:
+    """Let faults happen to replicas at once while streams run, and wait until all serve again with new processes.
+
+    `faults`: by the replica's index.
+    """
     await under_way(streams)
-    pids = server.replicas[replica]
+    before = dict(server.replicas)
     num_live, began = streams.num_begun, time.monotonic()
-    for rank in fault.ranks:
-        os.kill(pids[rank], fault.number)
-    await server.until(lambda: server.replicas.get(replica) != pids)
+    for replica, fault in faults.items():
+        for rank in fault.ranks:
+            os.kill(before[replica][rank], fault.number)
+    await server.until(lambda: all(server.replicas.get(replica) != before[replica] for replica in faults))
     detected = time.monotonic()
-    await server.until(lambda: set(server.replicas) == whole and server.replicas[replica] != pids)
+    await server.until(
+        lambda: (
+            server.replicas.keys() == before.keys()
+            and all(server.replicas[replica] != before[replica] for replica in faults)
+        )
+    )
     serves = time.monotonic()
     await all_move(streams)
-    return Outcome(fault.name, num_live, detected - began, serves - began, streams.take_longest_pause())
+    name = " and ".join(fault.name for fault in faults.values())
+    return Outcome(name, num_live, detected - began, serves - began, streams.take_longest_pause())
 
 
 async def kill_server(
-    server: FamilyServer, streams: Streams, start_again: Callable[[], Awaitable[FamilyServer]]
+    server: FamilyServer,
+    streams: Streams,
+    start_again: Callable[[], Awaitable[FamilyServer]],
+    *,
+    stopped_s: float = 0.0,
 ) -> tuple[Outcome, FamilyServer]:
-    """Kill the server with SIGKILL while streams run; its ranks must end. Start it again: the streams must go on."""
+    """Kill the server with SIGKILL while streams run; its ranks must end. Start it again: the streams must go on.
+
+    With `stopped_s` it is stopped (SIGSTOP) for so long before, as a server is that a liveness probe gives up.
+    """
     await under_way(streams)
     orphans = server.descendants()
     num_live, began = streams.num_begun, time.monotonic()
+    if stopped_s:
+        server.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(stopped_s)
     await server.kill()
     await eventually(lambda: not any(map(runs, orphans)), START_S)
     gone = time.monotonic()
     another = await start_again()
     serves = time.monotonic()
     await all_move(streams)
-    outcome = Outcome("SIGKILL of the server", num_live, gone - began, serves - began, streams.take_longest_pause())
+    name = f"SIGSTOP of the server, SIGKILL {stopped_s:g} s later" if stopped_s else "SIGKILL of the server"
+    outcome = Outcome(name, num_live, gone - began, serves - began, streams.take_longest_pause())
     return outcome, another
 
 
@@ -94,15 +130,7 @@ def runs(process: psutil.Process) -> bool:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """The outcomes as a table of Markdown."""
-    lines = [
-        "| fault | live streams | s to detect | s to serve again | longest pause of a stream, s |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {o.fault} | {o.num_live} | {o.seconds_to_detect:.1f} | {o.seconds_to_serve:.1f} | {o.longest_pause:.1f} |"
-        for o in outcomes
-    ]
-    return "\n".join(lines)
+    return "\n".join([*HEADINGS, *(outcome.line for outcome in outcomes)])
 
 
 async def under_way(streams: Streams) -> None:

@@ -38,15 +38,18 @@ class RayFault:
 
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-OF_A_RANK = RayFault("SIGKILL of a rank", ((KILL, "rank"),), 1)
+A_RANK_KILLED = RayFault("SIGKILL of a rank", ((KILL, "rank"),), 1)
+RAYLET_KILLED = RayFault("SIGKILL of the raylet", ((KILL, "raylet"),), REPLICAS)
+RAYLET_STOPPED = RayFault("SIGSTOP of the raylet", ((STOP, "raylet"),), REPLICAS)
+# What is served needs no GCS; what is to be rebuilt does, for which another Ray takes the place of the first.
+GCS_STOPPED = RayFault("SIGSTOP of the GCS, then SIGKILL of a rank", ((STOP, "gcs_server"), (KILL, "rank")), REPLICAS)
 FAULTS = [
-    OF_A_RANK,
+    A_RANK_KILLED,
     RayFault("SIGSTOP of a rank", ((STOP, "rank"),), 1),
-    RayFault("SIGKILL of the raylet", ((KILL, "raylet"),), REPLICAS),
+    RAYLET_KILLED,
     RayFault("SIGKILL of the GCS", ((KILL, "gcs_server"),), REPLICAS),
-    RayFault("SIGSTOP of the raylet", ((STOP, "raylet"),), REPLICAS),
-    # What is served needs no GCS; what is to be rebuilt does, for which another Ray takes the place of the first.
-    RayFault("SIGSTOP of the GCS, then SIGKILL of a rank", ((STOP, "gcs_server"), (KILL, "rank")), REPLICAS),
+    RAYLET_STOPPED,
+    GCS_STOPPED,
 ]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import psutil
@@ -13,6 +16,7 @@ from support.chaos.census import Census, take_census
 from support.chaos.census_of_ray import gcs_address_of, num_placement_groups
 from support.chaos.family import DRAFT_TOKENS, DRAFTER
 from support.chaos.server_process import START_S
+from support.cluster.ray_patience import RAY_PATIENCE
 from support.cluster.serve_process import GEMRAY
 from support.waiting import eventually
 
@@ -48,9 +52,19 @@ class ServeOverRay:
         self.address = ""
 
     @classmethod
-    async def start(cls, log: Path, *, port: int, heartbeat_s: float, cluster: Cluster | None = None) -> ServeOverRay:
-        """Start it with an account in `log`, which begins anew, and return when it is ready; on `cluster`, or on a Ray
-        of its own."""
+    async def start(
+        cls,
+        log: Path,
+        *,
+        port: int,
+        heartbeat_s: float,
+        cluster: Cluster | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> ServeOverRay:
+        """Start it with an account in `log`, which begins anew, and return when it is ready.
+
+        On `cluster`, or on a Ray of its own; `environment` is put before that of this process.
+        """
         flags = {
             "model": "gemray-tiny",
             "drafter": DRAFTER,
@@ -69,7 +83,9 @@ class ServeOverRay:
         flags |= own_ray if cluster is None else {"address": cluster.address}
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(*GEMRAY, "serve", *arguments, stderr=stderr)
+            process = await asyncio.create_subprocess_exec(
+                *GEMRAY, "serve", *arguments, stderr=stderr, env={**os.environ, **RAY_PATIENCE, **environment}
+            )
         server = cls(process, log, cluster)
         try:
             await eventually(lambda: server.count("ready: serving") > 0 or process.returncode is not None, START_S)

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine whose GCS keeps its tables in a Redis, and can be killed and started again."""
+"""A Ray cluster here whose GCS keeps its tables, in a Redis or on disk, and can be killed and started again."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from ray._private.node import Node
 
 from support.chaos.serve_over_ray import free_port
+from support.cluster.ray_patience import RAY_PATIENCE
 
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
-class RedisCluster:
+KEEPS_TABLES_ON_DISK = hasattr(Node, "_is_rocksdb_gcs")
+"""Whether this version of Ray can; else it takes a Redis."""
+
+
+class TolerantCluster:
     """Use `start`."""
 
-    def __init__(self, redis: subprocess.Popen[bytes], redis_port: int) -> None:
-        self._redis = redis
-        self._redis_port = redis_port
+    def __init__(self) -> None:
         self._port = free_port()
         self._temporary = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # short: sockets lie in it
+        self._redis: subprocess.Popen[bytes] | None = None
         self._gcs_command: list[str] = []
         self._gcs_environment: dict[str, str] = {}
 
     @classmethod
-    async def start(cls, redis_server: str, num_cpus: int) -> RedisCluster:
-        """Start a Redis (the program `redis_server`) and a head with so many CPUs over it."""
-        port = free_port()
-        redis = subprocess.Popen(
-            [redis_server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
-            stdout=subprocess.DEVNULL,
-        )
-        cluster = cls(redis, port)
+    async def start(cls, redis_server: str | None, num_cpus: int) -> TolerantCluster:
+        """Start a head with so many CPUs over a Redis of its own (a program), or with None over files."""
+        cluster = cls()
         try:
-            await cluster._start_head(num_cpus)
+            await cluster._start_head(cluster._keep_tables(redis_server), num_cpus)
         except BaseException:
             cluster.end()
             raise
@@ -84,11 +84,25 @@ class RedisCluster:
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-        self._redis.kill()
-        self._redis.wait()
+        if self._redis is not None:
+            self._redis.kill()
+            self._redis.wait()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    async def _start_head(self, num_cpus: int) -> None:
+    def _keep_tables(self, redis_server: str | None) -> dict[str, str]:
+        """Make what keeps the tables ready; the variables by which Ray knows it."""
+        if redis_server is None:
+            tables = self._temporary / "tables"
+            tables.mkdir()
+            return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tables)}
+        port = free_port()
+        self._redis = subprocess.Popen(
+            [redis_server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
+            stdout=subprocess.DEVNULL,
+        )
+        return {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}"}
+
+    async def _start_head(self, environment: Mapping[str, str], num_cpus: int) -> None:
         flags: Mapping[str, object] = {
             "port": self._port,
             "node-ip-address": "127.0.0.1",
@@ -100,7 +114,7 @@ class RedisCluster:
         }
         head = await asyncio.create_subprocess_exec(
             RAY, "start", "--head", "--disable-usage-stats", *(f"--{name}={value}" for name, value in flags.items()),
-            env={**os.environ, "RAY_REDIS_ADDRESS": f"127.0.0.1:{self._redis_port}"},
+            env={**os.environ, **RAY_PATIENCE, **environment},
             stdout=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert await head.wait() == 0, "the head does not start"
