@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gemray_kernels.numerics import NUM_SHARDS
 from gemray_kernels.packed_product import PackedExpertProducts
+from gemray_kernels.table import ExactProducts, Kernels
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import WeightTarget
@@ -21,10 +23,28 @@ from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.model.config import MoEConfig
 from gemray_workers.model.packed_linear import empty_packed, packed_targets
 from gemray_workers.model.weight_sharding import Part, WeightSharding, slice_copy, sliced_tensor
+from gemray_workers.parallel.communicator import Communicator
 
 
 class ExpertWeights(Protocol):
     """Every expert's ``down(gelu_tanh(gate(x)) · up(x))``."""
+
+    def over_ranks(
+        self, comm: Communicator, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [T, K, H] of each row's experts and the weights [T, K] that they are to be added with.
+
+        Both are the same on every rank. Where the sum is taken already, it is the only output: K = 1.
+        """
+        ...
+
+    def weight_targets(self) -> list[WeightTarget]:
+        """Every tensor that a checkpoint must fill."""
+        ...
+
+
+class FastExperts(ExpertWeights, Protocol):
+    """Experts that each rank adds up before their parts are added over ranks: one output a row crosses."""
 
     def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
         """Outputs [T, K, H] of each row's experts."""
@@ -34,9 +54,14 @@ class ExpertWeights(Protocol):
         """Sum [T, H] of each row's experts by their weights."""
         ...
 
-    def weight_targets(self) -> list[WeightTarget]:
-        """Every tensor that a checkpoint must fill."""
-        ...
+    @override
+    def over_ranks(
+        self, comm: Communicator, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if comm.size == 1:
+            return self.outputs(x_TH, experts_TK), weights_TK
+        sum_TH = comm.all_reduce(self.weighted_sum(x_TH, weights_TK, experts_TK))
+        return sum_TH.unsqueeze(1), torch.ones_like(weights_TK[:, :1])
 
 
 def expert_weights(prefix: str, hidden_size: int, moe: MoEConfig, sharding: WeightSharding) -> ExpertWeights:
@@ -47,16 +72,19 @@ def expert_weights(prefix: str, hidden_size: int, moe: MoEConfig, sharding: Weig
             the others.
     """
     recipe = sharding.recipe
-    if recipe is None:
-        return PlainExperts(prefix, hidden_size, moe, sharding)
-    gate_up, down = _formats(recipe, prefix, moe.num_experts)
-    if gate_up is None or down is None:
-        return PlainExperts(prefix, hidden_size, moe, sharding, each=recipe.experts == "each")
-    return PackedExperts(prefix, hidden_size, moe, sharding, recipe, gate_up, down)
+    if recipe is not None:
+        gate_up, down = _formats(recipe, prefix, moe.num_experts)
+        if gate_up is not None and down is not None:
+            return PackedExperts(prefix, hidden_size, moe, sharding, recipe, gate_up, down)
+    each = recipe is not None and recipe.experts == "each"
+    tensors = PlainTensors(prefix, hidden_size, moe, sharding, each=each)
+    if (products := sharding.kernels.exact) is not None:
+        return ExactExperts(tensors, products, sharding.size)
+    return PlainExperts(tensors, sharding.kernels)
 
 
-class PlainExperts(ExpertWeights):
-    """Experts in the model's dtype."""
+class PlainTensors:
+    """One rank's slice of every expert, in the model's dtype."""
 
     def __init__(
         self, prefix: str, hidden_size: int, moe: MoEConfig, sharding: WeightSharding, *, each: bool = False
@@ -64,40 +92,76 @@ class PlainExperts(ExpertWeights):
         """Place them; `each` tells of a checkpoint in which every expert has tensors of its own."""
         self._prefix = prefix
         self._each = each
-        self._kernels = sharding.kernels
         self._part = sharding.part(moe.intermediate_size)
-        self._gate_up_E2IH = sharding.empty(moe.num_experts, 2 * self._part.length, hidden_size)
-        self._down_EHI = sharding.empty(moe.num_experts, hidden_size, self._part.length)
+        self.gate_up_E2IH = sharding.empty(moe.num_experts, 2 * self._part.length, hidden_size)
+        """Gate halves above up halves."""
+        self.down_EHI = sharding.empty(moe.num_experts, hidden_size, self._part.length)
+        """The second layer."""
 
-    @override
-    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._kernels.expert_outputs(x_TH, experts_TK, self._gate_up_E2IH, self._down_EHI)
-
-    @override
-    def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._kernels.gated_experts(x_TH, weights_TK, experts_TK, self._gate_up_E2IH, self._down_EHI)
-
-    @override
     def weight_targets(self) -> list[WeightTarget]:
-        # Gate and up halves are sliced separately.
+        """Gate and up halves are sliced separately."""
         part = self._part
-        gate, up = torch.split(self._gate_up_E2IH, part.length, dim=1)
-        num_experts, _, hidden_size = self._gate_up_E2IH.shape
+        gate, up = torch.split(self.gate_up_E2IH, part.length, dim=1)
+        num_experts, _, hidden_size = self.gate_up_E2IH.shape
         if self._each:
             return [
                 sliced_tensor(f"{self._prefix}.{number}.{name}.weight", dim, part, whole[number])
                 for number in range(num_experts)
-                for name, dim, whole in (("gate_proj", 0, gate), ("up_proj", 0, up), ("down_proj", 1, self._down_EHI))
+                for name, dim, whole in (("gate_proj", 0, gate), ("up_proj", 0, up), ("down_proj", 1, self.down_EHI))
             ]
         gate_up = WeightTarget(
             f"{self._prefix}.gate_up_proj",
             (num_experts, 2 * part.whole, hidden_size),
             (slice_copy(1, part, gate), slice_copy(1, part, up, offset=part.whole)),
         )
-        return [gate_up, sliced_tensor(f"{self._prefix}.down_proj", 2, part, self._down_EHI)]
+        return [gate_up, sliced_tensor(f"{self._prefix}.down_proj", 2, part, self.down_EHI)]
 
 
-class PackedExperts(ExpertWeights):
+class PlainExperts(FastExperts):
+    """Experts in the model's dtype."""
+
+    def __init__(self, tensors: PlainTensors, kernels: Kernels) -> None:
+        self._tensors = tensors
+        self._kernels = kernels
+
+    @override
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        return self._kernels.expert_outputs(x_TH, experts_TK, self._tensors.gate_up_E2IH, self._tensors.down_EHI)
+
+    @override
+    def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        tensors = self._tensors
+        return self._kernels.gated_experts(x_TH, weights_TK, experts_TK, tensors.gate_up_E2IH, tensors.down_EHI)
+
+    @override
+    def weight_targets(self) -> list[WeightTarget]:
+        return self._tensors.weight_targets()
+
+
+class ExactExperts(ExpertWeights):
+    """Experts in exact numerics: every output crosses on its own, unrounded, and is added by the tree over ranks."""
+
+    def __init__(self, tensors: PlainTensors, products: ExactProducts, num_ranks: int) -> None:
+        self._tensors = tensors
+        self._products = products
+        self._leaves = NUM_SHARDS // num_ranks
+
+    @override
+    def over_ranks(
+        self, comm: Communicator, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights = (self._tensors.gate_up_E2IH, self._tensors.down_EHI)
+        if comm.size == 1:
+            return self._products.expert_outputs(x_TH, experts_TK, *weights, self._leaves), weights_TK
+        own_TKH = self._products.expert_subtrees(x_TH, experts_TK, *weights, self._leaves)
+        return comm.all_reduce_tree(own_TKH.unsqueeze(0), x_TH.dtype), weights_TK
+
+    @override
+    def weight_targets(self) -> list[WeightTarget]:
+        return self._tensors.weight_targets()
+
+
+class PackedExperts(FastExperts):
     """Experts whose weights stay packed; they serve once a checkpoint has filled them."""
 
     def __init__(

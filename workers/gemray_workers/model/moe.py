@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from gemray_kernels.reference.layer_norms import Norm
@@ -67,12 +66,9 @@ class Experts:
     def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [T, K, H] and the weights [T, K] that they are to be added with, the same on every rank.
 
-        Over several ranks the sum is taken here, and is the only output: K = 1.
+        Where the sum is taken already, it is the only output: K = 1.
         """
-        if self._comm.size == 1:
-            return self._weights.outputs(x_TH, experts_TK), weights_TK
-        sum_TH = self._comm.all_reduce(self._weights.weighted_sum(x_TH, weights_TK, experts_TK))
-        return sum_TH.unsqueeze(1), torch.ones_like(weights_TK[:, :1])
+        return self._weights.over_ranks(self._comm, x_TH, weights_TK, experts_TK)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Every expert's weights."""
