@@ -24,6 +24,9 @@ AllReduceName = Literal["auto", "library"]
 USUAL_STEP_TOKENS = 512
 """Rows of one forward pass where nothing asks for more."""
 
+LEAST_USUAL_CHUNK = 256
+"""Prompt rows of one sequence in a step where nothing asks for more."""
+
 _DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -80,8 +83,9 @@ class EngineConfig:
     max_step_tokens: int | None = ranged(AT_LEAST_ONE, None)
     """Rows of one forward pass, all sequences together; None is 512, or more where `max_num_seqs` sequences with all
     their drafts and a prompt chunk take more."""
-    prefill_chunk: int = ranged(AT_LEAST_ONE, 256)
-    """Most prompt rows of one sequence in a step."""
+    prefill_chunk: int | None = ranged(AT_LEAST_ONE, None)
+    """Most prompt rows of one sequence in a step. None takes `LEAST_USUAL_CHUNK`, and on cards more where they compute
+    more in the time that others' decoding may wait (`engine.prompt_room.usual_chunk`); `rank.blueprint` settles it."""
     page_size: int = ranged(AT_LEAST_ONE, 16)
     """Tokens a page."""
     prefix_cache: bool = True
@@ -173,7 +177,13 @@ class EngineConfig:
         """Rows of one forward pass: as configured, else enough for a drafter of `num_draft_tokens` drafts."""
         if self.max_step_tokens is not None:
             return self.max_step_tokens
-        return max(USUAL_STEP_TOKENS, self.max_num_seqs * (1 + num_draft_tokens) + self.prefill_chunk)
+        return max(USUAL_STEP_TOKENS, self.max_num_seqs * (1 + num_draft_tokens) + self.chunk)
+
+    @property
+    def chunk(self) -> int:
+        """`prefill_chunk`, once it is settled."""
+        assert self.prefill_chunk is not None, "Blueprint.of settles it"
+        return self.prefill_chunk
 
     def num_draft_tokens_within(self, usual: int, limit: int) -> int:
         """How many drafts a step may have, for a drafter that makes `usual` ones and at most `limit`.

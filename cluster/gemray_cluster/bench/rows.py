@@ -96,7 +96,7 @@ class RowMaker:
             tp=self.setup.tp,
             dtype=self.setup.dtype,
             num_tokens=work.num_tokens,
-            chunk=config.prefill_chunk,
+            chunk=config.chunk,
             first_token=first_token,
             tokens_per_s=1000 * work.num_tokens / first_token.median,
             floor=prefill_floor_of(config, work.num_tokens, matrix_rate=self.matrix_rate, bandwidth=self.bandwidth),

@@ -14,6 +14,7 @@ from typing_extensions import override
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.messages import Cancel, FromGang, MemoryInfo, StepOutput, Submit, ToGang
+from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.process import ProcessLocation, RankSetup
 from gemray_workers.rank.worker import RankWorker
 from gemray_workers.sampling.params import SamplingParams
@@ -112,7 +113,8 @@ def _batch(
     config: EngineConfig, ids: random.Random, vocab_size: int, longest: int, sampling: dict[str, Any]
 ) -> list[Submit]:
     """As many requests as may run, with prompts of more than a chunk."""
-    length = max(1, min(config.prefill_chunk + 40, longest - BATCH_TOKENS))
+    chunk = Blueprint.of(config).scheduler.prefill_chunk
+    length = max(1, min(chunk + 40, longest - BATCH_TOKENS))
     return [
         _request(str(i), ids, vocab_size, length, min(BATCH_TOKENS, longest - length), {**sampling, "seed": i})
         for i in range(config.max_num_seqs)

@@ -187,7 +187,7 @@ def test_a_chunk_that_chooses_no_token_computes_no_logits() -> None:
 
 def test_longer_chunks_than_are_worth_a_graph_run_eagerly() -> None:
     room = PromptRoom.of(chunk=4096, step_rows=4096, worthwhile=700)
-    assert room == PromptRoom(512, alone=(640, 700), beside_all=(700,), step_rows=4096)
+    assert room == PromptRoom(256, alone=(384, 512, 700), beside_all=(384, 512, 700), step_rows=4096)
     all_of_them = buckets(max_num_seqs=8, num_draft_tokens=(4,), prompts=room)
     plan = CyclePlan([], bucket(1, (), 1024), GREEDY)
     assert BucketFinder(all_of_them).fit(plan) is plan

@@ -12,12 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gemray_workers.config import LEAST_USUAL_CHUNK
 from gemray_workers.model.config import LayerConfig, ModelConfig
 
-SHORT = 512
+SHORT = 256
 """Prompt rows up to which there is a graph for every size of batch."""
 LEAST_STEP = 128
 """Rows that a graph has more than the one before it: products compute whole tiles of as many."""
+MOST_USUAL_CHUNK = 1024
+"""Prompt rows of a step beyond which a prompt gains little: weights are then read for many rows."""
+AWAITED_OPERATIONS = 2e13
+"""What such a card computes in 25 ms, by which a prompt's chunk may hold up others' decoding where nothing is asked."""
 LAUNCHED_OPERATIONS = 4e13
 """What an H100 or H200 computes (at 800 TFLOP/s) in the 50 ms that a host may take to launch a cycle's kernels:
 `benchmarks/results/2026-11-29-h200`, *eager*."""
@@ -61,21 +66,37 @@ def _rungs(start: int, most: int, *, parts: int) -> Iterator[int]:
     while rows < most:
         power = 1 << (rows.bit_length() - 1)
         step = max(LEAST_STEP, power // parts)
-        rows = min(most, (rows // step + 1) * step)
+        rows = (rows // step + 1) * step
+        if most - rows < LEAST_STEP:
+            rows = most
         yield rows
 
 
+def usual_chunk(model: ModelConfig, first_narrowed: int, tensor_parallel_size: int) -> int:
+    """Most prompt rows of one sequence in a step on cards, where nothing is asked for; arguments as below.
+
+    Experts and small models take more: a chunk of a few hundred rows reads nearly all experts, and spends most of its
+    time between kernels.
+    """
+    rows = _rows_of(AWAITED_OPERATIONS, model, first_narrowed, tensor_parallel_size)
+    return min(MOST_USUAL_CHUNK, max(LEAST_USUAL_CHUNK, rows))
+
+
 def worthwhile_rows(model: ModelConfig, first_narrowed: int, tensor_parallel_size: int) -> int:
-    """Prompt rows up to which a pass takes a card no longer than its launches take the host, in steps of `LEAST_STEP`.
+    """Prompt rows up to which a pass takes a card no longer than its launches take the host.
 
     Args:
         model: the target.
         first_narrowed: the layer from which on only rows with outputs are computed.
         tensor_parallel_size: ranks that share the products.
     """
+    return _rows_of(LAUNCHED_OPERATIONS, model, first_narrowed, tensor_parallel_size)
+
+
+def _rows_of(operations: float, model: ModelConfig, first_narrowed: int, tensor_parallel_size: int) -> int:
+    """Rows whose products take so many operations of each rank, in steps of `LEAST_STEP`."""
     weights = sum(_weights_met(model, layer) for layer in model.layers[: first_narrowed + 1])
-    rows = int(LAUNCHED_OPERATIONS * tensor_parallel_size / (2 * weights))
-    return rows // LEAST_STEP * LEAST_STEP
+    return int(operations * tensor_parallel_size / (2 * weights)) // LEAST_STEP * LEAST_STEP
 
 
 def _weights_met(model: ModelConfig, layer: LayerConfig) -> int:

@@ -15,15 +15,17 @@ from gemray_workers.attention.choice import AttentionNeeds, choose_backends
 from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.checkpoint.quantized.kv_cache import FP8_E4M3
 from gemray_workers.checkpoint.quantized.recipe import Recipe
-from gemray_workers.config import EngineConfig, KVMemory
+from gemray_workers.config import LEAST_USUAL_CHUNK, EngineConfig, KVMemory
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import DrafterPlan
+from gemray_workers.engine.prompt_room import usual_chunk
 from gemray_workers.errors import InvalidField
 from gemray_workers.kv.budget import PoolPlan, fit_pools
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Choice, DrafterInfo, KVGroupInfo, ModelInfo
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.kv_groups import kv_group_specs
+from gemray_workers.model.target import first_narrowed
 from gemray_workers.rank.largest_step import pools_of_largest_step
 from gemray_workers.scheduling.config import SchedulerConfig
 
@@ -35,6 +37,7 @@ class Blueprint:
     """What a gang will be."""
 
     config: EngineConfig
+    """With a `prefill_chunk`, whether it was asked for or not."""
     model: ModelConfig
     drafter: DrafterPlan
     target_specs: tuple[KVGroupSpec, ...]
@@ -65,6 +68,8 @@ class Blueprint:
         """
         model = ModelConfig.from_directory(config.model_path, config.hf_configs)
         drafter = plan_drafter(config, model)
+        if config.prefill_chunk is None:
+            config = replace(config, prefill_chunk=_usual_chunk(config, model, drafter))
         target_specs = kv_group_specs(
             model, tp_size=config.tensor_parallel_size, page_size=config.page_size, dtype=config.torch_kv_dtype
         )
@@ -86,7 +91,7 @@ class Blueprint:
             scheduler=SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
                 max_step_tokens=config.step_tokens(num_draft_tokens),
-                prefill_chunk=config.prefill_chunk,
+                prefill_chunk=config.chunk,
                 max_model_len=pools.max_model_len,
                 num_draft_tokens=num_draft_tokens,
                 lag=config.lag,
@@ -232,6 +237,13 @@ def _requested_len(config: EngineConfig, model: ModelConfig) -> int:
             f"2 to {model.max_position_embeddings}, the max_position_embeddings of the model's config",
         )
     return requested_len
+
+
+def _usual_chunk(config: EngineConfig, model: ModelConfig, drafter: DrafterPlan) -> int:
+    if config.device == "cpu":
+        return LEAST_USUAL_CHUNK
+    narrowed = first_narrowed(model, drafter.traits.captured_layers)
+    return usual_chunk(model, narrowed, config.tensor_parallel_size)
 
 
 def _fit(

@@ -10,14 +10,14 @@ from gemray_workers.rank.blueprint import Blueprint
 
 def graph_buckets(blueprint: Blueprint) -> list[Key]:
     """The buckets of a gang and the features of each, largest first; the same on every rank."""
-    config, drafter = blueprint.config, blueprint.drafter
+    config, drafter, scheduler = blueprint.config, blueprint.drafter, blueprint.scheduler
     narrowed = first_narrowed(blueprint.model, drafter.traits.captured_layers)
     return buckets(
         max_num_seqs=config.max_num_seqs,
         num_draft_tokens=[member.num_draft_tokens for member in drafter.members],
         prompts=PromptRoom.of(
-            chunk=config.prefill_chunk,
-            step_rows=config.step_tokens(drafter.traits.num_draft_tokens),
+            chunk=scheduler.prefill_chunk,
+            step_rows=scheduler.max_step_tokens,
             worthwhile=worthwhile_rows(blueprint.model, narrowed, config.tensor_parallel_size),
         ),
     )

@@ -205,9 +205,9 @@ def _fitting(config: EngineConfig, kv: KVMemory) -> Blueprint | None:
 
 def _remedy(config: EngineConfig, room: KVRoom) -> str:
     """What would fit, as far as it can be told: work space grows with a step's rows, graphs with the batch."""
-    rows_each = 1 + Blueprint.of(config).drafter.traits.num_draft_tokens
-    rows = config.step_tokens(rows_each - 1)
-    chunk = min(config.prefill_chunk, _SHORT_CHUNK)
+    scheduler = Blueprint.of(config).scheduler
+    rows_each, rows = 1 + scheduler.num_draft_tokens, scheduler.max_step_tokens
+    chunk = min(scheduler.prefill_chunk, _SHORT_CHUNK)
     num_seqs = config.max_num_seqs
     while num_seqs:
         fewer_rows = num_seqs * rows_each + chunk

@@ -41,7 +41,7 @@ def prompt_lengths(config: EngineConfig, num_draft_tokens: int, longest: int) ->
         num_draft_tokens: most drafts of a sequence in a step.
         longest: most tokens of a request.
     """
-    chunk = max(1, min(config.prefill_chunk, longest - NUM_TOKENS))
+    chunk = max(1, min(config.chunk, longest - NUM_TOKENS))
     num_chunks = min(config.max_num_seqs, -(-config.step_tokens(num_draft_tokens) // chunk) + 1)
     short = max(1, min(_SHORT_PROMPT, longest - NUM_TOKENS))
     return [short] * (config.max_num_seqs - num_chunks) + [chunk] * num_chunks

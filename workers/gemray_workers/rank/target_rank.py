@@ -198,7 +198,7 @@ class EngineRank:
 
     def _run_largest_step(self) -> None:
         submits = requests_of_largest_step(
-            self._config,
+            self._blueprint.config,
             [member.method for member in self._blueprint.drafter.members],
             self._traits.num_draft_tokens,
             self._blueprint.requested_len,
@@ -297,7 +297,7 @@ class EngineRank:
             warm_up_requests(
                 vocab_size=self._blueprint.model.vocab_size,
                 max_model_len=self._blueprint.pools.max_model_len,
-                prefill_chunk=self._config.prefill_chunk,
+                prefill_chunk=self._blueprint.scheduler.prefill_chunk,
                 has_grammars=self._vocabulary is not None,
                 methods=[member.method for member in self._blueprint.drafter.members],
             )
