@@ -192,6 +192,7 @@ REFUSALS: dict[str, tuple[Values, str]] = {
         "dedicated does not fit drafter.method mtp",
     ),
     "a-second-drafter-alone": ({"drafter": {"second": {"path": "/models/dflash"}}}, "needs drafter.path"),
+    "a-second-drafter-taken-away": ({"drafter": {"second": None}}, "second"),
     "one-drafter-twice": (
         {"drafter": {"path": "/models/drafter", "second": {"path": "/models/drafter/"}}},
         'drafter.second.path "/models/drafter/" is drafter.path as well',
