@@ -94,6 +94,9 @@
 {{- if eq (trimSuffix "/" .) (trimSuffix "/" $v.drafter.path) -}}
 {{- fail (printf "drafter.second.path %q is drafter.path as well: the second is of the other kind" .) -}}
 {{- end -}}
+{{- if has $v.drafter.method (list "mtp" "dflash") -}}
+{{- fail (printf "drafter.method %s does not fit drafter.second.path: with two drafters it is auto or none, and requests may name one" $v.drafter.method) -}}
+{{- end -}}
 {{- if eq $v.drafter.placement "dedicated" -}}
 {{- fail "drafter.placement dedicated does not fit drafter.second.path: two drafters run inside the model's ranks" -}}
 {{- end -}}

@@ -214,14 +214,13 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     ),
     "a-gpu-for-one-of-two-drafters": (
         {
-            "drafter": {
-                "path": "/models/drafter",
-                "method": "dflash",
-                "placement": "dedicated",
-                "second": {"path": "/models/dflash"},
-            }
+            "drafter": {"path": "/models/drafter", "placement": "dedicated", "second": {"path": "/models/dflash"}},
         },
         "dedicated does not fit drafter.second.path",
+    ),
+    "one-method-for-two-drafters": (
+        {"drafter": {"path": "/models/drafter", "method": "mtp", "second": {"path": "/models/dflash"}}},
+        "drafter.method mtp does not fit drafter.second.path",
     ),
     "a-second-drafter-by-flag": (
         {"drafter": {"path": "/models/drafter"}, "server": {"extraArgs": ["--drafter=/models/dflash"]}},
