@@ -155,6 +155,6 @@ def test_experts_compile_for_hopper(rows: int, size: int, dtype: torch.dtype) ->
     assert len(found) == (2 if rows <= 16 else 3)
     for kernel in found:
         assert kernel.shared_bytes <= MAX_SHARED_BYTES
-        assert (kernel.stack_bytes or 0) <= 64, "registers spill"
-    if leaves > 1:
+        assert (kernel.stack_bytes or 0) <= 16, "registers spill"
+    if leaves > 2:  # two and fewer are one step of the loop
         assert "cp.async" in found[-1].ptx, "leaves are not loaded ahead of their use"

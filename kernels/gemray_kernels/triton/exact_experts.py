@@ -23,10 +23,10 @@ from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.expert_tile import ExpertTile
 from gemray_kernels.triton.few_rows_experts import pairs_like
-from gemray_kernels.triton.many_rows_experts import block_of, num_programs
+from gemray_kernels.triton.many_rows_experts import MEDIUM_ROWS, block_of, num_programs
 
-LEAF_BYTES = 160 * 1024
-"""Shared memory for leaves that are loaded ahead of their use."""
+SHARED_BYTES = 220 * 1024
+"""Shared memory for leaves that are loaded ahead of their use; two programs of 4 warps share a multiprocessor's."""
 
 
 def expert_outputs(
@@ -59,13 +59,19 @@ def down_tile(dtype: torch.dtype, num_rows: int, leaf: int) -> ExpertTile:
     Args:
         dtype: of the weights.
         num_rows: of the call.
-        leaf: inputs of one leaf; a program loads whole ones ahead of their use.
+        leaf: inputs of one leaf; a program loads two whole ones ahead of their use.
     """
     if dtype == torch.float32:
         return ExpertTile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
-    pairs, outputs = (16, 64) if num_rows <= 256 else (64, 64)
-    stages = LEAF_BYTES // ((pairs + outputs) * -(-leaf // 32) * 32 * dtype.itemsize)
-    return ExpertTile(pairs, outputs, inputs=64, num_warps=4, num_stages=max(1, min(stages, 6)))
+    if num_rows <= experts.MANY_ROWS:
+        pairs, outputs, num_warps = 16, 64, 4
+    elif num_rows <= MEDIUM_ROWS:
+        pairs, outputs, num_warps = 64, 64, 4
+    else:
+        pairs, outputs, num_warps = 128, 64, 8
+    stage = (pairs + outputs) * 2 * -(-leaf // 32) * 32 * dtype.itemsize
+    stages = SHARED_BYTES // (2 if num_warps == 4 else 1) // stage
+    return ExpertTile(pairs, outputs, inputs=64, num_warps=num_warps, num_stages=max(1, min(stages, 3)))
 
 
 def _outputs(
@@ -198,7 +204,7 @@ def _listed_rows_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _down(  # type: ignore[no-untyped-def]  # noqa: PLR0912
+def _down(  # type: ignore[no-untyped-def]
     gated_RI,
     down_EHI,
     out_RH,
@@ -217,51 +223,68 @@ def _down(  # type: ignore[no-untyped-def]  # noqa: PLR0912
 ):
     """Some pairs' sums over LEAVES leaves, added by the tree and stored."""
     pair_M = pair_M.to(tl.int64)
-    is_out_N = n_N < num_out
-    gated_at_M1 = gated_RI + (pair_M * (LEAVES * LEAF))[:, None]
-    weight_at_1N = down_EHI + ((expert.to(tl.int64) * num_out + n_N) * (LEAVES * LEAF))[None, :]
-    # Sums of one leaf, of two and of four that wait for their neighbours to the right; at the end one is the result.
-    one_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    two_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    four_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for leaf in range(LEAVES):
-        first = leaf * LEAF
-        sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for block in tl.static_range(LEAF // BLOCK_K):
-            k_K = first + block * BLOCK_K + tl.arange(0, BLOCK_K)
-            gated_MK = tl.load(gated_at_M1 + k_K[None, :], mask=is_pair_M[:, None], other=0.0)
-            if EVEN:
-                weight_KN = tl.load(weight_at_1N + k_K[:, None])
-            else:
-                weight_KN = tl.load(weight_at_1N + k_K[:, None], mask=is_out_N[None, :], other=0.0)
-            sum_MN = dot(gated_MK, weight_KN, sum_MN)
-        if LEAF % BLOCK_K > 0:
-            r_K = tl.arange(0, REST)
-            in_leaf_K = r_K < LEAF % BLOCK_K
-            k_K = first + LEAF // BLOCK_K * BLOCK_K + r_K
-            gated_MK = tl.load(gated_at_M1 + k_K[None, :], mask=is_pair_M[:, None] & in_leaf_K[None, :], other=0.0)
-            weight_mask_KN = in_leaf_K[:, None]
-            if not EVEN:
-                weight_mask_KN = weight_mask_KN & is_out_N[None, :]
-            weight_KN = tl.load(weight_at_1N + k_K[:, None], mask=weight_mask_KN, other=0.0)
-            sum_MN = dot(gated_MK, weight_KN, sum_MN)
-        if leaf % 2 == 0:
-            one_MN = sum_MN
-        else:
-            sum_MN = one_MN + sum_MN
-            if leaf % 4 == 1:
-                two_MN = sum_MN
-            else:
-                sum_MN = two_MN + sum_MN
-                if leaf % 8 == 3:  # noqa: SIM108 - chosen where the kernel runs
-                    four_MN = sum_MN
-                else:
-                    four_MN = four_MN + sum_MN
+    is_pair_M1 = is_pair_M[:, None]
+    is_out_1N = (n_N < num_out)[None, :]
+    x_at = gated_RI + (pair_M * (LEAVES * LEAF))[:, None]
+    w_at = down_EHI + ((expert.to(tl.int64) * num_out + n_N) * (LEAVES * LEAF))[None, :]
     if LEAVES == 1:
-        result_MN = one_MN
-    elif LEAVES == 2:
-        result_MN = two_MN
+        result_MN = _leaf(x_at, w_at, is_pair_M1, is_out_1N, LEAF, BLOCK_M, BLOCK_N, BLOCK_K, REST, EVEN)
     else:
-        result_MN = four_MN
-    to_MN = out_RH + (pair_M * num_out)[:, None] + n_N[None, :]
-    tl.store(to_MN, result_MN.to(out_RH.dtype.element_ty), mask=is_pair_M[:, None] & is_out_N[None, :])
+        # Sums of two leaves and of four that wait for their neighbours to the right.
+        two_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        four_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        result_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for twins in range(LEAVES // 2):
+            left = twins * (2 * LEAF)
+            right = left + LEAF
+            result_MN = _leaf(
+                x_at + left, w_at + left, is_pair_M1, is_out_1N, LEAF, BLOCK_M, BLOCK_N, BLOCK_K, REST, EVEN
+            )
+            result_MN += _leaf(
+                x_at + right, w_at + right, is_pair_M1, is_out_1N, LEAF, BLOCK_M, BLOCK_N, BLOCK_K, REST, EVEN
+            )
+            if twins % 2 == 0:
+                two_MN = result_MN
+            else:
+                result_MN += two_MN
+                if twins % 4 == 1:
+                    four_MN = result_MN
+                else:
+                    result_MN += four_MN
+    to = out_RH + (pair_M * num_out)[:, None] + n_N[None, :]
+    tl.store(to, result_MN.to(out_RH.dtype.element_ty), mask=is_pair_M1 & is_out_1N)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _leaf(  # type: ignore[no-untyped-def]
+    x_at,
+    w_at,
+    is_pair_M1,
+    is_out_1N,
+    LEAF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    REST: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """One leaf's sums [M, N], over its inputs in order: in whole blocks, and the rest in a block that is part empty."""
+    sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for block in tl.static_range(LEAF // BLOCK_K):
+        k_K = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        x_MK = tl.load(x_at + k_K[None, :], mask=is_pair_M1, other=0.0)
+        if EVEN:  # noqa: SIM108 - chosen at compile time
+            weight_KN = tl.load(w_at + k_K[:, None])
+        else:
+            weight_KN = tl.load(w_at + k_K[:, None], mask=is_out_1N, other=0.0)
+        sum_MN = dot(x_MK, weight_KN, sum_MN)
+    if LEAF % BLOCK_K > 0:
+        k_K = LEAF // BLOCK_K * BLOCK_K + tl.arange(0, REST)
+        in_leaf_K = k_K < LEAF
+        x_MK = tl.load(x_at + k_K[None, :], mask=is_pair_M1 & in_leaf_K[None, :], other=0.0)
+        weight_mask_KN = in_leaf_K[:, None]
+        if not EVEN:
+            weight_mask_KN = weight_mask_KN & is_out_1N
+        weight_KN = tl.load(w_at + k_K[:, None], mask=weight_mask_KN, other=0.0)
+        sum_MN = dot(x_MK, weight_KN, sum_MN)
+    return sum_MN
