@@ -75,6 +75,11 @@ class OwnProcesses:
                 return f"the {name} of our own Ray has ended (pid {process.pid}, {how})"
         return None
 
+    @property
+    def hangs(self) -> bool:
+        """Whether one of them is there and of no use."""
+        return self._given_up is not None
+
     async def lost(self) -> str:
         """Return when a vital one is of no use any more, with the cause."""
         while (cause := self.dead()) is None:

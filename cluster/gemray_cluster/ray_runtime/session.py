@@ -99,8 +99,8 @@ class RaySession:
             self._processes = await _start(self._config)
 
     async def _shut_down(self) -> None:
-        if self._processes is not None and not await _answers_at_once(self._processes):
-            self._processes.kill()  # or Ray's library would wait for those that hang
+        if self._processes is not None and not await _lets_go(self._processes):
+            self._processes.kill()
         try:
             async with asyncio.timeout(_CLOSE_DEADLINE_S):
                 await in_own_thread(ray.shutdown)
@@ -110,13 +110,14 @@ class RaySession:
             self._processes.kill()
 
 
-async def _answers_at_once(own_ray: OwnProcesses) -> bool:
-    """Whether our own Ray can be asked to let go of us: one that is slow may as well be killed."""
+async def _lets_go(own_ray: OwnProcesses) -> bool:
+    """Whether Ray's library can take leave of our own Ray: it waits for processes that hang, not for dead ones."""
     try:
         async with asyncio.timeout(_ANSWER_S):
-            return await own_ray.can_be_asked()
+            await own_ray.can_be_asked()
     except TimeoutError:
         return False
+    return not own_ray.hangs
 
 
 async def _start(config: ClusterConfig) -> OwnProcesses:

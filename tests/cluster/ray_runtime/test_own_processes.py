@@ -135,13 +135,15 @@ async def test_a_gcs_that_hangs(
 ) -> None:
     """It is asked beside Ray's library, which must have no call waiting when it is killed."""
     fake_gcs.refusal = refusal
+    patient = OwnProcesses(HANG_S)
+    await patient.meet()
+    assert await patient.can_be_asked()
     processes = OwnProcesses(0.2)
     await processes.meet()
-    assert await processes.can_be_asked()
     fake_gcs.may_answer.clear()
     asked = fake_gcs.num_asked
     assert not any(await asyncio.gather(*(processes.can_be_asked() for _ in range(4))))
-    assert fake_gcs.num_asked == asked + 1
+    assert fake_gcs.num_asked <= asked + 1, "once for all, and not even that where the machine is slow"
     await processes.look()
     assert told.num_asked == 0
     assert processes.dead() == "the gcs_server of our own Ray has not answered for 0.2 s"
@@ -193,6 +195,37 @@ async def test_it_is_started_again(
     await asyncio.gather(running.repair(), running.repair())
     assert started == [config]
     assert raylet.wait(HANG_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("hangs", "order"), [(False, ["leave", "kill"]), (True, ["kill", "leave", "kill"])])
+async def test_ray_is_left_in_the_order_that_ends(
+    raylet: subprocess.Popen[bytes], told: Told, monkeypatch: pytest.MonkeyPatch, hangs: bool, order: list[str]
+) -> None:
+    """Ray's library waits for processes that hang, and for seconds longer for a GCS that we have killed."""
+    done: list[str] = []
+    monkeypatch.setattr(ray, "shutdown", lambda: done.append("leave"))
+    monkeypatch.setattr(OwnProcesses, "kill", lambda self: done.append("kill"))
+    processes = OwnProcesses(HANG_S)
+    if hangs:
+        told.is_alive = False
+        await processes.look()
+    else:
+        raylet.kill()
+        raylet.wait()
+    await RaySession(ClusterConfig(), owned=True, processes=processes).close()
+    assert done == order
+
+
+async def test_a_gcs_that_is_silent_at_the_end_is_not_waited_for(
+    raylet: subprocess.Popen[bytes], told: Told, fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(ray, "shutdown", lambda: raylet.wait(HANG_S))
+    processes = OwnProcesses(HANG_S)
+    await processes.meet()
+    fake_gcs.may_answer.clear()
+    await RaySession(ClusterConfig(), owned=True, processes=processes).close()
+    assert raylet.poll() == -signal.SIGKILL
 
 
 def test_what_ray_says_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
