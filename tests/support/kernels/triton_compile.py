@@ -59,6 +59,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     names = list(kernel.arg_names)
     values = dict(zip(names, args, strict=False)) | {k: v for k, v in options.items() if k in names}
@@ -77,7 +78,9 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
             signature[name] = "constexpr"
             constexprs[i,] = value
             continue
-        if type(value) is torch.Tensor:
+        if hasattr(value, "block_shape"):
+            signature[name] = _descriptor(value)
+        elif type(value) is torch.Tensor:
             signature[name] = _POINTERS[value.dtype]
             attributes[i,] = [["tt.divisibility", 16]]
         elif type(value) is float:
@@ -87,10 +90,16 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
             if value % 16 == 0:
                 attributes[i,] = [["tt.divisibility", 16]]
     launch = {k: v for k, v in options.items() if k in ("num_warps", "num_stages", "enable_fp_fusion")}
-    source = ASTSource(kernel, signature, constexprs, attributes)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
     return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, binary.asm["ptx"])
+
+
+def _descriptor(value: Any) -> str:
+    """The type of a tensor descriptor; Gluon's say how their blocks lie in shared memory."""
+    layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+    return f"tensordesc<{_POINTERS[value.base.dtype][1:]}{list(value.block_shape)}{layout}>"
 
 
 def _resources(cubin: bytes) -> tuple[int | None, int | None]:
