@@ -21,9 +21,8 @@ LEAST_INPUTS = 256
 """Inputs that a leaf has at least where ranks do not decide how many leaves there are."""
 ALIGNMENT = 8
 """A leaf of a weight in bfloat16 begins at a multiple of so many inputs, 16 bytes."""
-TILE_OUTPUTS = 64
-ENOUGH_TILES = 192
-"""Programs that keep an H100's 132 multiprocessors reading: more leaves would only be added up."""
+ENOUGH_OUTPUTS = 2048
+"""Tiles of 16 to 64 outputs then keep enough multiprocessors reading: more leaves would only be added up."""
 
 
 class Numerics(Enum):
@@ -36,7 +35,7 @@ class Numerics(Enum):
 
 
 def leaves_of(num_out: int, num_in: int) -> int:
-    """Choose how many leaves a product has whose inputs no rank splits: 1 where its outputs make enough tiles.
+    """Choose how many leaves a product has whose inputs no rank splits: 1 where it has many outputs.
 
     Args:
         num_out: outputs of the whole weight, of all ranks together.
@@ -45,7 +44,7 @@ def leaves_of(num_out: int, num_in: int) -> int:
     leaves = 1
     while (
         leaves < NUM_SHARDS
-        and -(-num_out // TILE_OUTPUTS) * leaves < ENOUGH_TILES
+        and num_out * leaves < ENOUGH_OUTPUTS
         and num_in >= 2 * leaves * LEAST_INPUTS
         and num_in % (2 * leaves * ALIGNMENT) == 0
     ):

@@ -259,11 +259,16 @@ def triton_kernels() -> Kernels:
 
 
 def triton_exact_products() -> ExactProducts:
-    """Exact products in Triton; the references stand for those that are not written yet."""
-    from gemray_kernels.triton import exact_experts
+    """Every exact product in Triton. Imports triton, which only CUDA builds of torch bring along."""
+    from gemray_kernels.triton import exact_experts, exact_products
 
-    return replace(
-        EXACT_REFERENCE,
+    return ExactProducts(
+        linear=exact_products.linear,
+        summands=exact_products.summands,
+        wide_summands=exact_products.wide_summands,
+        gelu_linear=exact_products.gelu_linear,
+        silu_linear=exact_products.silu_linear,
+        gated_projection=exact_products.gated_projection,
         expert_outputs=exact_experts.expert_outputs,
         expert_subtrees=exact_experts.expert_subtrees,
     )

@@ -49,9 +49,10 @@ def test_leaves_follow_the_whole_weight() -> None:
     published = {
         "31B query, key, value": (16384, 5376, 1),
         "31B gate, up": (43008, 5376, 1),
-        "26B-A4B query, key, value": (8192, 2816, 2),
+        "26B-A4B query, key, value": (8192, 2816, 1),
+        "26B-A4B gate, up": (4224, 2816, 1),
         "26B-A4B router": (128, 2816, 8),
-        "E4B query, key, value": (3072, 2560, 4),
+        "E4B query, key, value": (3072, 2560, 1),
         "E4B per-layer gate": (256, 2560, 8),
         "E4B per-layer projection": (2560, 256, 1),
         "head": (262144, 5376, 1),

@@ -1,0 +1,62 @@
+"""Tiles of exact products. They may follow rows and ranks: no tile changes a sum (`triton.exact_linear` says why).
+
+The rules follow a sweep over the weights of 31B, 26B-A4B and E4B on an H200 (2026-11-29, torch 2.11, triton 3.6).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gemray_kernels.triton.exact_gemm import GemmTile
+from gemray_kernels.triton.exact_linear import ExactTile
+from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
+
+FEW_ROWS = 64
+"""Up to so many rows a product is bound by its weight's bytes."""
+SHORT_LEAF = 264
+"""Inputs of leaves that a long pipeline of small tiles reads fastest."""
+
+
+def streaming_tile(num_rows: int, num_out: int, leaf: int, leaves: int, dtype: torch.dtype) -> ExactTile:
+    """Choose a tile for few rows.
+
+    Args:
+        num_rows: at most 64.
+        num_out: outputs.
+        leaf: inputs of a leaf.
+        leaves: that one program adds up.
+        dtype: of rows and weight.
+    """
+    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    if dtype != torch.bfloat16:
+        return ExactTile(16, 64, 32, num_warps=4, num_stages=2, leaves=leaves)
+    if leaves == 2 and leaf <= SHORT_LEAF:
+        return ExactTile(rows, 128, 64, num_warps=4, num_stages=5, leaves=leaves, prefetched=1024)
+    stages = 5 if leaves == 1 and 16 * MULTIPROCESSORS < num_out <= 64 * MULTIPROCESSORS else 3
+    return ExactTile(rows, 64, 128, num_warps=4, num_stages=stages, leaves=leaves, prefetched=1024)
+
+
+def streaming_leaves(num_rows: int, num_out: int, leaves: int) -> int:
+    """Choose how many leaves a program of few rows adds up, where its reader adds up the rest."""
+    tiles = -(-num_out // 64)
+    most = 4 if num_rows > 32 and 2 * tiles > MULTIPROCESSORS else 2
+    return next(n for n in (4, 2, 1) if n == 1 or (n <= min(most, leaves) and tiles * leaves >= n * 128))
+
+
+def gemm_tile(num_rows: int) -> GemmTile:
+    """Choose a tile of one leaf for many rows."""
+    if num_rows >= 1024:
+        return GemmTile(256, 128, 64, num_warps=8, num_stages=3)
+    return GemmTile(128, 128, 64, num_warps=4, num_stages=4)
+
+
+def gemm_tile_of_leaves(leaves: int) -> GemmTile:
+    """Choose a tile for many rows that adds up 2 or 4 leaves."""
+    return GemmTile(128, 128, 128, num_warps=8, num_stages=3, leaves=leaves)
+
+
+def pointer_tile(leaves: int, dtype: torch.dtype) -> ExactTile:
+    """Choose a tile for many rows whose leaves are no multiple of a large tile's inputs; it adds up 1 or 2 leaves."""
+    if dtype != torch.bfloat16:
+        return ExactTile(16, 64, 32, num_warps=4, num_stages=2, leaves=leaves)
+    return ExactTile(128, 128, 64, num_warps=8, num_stages=3, leaves=leaves, weight_first=False)

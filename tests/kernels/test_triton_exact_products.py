@@ -1,0 +1,46 @@
+"""Exact products in Triton where there is no GPU: interpreted on the CPU, and compiled for Hopper."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+
+from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
+from support.waiting import HANG_S
+
+
+def test_interpreted_products_are_the_references() -> None:
+    """In a process of its own: the interpreter is chosen when triton is imported."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = Path(__file__).with_name("interpret_exact_products.py")
+    result = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["done"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 32, 64, 300])
+def test_exact_products_compile_for_hopper(rows: int, dtype: torch.dtype) -> None:
+    """26B-A4B's: leaves of 264 inputs, which no tile divides, and whole ones."""
+    from gemray_kernels.triton.exact_products import linear, summands
+
+    down, qkv = torch.empty(2816, 2112, dtype=dtype), torch.empty(8192, 2816, dtype=dtype)
+    found = compile_launches(lambda: summands(torch.empty(rows, 2112, dtype=dtype), down, 8))
+    found += compile_launches(lambda: linear(torch.empty(rows, 2112, dtype=dtype), down, 8))
+    found += compile_launches(lambda: summands(torch.empty(rows, 2816, dtype=dtype), qkv, 1))
+    assert len(found) >= 3
+    for kernel in found:
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES
+        assert not kernel.stack_bytes, "registers spill"
+        if dtype == torch.bfloat16:
+            assert "wgmma" in kernel.ptx or "mma.sync" in kernel.ptx
+            assert "cp.async" in kernel.ptx, "weights are not loaded ahead of their use"
