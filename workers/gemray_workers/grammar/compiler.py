@@ -17,6 +17,7 @@ from gemray_workers.grammar.deep_stack import on_deep_stack
 from gemray_workers.grammar.forced_bytes import MAX_FORCED_BYTES, num_forced_bytes
 from gemray_workers.grammar.grammar import Grammar, GrammarKind
 from gemray_workers.grammar.lark_rules import check_lark
+from gemray_workers.grammar.optional_parts import check_optional_parts
 from gemray_workers.grammar.reasons import first_line
 from gemray_workers.grammar.schema_ends import check_ends
 from gemray_workers.grammar.schema_limits import MAX_PROPERTIES, check_sizes, check_values
@@ -144,6 +145,7 @@ def _source(grammar: Grammar) -> str:
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_OPTIONS)
         case "regex":
+            check_optional_parts(grammar.field, grammar.text)
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
             # One expression: of rules llguidance follows 2,000 at a time.

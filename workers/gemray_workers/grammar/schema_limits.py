@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemray_workers.errors import InvalidField, Summary
+from gemray_workers.grammar.optional_parts import check_optional_parts
 from gemray_workers.grammar.schema_tree import Link, Schema, escaped, links
 
 MAX_SCHEMA_DEPTH = 512
@@ -16,7 +17,8 @@ LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 64) - 1
 
 
 def check_values(field: str, schema: Schema) -> None:
-    """Raise InvalidField for an integer or a text anywhere in a schema that llguidance can't read."""
+    """Raise InvalidField for an integer, a text or an expression anywhere in a schema that llguidance can't read, or
+    not soon."""
     waiting: list[tuple[str, Any]] = [("", schema)]
     while waiting:
         pointer, value = waiting.pop()
@@ -24,6 +26,7 @@ def check_values(field: str, schema: Schema) -> None:
         if isinstance(value, dict):
             for name in value:
                 _check_text(place, name)
+            _check_patterns(place, value)
             waiting += [(f"{pointer}/{escaped(name)}", inner) for name, inner in value.items()]
         elif isinstance(value, list):
             waiting += [(f"{pointer}/{index}", inner) for index, inner in enumerate(value)]
@@ -31,6 +34,15 @@ def check_values(field: str, schema: Schema) -> None:
             _check_text(place, value)
         elif isinstance(value, int) and not LEAST_INTEGER <= value <= MOST_INTEGER:
             raise InvalidField(place, value, f"an integer from {LEAST_INTEGER} to {MOST_INTEGER}")
+
+
+def _check_patterns(place: str, schema: Schema) -> None:
+    """Look at those of its text and of its properties' names, if the object is a schema."""
+    if isinstance(pattern := schema.get("pattern"), str):
+        check_optional_parts(f"{place}/pattern", pattern)
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        for pattern in patterns:
+            check_optional_parts(f"{place}/patternProperties", pattern)
 
 
 def _check_text(place: str, text: str) -> None:

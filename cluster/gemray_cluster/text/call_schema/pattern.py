@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gemray_workers.grammar.optional_parts import MAX_OPTIONAL_PARTS, num_optional_parts
+
 ANYTHING = "(?s:.*)"
 _DIGITS, _WORD = "0-9", "A-Za-z0-9_"
 _SPACE = r"\t-\r\u{20}\u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
@@ -68,7 +70,10 @@ def whole_text_pattern(pattern: str) -> str:
     if not reader.is_over:
         raise UnknownPattern("a closing bracket without its opening one")
     branches = [whole for branch in group.branches for whole in _unfolded(branch)]
-    return "|".join(_around(branch) for branch in branches)
+    expression = "|".join(_around(branch) for branch in branches)
+    if (count := num_optional_parts(expression)) > MAX_OPTIONAL_PARTS:
+        raise UnknownPattern(f"{count} parts that may be left out, where at most {MAX_OPTIONAL_PARTS} are compiled")
+    return expression
 
 
 def _around(branch: tuple[_Item, ...]) -> str:

@@ -81,7 +81,7 @@ def test_a_pattern_is_read_or_refused_and_means_what_it_means_elsewhere(pattern:
     [
      "(?=a)", "(?!a)", "(?<=a)b", "(?i)a",
      r"\bword", r"(a)\1", r"\k<a>", r"\Z", "a^b", "a$b", "(^a)*", "^*", "(a", "a)",
-     "[a", "*a", "a**", "a{3,2}", "[b-a]", r"[\d-z]", "\\", "(" * 70 + "a" + ")" * 70,
+     "a?" * 1025, "[a", "*a", "a**", "a{3,2}", "[b-a]", r"[\d-z]", "\\", "(" * 70 + "a" + ")" * 70,
     ],
 )  # fmt: skip
 def test_what_cannot_be_held_is_refused(pattern: str) -> None:
