@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any, NoReturn
 
 from gemray_workers.errors import InvalidField, Summary
@@ -15,7 +16,7 @@ MAX_JSON_DEPTH = 64
 def read_json(field: str, text: str, what: str) -> Any:
     """The value that `text` holds; raises InvalidField, which calls what is allowed `what`."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer)
     except ValueError as error:
         raise InvalidField(field, Summary.of_text(text), f"{what} ({error})") from error
     except RecursionError:
@@ -71,3 +72,11 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{digits[:40]} is beyond a number's range")
     return value
+
+
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python takes no more, and advises to change that
+        most = sys.get_int_max_str_digits()
+        raise ValueError(f"an integer of {len(digits.lstrip('-'))} digits, at most {most} are read") from None

@@ -150,6 +150,7 @@ def test_a_schema_in_itself_counts_once(compiler: GrammarCompiler) -> None:
     [
         ('{"default": 18446744073709551616}', "#/default"),
         ('{"items": {"enum": [-9223372036854775809]}}', "#/items/enum/0"),
+        (f'{{"items": {{"enum": [-{"1" * 5000}]}}}}', "#/items/enum/0"),
         ('{"const": "\\ud800"}', "#/const"),
         ('{"properties": {"\\udfff": {}}}', "#/properties"),
         ('{"properties": {"a": {"pattern": "\\ud800"}}}', "#/properties/a/pattern"),

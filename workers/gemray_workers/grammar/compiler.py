@@ -43,6 +43,8 @@ _MAX_PROBES = 64
 """Parts of a faulty schema that are tried for the place of its fault."""
 _MAX_ITEMS = 8 * MAX_PROPERTIES
 """Places in a grammar that a text may stand at: four for each optional property, and what stands around them."""
+_MAX_DIGITS = 40
+"""More than any integer of a schema may have."""
 _UNSATISFIABLE = "Unsatisfiable schema"
 
 
@@ -171,7 +173,7 @@ def _read_schema(grammar: Grammar) -> dict[str, Any]:
     if deepest > MAX_DEPTH:
         raise InvalidField(grammar.field, Summary(f"nested {deepest} deep"), f"at most {MAX_DEPTH} deep")
     try:
-        schema = json.loads(grammar.text)
+        schema = json.loads(grammar.text, parse_int=_integer)
     except ValueError as error:
         raise InvalidField(grammar.field, Summary.of_text(grammar.text), f"JSON ({error})") from None
     if not isinstance(schema, dict):
@@ -183,6 +185,11 @@ def _read_schema(grammar: Grammar) -> dict[str, Any]:
     check_numbers(grammar.field, schema)
     widened: dict[str, Any] = widen_all(schema)
     return widened
+
+
+def _integer(digits: str) -> int:
+    """An integer, or the first digits of one that is refused with its place whatever they are."""
+    return int(digits[:_MAX_DIGITS])
 
 
 def _refuse_counted_names(grammar: Grammar, schema: dict[str, Any], pointer: str = "") -> None:
