@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -116,6 +118,16 @@ def _disagreements(shard: str, held: set[str], weight_map: Mapping[str, str]) ->
     if held - weight_map.keys():
         problems.append(f"{shard} holds tensors that the index does not name: {listed(held - weight_map.keys())}")
     return problems
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """A safetensors file to read tensors from; raises CheckpointError where it can't be."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file.name} could not be read: {error}") from error
 
 
 def _read_header(file: Path) -> list[StoredTensor]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import prod
@@ -17,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, read_index
+from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, opened, read_index
 from gemray_workers.checkpoint.target import Copy, WeightTarget, settle
 from gemray_workers.errors import CheckpointError
 
@@ -135,7 +133,7 @@ def check_weights(
     quick = {load.stored.name for load, size in zip(scales, sizes, strict=True) if size <= CHECKED_SCALE_BYTES}
     for file, loads_of_file in groupby(loads, key=lambda load: load.stored.file):
         if names := [load.stored.name for load in loads_of_file if load.stored.name in quick]:
-            with _opened(file) as tensors:
+            with opened(file) as tensors:
                 for name in names:
                     _refuse_damage(name, tensors.get_tensor(name))
 
@@ -225,7 +223,7 @@ def _spelled(source: tuple[slice, ...]) -> str:
 @torch.no_grad()
 def _copy_file(file: Path, loads: Iterable[_WeightLoad]) -> Iterator[int]:
     """Copy a file's tensors; yields the bytes of each block copied."""
-    with _opened(file) as tensors:
+    with opened(file) as tensors:
         for load in loads:
             if load.target.role == "scale":
                 scale = tensors.get_tensor(load.stored.name)
@@ -237,15 +235,6 @@ def _copy_file(file: Path, loads: Iterable[_WeightLoad]) -> Iterator[int]:
             on_disk = tensors.get_slice(load.stored.name)
             for copy in load.target.copies:
                 yield from _copy_blocks(on_disk, copy, STORED_DTYPES[load.stored.dtype].itemsize)
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file.name} could not be read: {error}") from error
 
 
 def _refuse_damage(name: str, scale: Tensor) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gemray_workers.checkpoint.index import StoredTensor, file_of_tensor, read_index
+from gemray_workers.checkpoint.index import StoredTensor, file_of_tensor, opened, read_index
 from gemray_workers.errors import CheckpointError
 
 HEAD = "lm_head"
@@ -63,9 +63,9 @@ def _rows_of(directory: str | os.PathLike[str], name: str) -> int | None:
         file = file_of_tensor(Path(directory), name)
         if file is None:
             return None
-        with safe_open(file, framework="pt") as tensors:
+        with opened(file) as tensors:
             return int(tensors.get_slice(name).get_shape()[0])
-    except (CheckpointError, SafetensorError, OSError):
+    except CheckpointError:
         return None
 
 

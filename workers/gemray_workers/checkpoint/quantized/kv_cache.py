@@ -11,9 +11,8 @@ from math import prod
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, read_index
+from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, opened, read_index
 from gemray_workers.errors import CheckpointError, InvalidField
 
 FP8_E4M3 = "fp8_e4m3"
@@ -83,11 +82,8 @@ def _value(stored: StoredTensor) -> float:
             f"{stored.name} is stored as {stored.dtype} {list(stored.shape)}; one number a layer, as "
             f"{' or '.join(_DTYPES)}, can be served"
         )
-    try:
-        with safe_open(stored.file, framework="pt") as tensors:
-            value = float(tensors.get_tensor(stored.name))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{stored.file.name} could not be read: {error}") from error
+    with opened(stored.file) as tensors:
+        value = float(tensors.get_tensor(stored.name))
     if not torch.finfo(torch.float32).tiny <= value <= torch.finfo(torch.float32).max:
         raise CheckpointError(f"{stored.name} is damaged: {value}; a scale is finite and greater than 0")
     return value
