@@ -8,14 +8,12 @@ from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.chat import ChatInput, ToolChoice
 from gemray_cluster.server.chat_tools import DeclaredFunction
 from gemray_cluster.server.structured import thought_before
-from gemray_cluster.text.call_grammar import TOKENS_OF_CALLS, Callable, call_grammar
+from gemray_cluster.text.call_grammar import FIELD, TOKENS_OF_CALLS, Callable, call_grammar
 from gemray_cluster.text.call_schema.located import Located
 from gemray_cluster.text.structure import OPENS_CALL
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.grammar.compiler import MAX_GRAMMAR_BYTES
 from gemray_workers.grammar.grammar import Grammar
-
-_FIELD = "chat.tools_json"
 
 
 def read_required_calls(chat: ChatInput, prompt_ids: Sequence[int], control_ids: Mapping[str, int]) -> Grammar:
@@ -34,7 +32,7 @@ def read_required_calls(chat: ChatInput, prompt_ids: Sequence[int], control_ids:
     ]
     thought = thought_before(None, thinks=bool(chat.enable_thinking), prompt_ids=prompt_ids, control_ids=control_ids)
     text = _checked(call_grammar(functions, control_ids, several=not chat.takes_one_call))
-    return Grammar(kind="lark", text=text, thought=thought, asked_by=_FIELD)
+    return Grammar(kind="lark", text=text, thought=thought, asked_by=FIELD)
 
 
 def read_strict_calls(chat: ChatInput, control_ids: Mapping[str, int]) -> Grammar | None:
@@ -47,11 +45,11 @@ def read_strict_calls(chat: ChatInput, control_ids: Mapping[str, int]) -> Gramma
     if not _has_calls(control_ids):
         return None
     functions = [
-        Callable(function.name, function.parameters if function.is_strict else Located({}, _FIELD))
+        Callable(function.name, function.parameters if function.is_strict else Located({}, FIELD))
         for function in chat.functions
     ]
     text = _checked(call_grammar(functions, control_ids, several=False))
-    return Grammar(kind="lark", text=text, begins_at=control_ids[OPENS_CALL], asked_by=_FIELD)
+    return Grammar(kind="lark", text=text, begins_at=control_ids[OPENS_CALL], asked_by=FIELD)
 
 
 def _has_calls(control_ids: Mapping[str, int]) -> bool:
@@ -61,7 +59,7 @@ def _has_calls(control_ids: Mapping[str, int]) -> bool:
 def _checked(text: str) -> str:
     num_bytes = len(text.encode())
     if num_bytes > MAX_GRAMMAR_BYTES:
-        raise InvalidField(_FIELD, Summary(f"a grammar of {num_bytes} bytes"), f"at most {MAX_GRAMMAR_BYTES}")
+        raise InvalidField(FIELD, Summary(f"a grammar of {num_bytes} bytes"), f"at most {MAX_GRAMMAR_BYTES}")
     return text
 
 

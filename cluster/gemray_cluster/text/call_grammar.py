@@ -15,6 +15,8 @@ from gemray_cluster.text.call_schema.rules import Rules, literal
 from gemray_cluster.text.call_schema.texts import Texts
 from gemray_cluster.text.structure import CLOSES_CALL, OPENS_CALL, QUOTE
 
+FIELD = "chat.tools_json"
+"""What names the functions in errors."""
 TOKENS_OF_CALLS = (OPENS_CALL, CLOSES_CALL, QUOTE)
 
 
@@ -29,22 +31,19 @@ class Callable:
     """Whether keywords of its schema that no grammar holds are left to the model."""
 
 
-def call_grammar(
-    functions: Sequence[Callable], control_ids: Mapping[str, int], *, several: bool, field: str = "chat.tools_json"
-) -> str:
+def call_grammar(functions: Sequence[Callable], control_ids: Mapping[str, int], *, several: bool) -> str:
     """Lark of one call, or of one and more.
 
     Args:
         functions: at least one.
         control_ids: of the tokenizer; has `TOKENS_OF_CALLS`.
         several: whether further calls may follow the first.
-        field: names the functions in errors.
 
     Raises:
         InvalidField: a schema that can't be held.
     """
     opens, closes, quote = (f"<[{control_ids[token]}]>" for token in TOKENS_OF_CALLS)
-    rules, texts = Rules(quote, field), Texts()
+    rules, texts = Rules(quote, FIELD), Texts()
     calls = " | ".join(_call(rules, texts, function) for function in functions)
     call = rules.add(f"{opens} ({calls}) {closes}")
     return rules.text(f"start: {call} {call}*\n" if several else f"start: {call}\n")
