@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords that hold schemas by name."""
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SCHEMAS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
+"""Keywords that hold one."""
 _DEFINITIONS = ("/$defs/", "/definitions/")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
-
 _IN_PLACE = ("/anyOf/", "/oneOf/", "/allOf/")
 
 Schema = dict[str, Any]
@@ -38,17 +39,17 @@ class Link:
 
 def parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """(step of a JSON pointer, schema) of the schemas that stand in one."""
-    for key in _MAPS:
+    for key in MAPS:
         if isinstance(schema.get(key), dict):
             for name, child in schema[key].items():
                 if isinstance(child, dict):
                     yield f"/{key}/{escaped(name)}", child
-    for key in _LISTS:
+    for key in LISTS:
         if isinstance(schema.get(key), list):
             for index, child in enumerate(schema[key]):
                 if isinstance(child, dict):
                     yield f"/{key}/{index}", child
-    for key in _SCHEMAS:
+    for key in SCHEMAS:
         if isinstance(schema.get(key), dict):
             yield f"/{key}", schema[key]
 

@@ -8,14 +8,11 @@ from typing import Any
 
 from gemray_cluster.text.call_schema.located import Located, shown
 from gemray_workers.errors import InvalidField
+from gemray_workers.grammar.schema_tree import LISTS, MAPS, SCHEMAS
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = (
-    "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames",
-    "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
+_MAPS = (*MAPS, "dependentSchemas")
+_SCHEMAS = (*SCHEMAS, "propertyNames", "unevaluatedItems", "unevaluatedProperties")
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
 )  # fmt: skip
@@ -44,7 +41,7 @@ def _inner(located: Located) -> Iterator[Located]:
     for keyword in _MAPS:
         for name in located.schema.get(keyword) or ():
             yield located.at(keyword, name)
-    for keyword in (*_LISTS, *_SCHEMAS):
+    for keyword in (*LISTS, *_SCHEMAS):
         value = located.schema.get(keyword)
         if isinstance(value, list):
             for index in range(len(value)):
@@ -105,5 +102,5 @@ _KEYWORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "nullable": (_is_flag, "true or false"),
     **dict.fromkeys(_COUNTS, (is_count, "a whole number from 0 on")),
     **dict.fromkeys(_MAPS, (_is_map, "an object of schemas by name")),
-    **dict.fromkeys(_LISTS, (_is_list, "an array of at least one schema")),
+    **dict.fromkeys(LISTS, (_is_list, "an array of at least one schema")),
 }
