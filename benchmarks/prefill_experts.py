@@ -80,6 +80,8 @@ def sweep(report: Report, rows: int, gate_up: Tensor, down: Tensor) -> None:
     call = partial(many_rows_experts.expert_outputs, x, pairs, counts, gate_up, down, TOP_K)
     served = many_rows_experts.tiles_for(torch.bfloat16, rows)
     found = {"served": median_us([call] * 4)}
+    with mock.patch.object(many_rows_experts, "least_pairs", lambda tile: tile.pairs):
+        found["served, whole last blocks"] = median_us([call] * 4)
     fits = (lambda tile: tile[0] <= 64) if rows <= 256 else (lambda tile: tile[0] > SMALL)
     tiles = {f"up {u}": (ExpertTile(*u), served[1]) for u in UPS if fits(u)}
     tiles |= {f"down {d}": (served[0], ExpertTile(*d)) for d in DOWNS if fits(d)}

@@ -29,7 +29,7 @@ def test_interpreted_kernels_equal_the_reference() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == 2 * 4 * 2
+    assert len(lines) == 2 * 5 * 3
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
 
 

@@ -60,6 +60,7 @@ def expert_outputs(
         width,
         hidden_size,
         BLOCK_M=down.pairs,
+        LEAST_M=least_pairs(down),
         BLOCK_N=down.outputs,
         BLOCK_K=down.inputs,
         BLOCK_E=triton.next_power_of_2(num_experts),
@@ -111,6 +112,7 @@ def gated(
         x_TH.stride(0),
         TOP_K=top_k,
         BLOCK_M=gate_up.pairs,
+        LEAST_M=least_pairs(gate_up),
         BLOCK_N=gate_up.outputs,
         BLOCK_K=gate_up.inputs,
         BLOCK_E=triton.next_power_of_2(num_experts),
@@ -142,6 +144,11 @@ MEDIUM_ROWS = 1536
 """Rows of a step up to which an expert of 128, eight a row, has fewer pairs than a large tile's."""
 
 
+def least_pairs(tile: ExpertTile) -> int:
+    """Pairs that are computed for an expert's last block: half of a large tile's, where they suffice."""
+    return tile.pairs // 2 if tile.pairs >= 128 else tile.pairs
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def block_of(  # type: ignore[no-untyped-def]
     block, counts_E, num_experts, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr
@@ -171,6 +178,7 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
     x_stride,
     TOP_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    LEAST_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -182,14 +190,47 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
     if first_pair >= count:
         return
     first_out = (tl.program_id(0) % columns) * BLOCK_N
+    pairs = pairs_ET + expert.to(tl.int64) * num_rows
+    weight = gate_up_E2IH + expert.to(tl.int64) * 2 * width * num_in
+    if LEAST_M < BLOCK_M and count - first_pair <= LEAST_M:
+        _gate_up_tile(
+            x_TH, weight, pairs, gated_RI, first_pair, count, first_out, num_in, width, x_stride,
+            TOP_K, LEAST_M, BLOCK_N, BLOCK_K, EVEN,
+        )  # fmt: skip
+    else:
+        _gate_up_tile(
+            x_TH, weight, pairs, gated_RI, first_pair, count, first_out, num_in, width, x_stride,
+            TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate_up_tile(  # type: ignore[no-untyped-def]
+    x_TH,
+    weight_2IH,
+    pairs_R,
+    gated_RI,
+    first_pair,
+    count,
+    first_out,
+    num_in,
+    width,
+    x_stride,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """One expert's gated numbers for a block of its pairs and of outputs."""
     m_M = first_pair + tl.arange(0, BLOCK_M)
     is_pair_M = m_M < count
     # What lies behind the last pair or output is computed from the first one, and not stored: loads need no mask.
-    pair_M = tl.load(pairs_ET + expert.to(tl.int64) * num_rows + tl.where(is_pair_M, m_M, first_pair))
+    pair_M = tl.load(pairs_R + tl.where(is_pair_M, m_M, first_pair))
     x_at_M = x_TH + (pair_M // TOP_K).to(tl.int64) * x_stride
     n_2N = tl.arange(0, 2 * BLOCK_N)
     out_2N = tl.minimum(first_out + n_2N % BLOCK_N, width - 1) + n_2N // BLOCK_N * width
-    weight_at_2N = gate_up_E2IH + (expert.to(tl.int64) * 2 * width + out_2N) * num_in
+    weight_at_2N = weight_2IH + out_2N.to(tl.int64) * num_in
     k_K = tl.arange(0, BLOCK_K)
     acc = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
     for first in range(0, num_in, BLOCK_K):
@@ -225,6 +266,7 @@ def _down_kernel(  # type: ignore[no-untyped-def]
     num_in,
     num_out,
     BLOCK_M: tl.constexpr,
+    LEAST_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -235,11 +277,43 @@ def _down_kernel(  # type: ignore[no-untyped-def]
     expert, first_pair, count = block_of(block, counts_E, num_experts, BLOCK_M, BLOCK_E)
     if first_pair >= count:
         return
+    first_out = (tl.program_id(0) % columns) * BLOCK_N
+    pairs = pairs_ET + expert.to(tl.int64) * num_rows
+    weight = down_EHI + expert.to(tl.int64) * num_out * num_in
+    if LEAST_M < BLOCK_M and count - first_pair <= LEAST_M:
+        _down_tile(
+            gated_RI, weight, pairs, out_RH, first_pair, count, first_out, num_in, num_out,
+            LEAST_M, BLOCK_N, BLOCK_K, EVEN,
+        )  # fmt: skip
+    else:
+        _down_tile(
+            gated_RI, weight, pairs, out_RH, first_pair, count, first_out, num_in, num_out,
+            BLOCK_M, BLOCK_N, BLOCK_K, EVEN,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _down_tile(  # type: ignore[no-untyped-def]
+    gated_RI,
+    weight_HI,
+    pairs_R,
+    out_RH,
+    first_pair,
+    count,
+    first_out,
+    num_in,
+    num_out,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """One expert's outputs for a block of its pairs and of outputs."""
     m_M = first_pair + tl.arange(0, BLOCK_M)
     is_pair_M = m_M < count
-    pair_M = tl.load(pairs_ET + expert.to(tl.int64) * num_rows + tl.where(is_pair_M, m_M, first_pair)).to(tl.int64)
-    n_N = (tl.program_id(0) % columns) * BLOCK_N + tl.arange(0, BLOCK_N)
-    weight_at_N = down_EHI + (expert.to(tl.int64) * num_out + tl.minimum(n_N, num_out - 1)) * num_in
+    pair_M = tl.load(pairs_R + tl.where(is_pair_M, m_M, first_pair)).to(tl.int64)
+    n_N = first_out + tl.arange(0, BLOCK_N)
+    weight_at_N = weight_HI + tl.minimum(n_N, num_out - 1).to(tl.int64) * num_in
     x_at_M = gated_RI + pair_M * num_in
     k_K = tl.arange(0, BLOCK_K)
     acc_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
