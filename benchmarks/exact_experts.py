@@ -23,20 +23,25 @@ from gemray_kernels.triton.expert_tile import ExpertTile
 
 NUM_EXPERTS, TOP_K, HIDDEN, WIDTH, LEAVES = 128, 8, 2816, 704, 8
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
-    256: ((16, 32, 64, 4, 3), (16, 32, 64, 4, 4), (16, 64, 64, 4, 2), (16, 64, 64, 4, 3), (16, 64, 64, 4, 4)),
+    256: (
+        (16, 32, 64, 4, 4, False),
+        (16, 64, 64, 4, 2, False),
+        (16, 64, 64, 4, 3, False),
+        (16, 64, 64, 4, 3, True),
+        (16, 128, 64, 8, 2, True),
+    ),
     8192: (
-        (16, 64, 64, 4, 3),
-        (32, 64, 64, 4, 2),
-        (32, 64, 64, 4, 3),
-        (64, 32, 64, 4, 3),
-        (64, 64, 64, 4, 2),
-        (64, 64, 64, 4, 3),
-        (128, 32, 64, 8, 2),
-        (128, 64, 64, 8, 2),
-        (128, 64, 64, 8, 3),
+        (16, 64, 64, 4, 3, False),
+        (32, 64, 64, 4, 3, True),
+        (32, 128, 64, 8, 3, True),
+        (64, 64, 64, 4, 2, False),
+        (64, 128, 64, 8, 2, True),
+        (64, 128, 64, 8, 3, True),
+        (128, 32, 64, 8, 2, False),
+        (128, 64, 64, 8, 3, False),
     ),
 }
-"""Pairs, outputs, inputs, warps and stages, by the most rows that take them."""
+"""Pairs, outputs, inputs, warps, stages and whether the weight is first, by the most rows that take them."""
 
 Rows = tuple[Tensor, Tensor]
 """Inputs, and the numbers of the chosen experts."""
@@ -65,8 +70,8 @@ def main() -> None:
         found = {}
         for tile in tiles:
             if rows > 16 or tile[0] == 16:  # a program of few rows holds 16 pairs
-                pairs, outputs, inputs, warps, stages = tile
-                choice = ExpertTile(pairs, outputs, inputs, warps, stages)
+                pairs, outputs, inputs, warps, stages, weight_first = tile
+                choice = ExpertTile(pairs, outputs, inputs, warps, stages, weight_first=bool(weight_first))
                 try:
                     found[str(tile)] = time_of(exact_experts.expert_outputs, sets, gate_up, down, LEAVES, choice)
                 except triton.OutOfResources as reason:

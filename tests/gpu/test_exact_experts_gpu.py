@@ -66,9 +66,9 @@ def test_tiles_change_no_bit() -> None:
     arguments = (case.x_TH, case.experts_TK, case.gate_up_E2IH, case.down_EHI, 8)
     expected = expert_outputs(*arguments)
     tiles = [
-        ExpertTile(pairs, outputs, inputs, num_warps=warps, num_stages=stages)
-        for (pairs, outputs, warps, stages), inputs in itertools.product(
-            ((16, 32, 4, 4), (16, 64, 4, 3), (32, 64, 4, 3), (64, 64, 4, 3), (64, 128, 8, 2)), (16, 32, 64)
+        ExpertTile(pairs, outputs, inputs, num_warps=warps, num_stages=2, weight_first=weight_first)
+        for (pairs, outputs, warps), inputs, weight_first in itertools.product(
+            ((16, 32, 4), (16, 64, 4), (32, 64, 4), (64, 64, 4), (64, 128, 8)), (16, 64), (False, True)
         )
     ]
     assert all(torch.equal(expert_outputs(*arguments, tile), expected) for tile in tiles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from unittest import mock
 
 import torch
@@ -11,10 +12,12 @@ from gemray_kernels.numerics import NUM_SHARDS
 from gemray_kernels.reference import routing
 from gemray_kernels.triton import experts
 from gemray_kernels.triton.exact_experts import expert_outputs, expert_subtrees
+from gemray_kernels.triton.expert_tile import ExpertTile
 from support.kernels.exact_experts import pairs_that_differ, pairs_that_differ_over_ranks, random_case
 from support.kernels.kernel_parity import poisoned_memory, relative_error
 
 COUNTS = (1, 16, 17)
+WEIGHT_FIRST = ExpertTile(pairs=16, outputs=16, inputs=32, num_warps=4, num_stages=2, weight_first=True)
 
 
 def main() -> None:
@@ -28,6 +31,10 @@ def main() -> None:
             print(
                 "17 rows as of a prompt", *pairs_that_differ(expert_outputs, case, (17,), probes=3).values(), sep="\t"
             )
+        for count in (3, 17):
+            chosen = case.outputs(expert_outputs, everything[:count])
+            flipped = case.outputs(partial(expert_outputs, tile=WEIGHT_FIRST), everything[:count])
+            print(f"{count} rows, the weight first", int((flipped != chosen).any(dim=-1).sum()), sep="\t")
         for size, pairs in pairs_that_differ_over_ranks(expert_outputs, expert_subtrees, case, everything[:2]).items():
             print(f"{size} ranks, few rows", pairs, sep="\t")
         for size in (2, 8):

@@ -136,7 +136,7 @@ def test_interpreted_kernels_hold_the_same() -> None:
     found = dict(line.split("\t") for line in result.stdout.splitlines())
     assert float(found.pop("relative error")) < 1e-6
     assert int(found.pop("a split that follows the rows")) > 0
-    assert len(found) == 3 + 1 + 4 + 2
+    assert len(found) == 3 + 1 + 2 + 4 + 2
     assert {name for name, count in found.items() if count != "0"} == set()
 
 

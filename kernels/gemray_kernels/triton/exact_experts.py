@@ -23,7 +23,7 @@ from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.expert_tile import ExpertTile
 from gemray_kernels.triton.few_rows_experts import pairs_like
-from gemray_kernels.triton.many_rows_experts import MEDIUM_ROWS, block_of, num_programs
+from gemray_kernels.triton.many_rows_experts import block_of, num_programs
 
 SHARED_BYTES = 220 * 1024
 """Shared memory for leaves that are loaded ahead of their use; two programs of 4 warps share a multiprocessor's."""
@@ -63,15 +63,11 @@ def down_tile(dtype: torch.dtype, num_rows: int, leaf: int) -> ExpertTile:
     """
     if dtype == torch.float32:
         return ExpertTile(pairs=16, outputs=32, inputs=32, num_warps=4, num_stages=2)
-    if num_rows <= experts.MANY_ROWS:
-        pairs, outputs, num_warps = 16, 64, 4
-    elif num_rows <= MEDIUM_ROWS:
-        pairs, outputs, num_warps = 64, 64, 4
-    else:
-        pairs, outputs, num_warps = 128, 64, 8
+    many = num_rows > experts.MANY_ROWS
+    pairs, outputs, num_warps = (64, 128, 8) if many else (16, 64, 4)
     stage = (pairs + outputs) * 2 * -(-leaf // 32) * 32 * dtype.itemsize
-    stages = SHARED_BYTES // (2 if num_warps == 4 else 1) // stage
-    return ExpertTile(pairs, outputs, inputs=64, num_warps=num_warps, num_stages=max(1, min(stages, 3)))
+    stages = max(1, min(SHARED_BYTES // (2 if num_warps == 4 else 1) // stage, 3))
+    return ExpertTile(pairs, outputs, inputs=64, num_warps=num_warps, num_stages=stages, weight_first=many)
 
 
 def _outputs(
@@ -102,6 +98,7 @@ def _outputs(
         "BLOCK_K": block,
         "REST": max(16, triton.next_power_of_2(leaf % block)),
         "EVEN": hidden_size % tile.outputs == 0,
+        "WEIGHT_FIRST": tile.weight_first,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
     }
@@ -155,6 +152,7 @@ def _few_rows_kernel(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     REST: tl.constexpr,
     EVEN: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     # The experts were chosen before the kernel before this one: they may be read before it has ended.
@@ -166,7 +164,7 @@ def _few_rows_kernel(  # type: ignore[no-untyped-def]
     n_N = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     _down(
         gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, LEAVES, LEAF, BLOCK_M, BLOCK_N, BLOCK_K,
-        REST, EVEN,
+        REST, EVEN, WEIGHT_FIRST,
     )  # fmt: skip
 
 
@@ -188,6 +186,7 @@ def _listed_rows_kernel(  # type: ignore[no-untyped-def]
     BLOCK_E: tl.constexpr,
     REST: tl.constexpr,
     EVEN: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
 ):
     columns = tl.cdiv(num_out, BLOCK_N)
     expert, first_pair, count = block_of(tl.program_id(0) // columns, counts_E, num_experts, BLOCK_M, BLOCK_E)
@@ -199,7 +198,7 @@ def _listed_rows_kernel(  # type: ignore[no-untyped-def]
     n_N = tl.program_id(0) % columns * BLOCK_N + tl.arange(0, BLOCK_N)
     _down(
         gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, LEAVES, LEAF, BLOCK_M, BLOCK_N, BLOCK_K,
-        REST, EVEN,
+        REST, EVEN, WEIGHT_FIRST,
     )  # fmt: skip
 
 
@@ -220,71 +219,79 @@ def _down(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     REST: tl.constexpr,
     EVEN: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
 ):
     """Some pairs' sums over LEAVES leaves, added by the tree and stored."""
     pair_M = pair_M.to(tl.int64)
-    is_pair_M1 = is_pair_M[:, None]
-    is_out_1N = (n_N < num_out)[None, :]
-    x_at = gated_RI + (pair_M * (LEAVES * LEAF))[:, None]
-    w_at = down_EHI + ((expert.to(tl.int64) * num_out + n_N) * (LEAVES * LEAF))[None, :]
+    is_out_N = n_N < num_out
+    pair_at_M = gated_RI + pair_M * (LEAVES * LEAF)
+    weight_at_N = down_EHI + (expert.to(tl.int64) * num_out + n_N) * (LEAVES * LEAF)
+    # Tiles are weight [N, K], pairs [K, M], sums [N, M]; or pairs [M, K], weight [K, N], sums [M, N].
+    if WEIGHT_FIRST:
+        left, right = weight_at_N[:, None], pair_at_M[None, :]
+        in_left, in_right = is_out_N[:, None], is_pair_M[None, :]
+        to = out_RH + (pair_M * num_out)[None, :] + n_N[:, None]
+    else:
+        left, right = pair_at_M[:, None], weight_at_N[None, :]
+        in_left, in_right = is_pair_M[:, None], is_out_N[None, :]
+        to = out_RH + (pair_M * num_out)[:, None] + n_N[None, :]
+    LEFT_EVEN: tl.constexpr = EVEN and WEIGHT_FIRST
+    RIGHT_EVEN: tl.constexpr = EVEN and not WEIGHT_FIRST
     if LEAVES == 1:
-        result_MN = _leaf(x_at, w_at, is_pair_M1, is_out_1N, LEAF, BLOCK_M, BLOCK_N, BLOCK_K, REST, EVEN)
+        result = _leaf(left, right, in_left, in_right, LEAF, BLOCK_K, REST, LEFT_EVEN, RIGHT_EVEN)
     else:
         # Sums of two leaves and of four that wait for their neighbours to the right.
-        two_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        four_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        result_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        two = tl.zeros(to.shape, tl.float32)
+        four = tl.zeros(to.shape, tl.float32)
+        result = tl.zeros(to.shape, tl.float32)
         for twins in range(LEAVES // 2):
-            left = twins * (2 * LEAF)
-            right = left + LEAF
-            result_MN = _leaf(
-                x_at + left, w_at + left, is_pair_M1, is_out_1N, LEAF, BLOCK_M, BLOCK_N, BLOCK_K, REST, EVEN
-            )
-            result_MN += _leaf(
-                x_at + right, w_at + right, is_pair_M1, is_out_1N, LEAF, BLOCK_M, BLOCK_N, BLOCK_K, REST, EVEN
-            )
+            at = twins * (2 * LEAF)
+            result = _leaf(left + at, right + at, in_left, in_right, LEAF, BLOCK_K, REST, LEFT_EVEN, RIGHT_EVEN)
+            at += LEAF
+            result += _leaf(left + at, right + at, in_left, in_right, LEAF, BLOCK_K, REST, LEFT_EVEN, RIGHT_EVEN)
             if twins % 2 == 0:
-                two_MN = result_MN
+                two = result
             else:
-                result_MN += two_MN
+                result += two
                 if twins % 4 == 1:
-                    four_MN = result_MN
+                    four = result
                 else:
-                    result_MN += four_MN
-    to = out_RH + (pair_M * num_out)[:, None] + n_N[None, :]
-    tl.store(to, result_MN.to(out_RH.dtype.element_ty), mask=is_pair_M1 & is_out_1N)
+                    result += four
+    tl.store(to, result.to(out_RH.dtype.element_ty), mask=in_left & in_right)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _leaf(  # type: ignore[no-untyped-def]
-    x_at,
-    w_at,
-    is_pair_M1,
-    is_out_1N,
+    left,
+    right,
+    in_left,
+    in_right,
     LEAF: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     REST: tl.constexpr,
-    EVEN: tl.constexpr,
+    LEFT_EVEN: tl.constexpr,
+    RIGHT_EVEN: tl.constexpr,
 ):
-    """One leaf's sums [M, N], over its inputs in order: in whole blocks, and the rest in a block that is part empty."""
-    sum_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    """One leaf's sums, over its inputs in order: in whole blocks, and the rest in a block that is part empty.
+
+    `left` points to the first inputs of the left operand's rows, `right` to those of the right one's columns, all of
+    which exist where they are EVEN.
+    """
+    result = tl.zeros([left.shape[0], right.shape[1]], tl.float32)
     for block in tl.static_range(LEAF // BLOCK_K):
         k_K = block * BLOCK_K + tl.arange(0, BLOCK_K)
-        x_MK = tl.load(x_at + k_K[None, :], mask=is_pair_M1, other=0.0)
-        if EVEN:  # noqa: SIM108 - chosen at compile time
-            weight_KN = tl.load(w_at + k_K[:, None])
-        else:
-            weight_KN = tl.load(w_at + k_K[:, None], mask=is_out_1N, other=0.0)
-        sum_MN = dot(x_MK, weight_KN, sum_MN)
+        a = tl.load(left + k_K[None, :]) if LEFT_EVEN else tl.load(left + k_K[None, :], mask=in_left, other=0.0)
+        b = tl.load(right + k_K[:, None]) if RIGHT_EVEN else tl.load(right + k_K[:, None], mask=in_right, other=0.0)
+        result = dot(a, b, result)
     if LEAF % BLOCK_K > 0:
         k_K = LEAF // BLOCK_K * BLOCK_K + tl.arange(0, REST)
-        in_leaf_K = k_K < LEAF
-        x_MK = tl.load(x_at + k_K[None, :], mask=is_pair_M1 & in_leaf_K[None, :], other=0.0)
-        weight_mask_KN = in_leaf_K[:, None]
-        if not EVEN:
-            weight_mask_KN = weight_mask_KN & is_out_1N
-        weight_KN = tl.load(w_at + k_K[:, None], mask=weight_mask_KN, other=0.0)
-        sum_MN = dot(x_MK, weight_KN, sum_MN)
-    return sum_MN
+        a_mask = k_K[None, :] < LEAF
+        b_mask = k_K[:, None] < LEAF
+        if not LEFT_EVEN:
+            a_mask = a_mask & in_left
+        if not RIGHT_EVEN:
+            b_mask = b_mask & in_right
+        a = tl.load(left + k_K[None, :], mask=a_mask, other=0.0)
+        b = tl.load(right + k_K[:, None], mask=b_mask, other=0.0)
+        result = dot(a, b, result)
+    return result

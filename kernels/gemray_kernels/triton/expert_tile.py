@@ -14,3 +14,5 @@ class ExpertTile:
     inputs: int
     num_warps: int
     num_stages: int
+    weight_first: bool = False
+    """The weight is the left operand of the tile product; only exact numerics' second product asks."""
