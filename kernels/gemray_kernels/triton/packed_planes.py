@@ -14,42 +14,50 @@ from gemray_kernels.triton.dot import INTERPRETED
 
 @triton.jit
 def scaled_int4(words, scales):  # type: ignore[no-untyped-def]
-    """``(code - 8) · scale · 2^-21``, of four scales in an int64, from each of which ``8 · scale`` is made."""
-    s0 = _bfloat16(scales)
-    s1 = _bfloat16(scales >> 16)
-    s2 = _bfloat16(scales >> 32)
-    s3 = _bfloat16(scales >> 48)
+    """``(code - 8) · scale · 2^-21``, of four scales in an int64, from each of which ``8 · scale`` is made.
+
+    The two words of a register are neighbours of one output, as products want them: the scales of the first serve both.
+    """
     if INTERPRETED:
         return (
-            (_bits(words, 0, 15) - 8.0) * (s0.to(tl.float32) * 2.0**-133),
-            (_bits(words, 4, 15) - 8.0) * (s1.to(tl.float32) * 2.0**-129),
-            (_bits(words, 8, 15) - 8.0) * (s2.to(tl.float32) * 2.0**-133),
-            (_bits(words, 12, 15) - 8.0) * (s3.to(tl.float32) * 2.0**-129),
+            (_bits(words, 0, 15) - 8.0) * (_bfloat16(scales).to(tl.float32) * 2.0**-133),
+            (_bits(words, 4, 15) - 8.0) * (_bfloat16(scales >> 16).to(tl.float32) * 2.0**-129),
+            (_bits(words, 8, 15) - 8.0) * (_bfloat16(scales >> 32).to(tl.float32) * 2.0**-133),
+            (_bits(words, 12, 15) - 8.0) * (_bfloat16(scales >> 48).to(tl.float32) * 2.0**-129),
         )
-    # 0x8008 is -8 · 2^-133, 0x8080 is -8 · 2^-129.
+    # 0x8008 is -8 · 2^-133, 0x8080 is -8 · 2^-129. An instruction takes either half of a register for both numbers, so
+    # that a scale needs none of its own.
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 code, high, offset, even, odd;
+        .reg .b32 code, high, offset, even, odd, first, last, scale;
+        .reg .b16 s0, s1, s2, s3;
+        mov.b64 {first, last}, $5;
+        mov.b32 {s0, s1}, first;
+        mov.b32 {s2, s3}, last;
         mov.b32 even, 0x80088008;
         mov.b32 odd, 0x80808080;
-        mul.rn.bf16x2 offset, $5, even;
+        mov.b32 scale, {s0, s0};
+        mul.rn.bf16x2 offset, scale, even;
         and.b32 code, $4, 0x000F000F;
-        fma.rn.bf16x2 $0, code, $5, offset;
-        mul.rn.bf16x2 offset, $6, odd;
+        fma.rn.bf16x2 $0, code, scale, offset;
+        mov.b32 scale, {s1, s1};
+        mul.rn.bf16x2 offset, scale, odd;
         and.b32 code, $4, 0x00F000F0;
-        fma.rn.bf16x2 $1, code, $6, offset;
+        fma.rn.bf16x2 $1, code, scale, offset;
         shr.u32 high, $4, 8;
-        mul.rn.bf16x2 offset, $7, even;
+        mov.b32 scale, {s2, s2};
+        mul.rn.bf16x2 offset, scale, even;
         and.b32 code, high, 0x000F000F;
-        fma.rn.bf16x2 $2, code, $7, offset;
-        mul.rn.bf16x2 offset, $8, odd;
+        fma.rn.bf16x2 $2, code, scale, offset;
+        mov.b32 scale, {s3, s3};
+        mul.rn.bf16x2 offset, scale, odd;
         and.b32 code, high, 0x00F000F0;
-        fma.rn.bf16x2 $3, code, $8, offset;
+        fma.rn.bf16x2 $3, code, scale, offset;
         }
         """,
-        "=&r,=&r,=&r,=&r,r,r,r,r,r",
-        [words, s0, s1, s2, s3],
+        "=&r,=&r,=&r,=&r,r,l,l",
+        [words, scales],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
         is_pure=True,
         pack=2,
@@ -106,31 +114,36 @@ def scaled_e2m1(words, scales):  # type: ignore[no-untyped-def]
             _e2m1(_bits(words, 14, 1), _bits(words, 1, 3), _bits(words, 0, 1)) * _scale_of_e2m1(scales >> 16),
             _e2m1(_bits(words, 13, 1), _bits(words, 10, 3), _bits(words, 9, 1)) * _scale_of_e2m1(scales >> 24),
         )
-    # A scale's exponent is 10 too large and then 225 too small for 2^118: 0x7580 is 235 in bfloat16's place.
+    # A scale's exponent is 10 too large and then 225 too small for 2^118: 0x7580 is 235 in bfloat16's place. Two scales
+    # are made at a time, and each is taken for both numbers of a register.
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 value, sign, scale, base;
+        .reg .b32 value, sign, scale, even, odd, base;
+        .reg .b16 s0, s1, s2, s3;
         mov.b32 base, 0x75807580;
-        prmt.b32 scale, $5, 0, 0x4040;
-        mad.lo.u32 scale, scale, 16, base;
+        and.b32 even, $5, 0x00FF00FF;
+        mad.lo.u32 even, even, 16, base;
+        shr.u32 odd, $5, 8;
+        and.b32 odd, odd, 0x00FF00FF;
+        mad.lo.u32 odd, odd, 16, base;
+        mov.b32 {s0, s2}, even;
+        mov.b32 {s1, s3}, odd;
+        mov.b32 scale, {s0, s0};
         and.b32 value, $4, 0x81C081C0;
         mul.rn.bf16x2 $0, value, scale;
-        prmt.b32 scale, $5, 0, 0x4141;
-        mad.lo.u32 scale, scale, 16, base;
+        mov.b32 scale, {s1, s1};
         shl.b32 value, $4, 3;
         and.b32 value, value, 0x81C081C0;
         mul.rn.bf16x2 $1, value, scale;
-        prmt.b32 scale, $5, 0, 0x4242;
-        mad.lo.u32 scale, scale, 16, base;
+        mov.b32 scale, {s2, s2};
         shl.b32 sign, $4, 1;
         and.b32 sign, sign, 0x80008000;
         shl.b32 value, $4, 6;
         and.b32 value, value, 0x01C001C0;
         or.b32 value, value, sign;
         mul.rn.bf16x2 $2, value, scale;
-        prmt.b32 scale, $5, 0, 0x4343;
-        mad.lo.u32 scale, scale, 16, base;
+        mov.b32 scale, {s3, s3};
         shl.b32 sign, $4, 2;
         and.b32 sign, sign, 0x80008000;
         shr.u32 value, $4, 3;
