@@ -78,6 +78,20 @@ def test_products_compile_for_hopper() -> None:
         assert "ldmatrix" in loop
 
 
+@pytest.mark.parametrize(("name", "tile_products"), [("int4 group 32", 16), ("nvfp4", 16)])
+def test_few_rows_take_a_tile_product_for_256_numbers(name: str, tile_products: int) -> None:
+    """With eight rows on the right, half as many as with sixteen on the left; scales are not written twice."""
+    from gemray_kernels.triton.packed_products import TiledProduct
+
+    weight = random_packed(FORMATS[name], 8448, 512, device="cpu")
+    assert weight.tiling is not None
+    product = TiledProduct(laid_out(weight, weight.tiling))
+    found = compile_launches(lambda: product.summands(torch.empty(8, 512, dtype=torch.bfloat16)))
+    loop = loop_of(found[0].ptx)
+    assert loop.count("mma.sync") == tile_products
+    assert "prmt" not in loop
+
+
 def test_experts_compile_for_hopper() -> None:
     """Few rows, whose pairs the programs find, and many, whose pairs are listed."""
     from gemray_kernels.triton.packed_experts import TiledExperts

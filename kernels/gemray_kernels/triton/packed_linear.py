@@ -45,7 +45,7 @@ class PackedTile:
     """The weight is the left operand of the tile product."""
     rows: int = 64
     """Most rows of a program."""
-    prefetched: int = 4
+    prefetched: int = 0
     """Units that a program asks for before it waits for the rows."""
 
 

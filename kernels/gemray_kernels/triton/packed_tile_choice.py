@@ -1,8 +1,8 @@
 """Tiles of products with packed weights.
 
 What decides the bits of a row, the splits and the order within them, depends on the weight alone, up to 64 rows; how
-many outputs a program has follows the rows. The rules are those of two sweeps over 31B's weights on an H200
-(`benchmarks/packed_kernels.py`).
+many outputs a program has, and which operand the weight is, follows the rows: eight rows are enough for a right one.
+The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels.py`).
 """
 
 from __future__ import annotations
@@ -35,30 +35,33 @@ class _Tiles:
     more_gated: PackedTile
     most_prompt_rows: int
     """More rows pay for a pass that writes the numbers down."""
+    few_gated_rows: int = FEW_ROWS
+    """Most rows that take `few_gated`."""
 
 
 _EIGHT_BITS = _Tiles(
-    few=PackedTile(64, 4, 4),
+    few=PackedTile(64, 4, 4, prefetched=4),
     programs=2 * MULTIPROCESSORS,
-    more=PackedTile(128, 4, 4, weight_first=True),
-    few_gated=PackedTile(64, 4, 4),
-    more_gated=PackedTile(64, 4, 4),
+    more=PackedTile(128, 4, 4, weight_first=True, prefetched=4),
+    few_gated=PackedTile(64, 4, 4, prefetched=4),
+    more_gated=PackedTile(64, 4, 4, prefetched=4),
     most_prompt_rows=768,
 )
 _TILES: Mapping[CodeName, _Tiles] = {
     "int4": _Tiles(
-        few=PackedTile(128, 4, 4),
-        programs=2 * MULTIPROCESSORS,
+        few=PackedTile(64, 2, 4, weight_first=True),
+        programs=4 * MULTIPROCESSORS,
         more=PackedTile(128, 4, 4),
-        few_gated=PackedTile(32, 2, 3, units=2),
+        few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
         more_gated=PackedTile(64, 4, 4),
         most_prompt_rows=256,
     ),
     "nvfp4": _Tiles(
-        few=PackedTile(64, 2, 3, units=2),
+        few=PackedTile(64, 2, 4, units=2, weight_first=True),
         programs=4 * MULTIPROCESSORS,
         more=PackedTile(128, 4, 4),
-        few_gated=PackedTile(64, 4, 3, units=2),
+        few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
+        few_gated_rows=8,
         more_gated=PackedTile(64, 4, 3, units=2),
         most_prompt_rows=256,
     ),
@@ -86,7 +89,7 @@ def tile_of_summands(weight: TiledWeight, num_out: int, num_rows: int) -> Packed
 def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
     """Choose a tile for a product of at most 64 rows with gate and up rows, whose result is gated."""
     tiles = _TILES[weight.code]
-    tile = tiles.few_gated if num_rows <= FEW_ROWS else tiles.more_gated
+    tile = tiles.few_gated if num_rows <= tiles.few_gated_rows else tiles.more_gated
     is_small = weight.num_out // 2 < 64 * MULTIPROCESSORS
     return PackedTile(outputs=32, num_warps=4, num_stages=4) if is_small and tile.outputs > 32 else tile
 
