@@ -145,12 +145,13 @@ class TorchCommunicator:
         x = tree_sum(parts)
         if x.nbytes <= _GATHERED_BYTES:
             return tree_sum(self.all_gather(x)).to(dtype)
-        shares = x.new_zeros(self._size, -(-x.numel() // self._size))
-        shares.view(-1)[: x.numel()] = x.view(-1)
+        padding = -x.numel() % self._size
+        shares = torch.nn.functional.pad(x.view(-1), (0, padding)).view(self._size, -1) if padding else x
         gathered = torch.empty_like(shares)
         with self._collective("exchange"):
             _wait(self._group_of(x).alltoall_base(gathered.view(-1), shares.view(-1), [], [], self._exchange_options))
-        return self.all_gather(tree_sum(gathered).to(dtype)).view(-1)[: x.numel()].view(x.shape)
+        share = tree_sum(gathered.view(self._size, -1)).to(dtype)
+        return self.all_gather(share).view(-1)[: x.numel()].view(x.shape)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank's `x` in rank order: [size, *x.shape]."""
