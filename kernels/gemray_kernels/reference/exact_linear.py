@@ -50,6 +50,8 @@ def wide_summands(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
     num_in = x_TI.shape[1]
     check_leaves(num_in, leaves)
     wide = compute_dtype(weight_OI.dtype)
+    if x_TI.numel() * len(weight_OI) <= _ELEMENTS:
+        return _leaves_at_once(x_TI.to(wide), weight_OI.to(wide), leaves)
     x_leaves, weight_leaves = (torch.split(matrix.to(wide), num_in // leaves, 1) for matrix in (x_TI, weight_OI))
     return torch.stack([_leaf(x_TL, weight_OL) for x_TL, weight_OL in zip(x_leaves, weight_leaves, strict=True)])
 
@@ -76,6 +78,13 @@ def check_leaves(num_in: int, leaves: int) -> None:
     """Raise ValueError unless `num_in` inputs can be cut into so many leaves."""
     if leaves not in (1, 2, 4, 8) or num_in % leaves:
         raise ValueError(f"{leaves} leaves of {num_in} inputs: 1, 2, 4 or 8 that divide the inputs are allowed")
+
+
+def _leaves_at_once(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
+    """Every leaf's sum [S, T, O], each as `_leaf` adds it up, in fewer calls."""
+    x_LST1 = x_TI.reshape(len(x_TI), leaves, -1).permute(2, 1, 0).unsqueeze(-1)
+    weight_LS1O = weight_OI.reshape(len(weight_OI), leaves, -1).permute(2, 1, 0).contiguous().unsqueeze(2)
+    return _sum_by_halves(x_LST1 * weight_LS1O)
 
 
 def _leaf(x_TL: Tensor, weight_OL: Tensor) -> Tensor:
