@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.kernels import attention_input_rows
 from support.kernels.capture import captured_and_eager
 from support.kernels.fused_parity import fused_errors, fused_runs
 from support.kernels.kernel_parity import (
@@ -174,3 +175,16 @@ def test_angles_and_embeddings_equal_separate_operations_to_the_bit(dtype: torch
     runs = fused_runs("cuda", 3, rows=512, width=512, heads=2, kv_heads=1, head_dim=64, experts=4, top_k=2)
     for name in ("rope_tables", "embed", "embed, few ids known"):
         assert torch.equal(runs[name](triton_kernels(), dtype), runs[name](REFERENCE, dtype)), name
+
+
+@pytest.mark.parametrize("has_v", [True, False])
+@pytest.mark.parametrize("shape", attention_input_rows.SHAPES)
+def test_attention_inputs_do_not_depend_on_the_rows_of_a_call(shape: str, has_v: bool) -> None:
+    from gemray_kernels.table import triton_kernels
+
+    many, few, expected = attention_input_rows.numbers_of_rows(
+        triton_kernels(), "cuda", torch.bfloat16, rows=300, shape=shape, has_v=has_v, few=7
+    )
+    for one, other, wanted in zip(many, few, expected, strict=True):
+        assert torch.equal(one, other)
+        assert float((one.double() - wanted).norm() / wanted.norm()) < 1e-2

@@ -3,8 +3,8 @@
 Compiled without fused multiply-add: in bfloat16 the compiler would make one of a rounded product and its sum, and
 leave a rounding out.
 
-Shape legend: T rows, S summands, N query heads, K KV heads, D head dim, H = D / 2 rotating pairs, O outputs; pages are
-[pages, page_size, K, D].
+Shape legend: T rows, S summands, N query heads, K KV heads, D head dim, H = D / 2 rotating pairs, O outputs, G heads of
+a program; pages are [pages, page_size, K, D].
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.parts import total
 from gemray_kernels.triton.rotation import inverse_rms, load_halves, rotate
 
+FEW_ROWS = 64
+"""More rows have programs of several heads: those of one head are too small to keep as many loads in flight."""
+MANY_HEADS = 4
+"""Heads of such a program, a warp each, so that a head's sums run in the same order in both."""
 LARGEST = tl.constexpr(FP8_MAX)
 
 
@@ -49,7 +53,8 @@ def attention_inputs(
     early = starts_early(summands_STO)
     is_fp8 = write is not None and write.k_pages.dtype == FP8
     fill = q_TND  # stands for tensors that this variant does not touch
-    _attention_inputs_kernel[(num_rows, num_heads + num_kv_heads)](
+    heads = MANY_HEADS if num_rows > FEW_ROWS else 1
+    _attention_inputs_kernel[(num_rows, triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, heads))](
         summands_STO,
         fill if q_norm is None else q_norm.weight_D,
         fill if write is None else write.k_norm.weight_D,
@@ -61,7 +66,7 @@ def attention_inputs(
         fill if write is None else write.kv_index_T,
         norms[0].eps,
         num_heads,
-        num_kv_heads if has_v else 0,
+        num_kv_heads,
         summands_STO.stride(0),
         summands_STO.stride(1),
         *((0, 0, 0) if write is None else write.k_pages.stride()[:3]),
@@ -69,13 +74,15 @@ def attention_inputs(
         1.0 / write.v_scale if write is not None and is_fp8 else None,
         SUMMANDS=summands_STO.shape[0],
         WRITES=write is not None,
+        HAS_V=has_v,
+        HEADS=heads,
         NORMED_VALUES=write is not None and write.normed_values,
         ROUND_BEFORE_WEIGHT=norms[0].round_before_weight,
         PAGE_SIZE=1 if write is None else write.k_pages.shape[1],
         HEAD_DIM=head_dim,
         BLOCK_H=triton.next_power_of_2(head_dim // 2),
         EARLY=early,
-        num_warps=1,
+        num_warps=heads,
         enable_fp_fusion=False,
         launch_pdl=early,
     )
@@ -111,7 +118,7 @@ def _kept(x_H, inverse_scale, dtype):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
+def _attention_inputs_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     summands_STO,
     q_weight_D,
     k_weight_D,
@@ -123,7 +130,7 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
     kv_index_T,
     eps,
     num_heads,
-    heads_from_k_to_v,
+    num_kv_heads,
     summand_stride,
     row_stride,
     page_stride,
@@ -133,6 +140,8 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
     inverse_v_scale,
     SUMMANDS: tl.constexpr,
     WRITES: tl.constexpr,
+    HAS_V: tl.constexpr,
+    HEADS: tl.constexpr,
     NORMED_VALUES: tl.constexpr,
     ROUND_BEFORE_WEIGHT: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -141,41 +150,56 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    d_H = tl.arange(0, BLOCK_H)
-    inside_H = d_H < HEAD_DIM // 2
+    query_blocks = tl.cdiv(num_heads, HEADS)
+    block = tl.program_id(1)
+    g_G1 = tl.arange(0, HEADS)[:, None]
+    # Each warp loads what heads share for itself: shared, it would go through shared memory, with all warps waiting.
+    d_GH = tl.broadcast_to(tl.arange(0, BLOCK_H)[None, :], [HEADS, BLOCK_H])
+    in_head = d_GH < HEAD_DIM // 2
     dtype = q_TND.dtype.element_ty
-    wait_for_inputs(EARLY)
-    at = summands_STO + row * row_stride + head * HEAD_DIM
-    first_H, second_H = _total_halves(at, summand_stride, d_H, inside_H, dtype, SUMMANDS, HEAD_DIM)
-    factor = inverse_rms(first_H, second_H, eps, HEAD_DIM)
-    if head < num_heads:
-        weight1_H, weight2_H = load_halves(q_weight_D, d_H, inside_H, HEAD_DIM)
-        first_H = _normed(first_H, factor, weight1_H, dtype, ROUND_BEFORE_WEIGHT)
-        second_H = _normed(second_H, factor, weight2_H, dtype, ROUND_BEFORE_WEIGHT)
-        turned1_H, turned2_H = rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM)
-        out_D = q_TND + (row * num_heads + head) * HEAD_DIM
-        tl.store(out_D + d_H, turned1_H, mask=inside_H)
-        tl.store(out_D + HEAD_DIM // 2 + d_H, turned2_H, mask=inside_H)
+    # All loads come before the sums, whose steps wait for each other; the weights before the summands are there.
+    if block < query_blocks:
+        weight1, weight2 = load_halves(q_weight_D, d_GH, in_head, HEAD_DIM)
+        wait_for_inputs(EARLY)
+        head = block * HEADS + g_G1
+        inside = in_head & (head < num_heads)
+        at = summands_STO + row * row_stride + head * HEAD_DIM
+        first, second = _total_halves(at, summand_stride, d_GH, inside, dtype, SUMMANDS, HEAD_DIM)
+        cos1, cos2 = load_halves(cos_TD + row * HEAD_DIM, d_GH, in_head, HEAD_DIM)
+        sin1, sin2 = load_halves(sin_TD + row * HEAD_DIM, d_GH, in_head, HEAD_DIM)
+        factor = inverse_rms(first, second, eps, HEAD_DIM)
+        first = _normed(first, factor, weight1, dtype, ROUND_BEFORE_WEIGHT)
+        second = _normed(second, factor, weight2, dtype, ROUND_BEFORE_WEIGHT)
+        turned1, turned2 = rotate(first, second, cos1, cos2, sin1, sin2, dtype)
+        out = q_TND + (row * num_heads + head) * HEAD_DIM + d_GH
+        tl.store(out, turned1, mask=inside)
+        tl.store(out + HEAD_DIM // 2, turned2, mask=inside)
     elif WRITES:
+        weight1, weight2 = load_halves(k_weight_D, d_GH, in_head, HEAD_DIM)
+        wait_for_inputs(EARLY)
+        kv_head = (block - query_blocks) * HEADS + g_G1
+        inside = in_head & (kv_head < num_kv_heads)
+        at = summands_STO + row * row_stride + (num_heads + kv_head) * HEAD_DIM
+        first, second = _total_halves(at, summand_stride, d_GH, inside, dtype, SUMMANDS, HEAD_DIM)
+        cos1, cos2 = load_halves(cos_TD + row * HEAD_DIM, d_GH, in_head, HEAD_DIM)
+        sin1, sin2 = load_halves(sin_TD + row * HEAD_DIM, d_GH, in_head, HEAD_DIM)
         index = tl.load(kv_index_T + row).to(tl.int64)
-        kv_head = head - num_heads
-        to = (index // PAGE_SIZE) * page_stride + (index % PAGE_SIZE) * token_stride + kv_head * kv_head_stride
-        value1_H = first_H
-        value2_H = second_H
+        factor = inverse_rms(first, second, eps, HEAD_DIM)
+        to = (index // PAGE_SIZE) * page_stride + (index % PAGE_SIZE) * token_stride + kv_head * kv_head_stride + d_GH
+        value1 = first
+        value2 = second
         value_factor = factor
-        if heads_from_k_to_v > 0:
-            at += heads_from_k_to_v * HEAD_DIM
-            value1_H, value2_H = _total_halves(at, summand_stride, d_H, inside_H, dtype, SUMMANDS, HEAD_DIM)
-            value_factor = inverse_rms(value1_H, value2_H, eps, HEAD_DIM)
+        if HAS_V:
+            at += num_kv_heads * HEAD_DIM
+            value1, value2 = _total_halves(at, summand_stride, d_GH, inside, dtype, SUMMANDS, HEAD_DIM)
+            value_factor = inverse_rms(value1, value2, eps, HEAD_DIM)
         if NORMED_VALUES:
-            value1_H = value1_H * value_factor
-            value2_H = value2_H * value_factor
-        tl.store(v_pages + to + d_H, _kept(value1_H, inverse_v_scale, dtype), mask=inside_H)
-        tl.store(v_pages + to + HEAD_DIM // 2 + d_H, _kept(value2_H, inverse_v_scale, dtype), mask=inside_H)
-        weight1_H, weight2_H = load_halves(k_weight_D, d_H, inside_H, HEAD_DIM)
-        first_H = _normed(first_H, factor, weight1_H, dtype, ROUND_BEFORE_WEIGHT)
-        second_H = _normed(second_H, factor, weight2_H, dtype, ROUND_BEFORE_WEIGHT)
-        turned1_H, turned2_H = rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM)
-        tl.store(k_pages + to + d_H, _kept(turned1_H, inverse_k_scale, dtype), mask=inside_H)
-        tl.store(k_pages + to + HEAD_DIM // 2 + d_H, _kept(turned2_H, inverse_k_scale, dtype), mask=inside_H)
+            value1 = value1 * value_factor
+            value2 = value2 * value_factor
+        tl.store(v_pages + to, _kept(value1, inverse_v_scale, dtype), mask=inside)
+        tl.store(v_pages + to + HEAD_DIM // 2, _kept(value2, inverse_v_scale, dtype), mask=inside)
+        first = _normed(first, factor, weight1, dtype, ROUND_BEFORE_WEIGHT)
+        second = _normed(second, factor, weight2, dtype, ROUND_BEFORE_WEIGHT)
+        turned1, turned2 = rotate(first, second, cos1, cos2, sin1, sin2, dtype)
+        tl.store(k_pages + to, _kept(turned1, inverse_k_scale, dtype), mask=inside)
+        tl.store(k_pages + to + HEAD_DIM // 2, _kept(turned2, inverse_k_scale, dtype), mask=inside)

@@ -3,7 +3,7 @@
 Kernels that rotate are compiled without fused multiply-add: in bfloat16 the compiler would make one of a rounded
 product and its sum, and leave a rounding out.
 
-Shape legend: T rows, D head dim, H = D / 2 rotating pairs.
+Shape legend: T rows, D head dim, H = D / 2 rotating pairs, G heads.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ def load_halves(x_D, d_H, inside_H, HEAD_DIM: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def inverse_rms(first_H, second_H, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """1 over the root of a head's mean square."""
-    return 1.0 / tl.sqrt_rn(tl.sum(first_H * first_H + second_H * second_H, axis=0) / HEAD_DIM + eps)
+def inverse_rms(first_GH, second_GH, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 over the root of each head's mean square, [G, 1]."""
+    squares_GH = first_GH * first_GH + second_GH * second_GH
+    return 1.0 / tl.sqrt_rn(tl.sum(squares_GH, axis=1, keep_dims=True) / HEAD_DIM + eps)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rotate(first_H, second_H, row, cos_TD, sin_TD, d_H, inside_H, dtype, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+def rotate(first_H, second_H, cos1_H, cos2_H, sin1_H, sin2_H, dtype):  # type: ignore[no-untyped-def]
     """Each product and each sum is rounded to `dtype`, as separate operations round."""
-    cos1_H, cos2_H = load_halves(cos_TD + row * HEAD_DIM, d_H, inside_H, HEAD_DIM)
-    sin1_H, sin2_H = load_halves(sin_TD + row * HEAD_DIM, d_H, inside_H, HEAD_DIM)
     along1_H = (first_H * cos1_H).to(dtype).to(tl.float32)
     across1_H = (-second_H * sin1_H).to(dtype).to(tl.float32)
     along2_H = (second_H * cos2_H).to(dtype).to(tl.float32)
