@@ -27,7 +27,7 @@ def inverse_rms(first_GH, second_GH, eps, HEAD_DIM: tl.constexpr):  # type: igno
     return 1.0 / tl.sqrt_rn(tl.sum(squares_GH, axis=1, keep_dims=True) / HEAD_DIM + eps)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def rotate(first_H, second_H, cos1_H, cos2_H, sin1_H, sin2_H, dtype):  # type: ignore[no-untyped-def]
     """Each product and each sum is rounded to `dtype`, as separate operations round."""
     along1_H = (first_H * cos1_H).to(dtype).to(tl.float32)
