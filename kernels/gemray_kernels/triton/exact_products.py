@@ -10,14 +10,15 @@ from torch import Tensor
 
 from gemray_kernels.reference.exact_linear import check_leaves
 from gemray_kernels.reference.layer_norms import total
+from gemray_kernels.triton import exact_gemm, exact_pipeline
 from gemray_kernels.triton import gated_projection as fused
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
-from gemray_kernels.triton.exact_gemm import fits, gemm_summands
 from gemray_kernels.triton.exact_linear import exact_summands_in_tiles
 from gemray_kernels.triton.exact_tiles import (
     FEW_ROWS,
     gemm_tile,
-    gemm_tile_of_leaves,
+    pipeline_beats_gemm,
+    pipeline_tile,
     pointer_tile,
     streaming_leaves,
     streaming_tile,
@@ -30,21 +31,20 @@ from gemray_kernels.triton.linear_tiles import gated_tile
 def linear(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.linear`."""
     check_leaves(x_TI.shape[1], leaves)
-    if leaves > 1:
-        return total(_parts(x_TI, weight_OI, leaves, torch.float32), x_TI.dtype)
-    return _whole(x_TI, weight_OI, x_TI.dtype)[0]
+    parts_STO = _parts(x_TI, weight_OI, leaves, wide=False)
+    return parts_STO[0] if len(parts_STO) == 1 else total(parts_STO, x_TI.dtype)
 
 
 def summands(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.summands`."""
     check_leaves(x_TI.shape[1], leaves)
-    return _parts(x_TI, weight_OI, leaves, x_TI.dtype if leaves == 1 else torch.float32)
+    return _parts(x_TI, weight_OI, leaves, wide=False)
 
 
 def wide_summands(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.wide_summands`."""
     check_leaves(x_TI.shape[1], leaves)
-    return _parts(x_TI, weight_OI, leaves, torch.float32)
+    return _parts(x_TI, weight_OI, leaves, wide=True)
 
 
 def gelu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
@@ -74,29 +74,21 @@ def _in_one_kernel(x: Tensor, leaves: int) -> bool:
     return leaves == 1 and x.dtype == torch.bfloat16 and 0 < len(x) <= FEW_ROWS
 
 
-def _whole(x_TI: Tensor, weight_OI: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """The only summand [1, T, O] of a product of one leaf."""
+def _parts(x_TI: Tensor, weight_OI: Tensor, leaves: int, *, wide: bool) -> Tensor:
+    """Summands [S, T, O], as many as keep the device at work; a single one is rounded unless it is to be wide."""
     num_rows, num_in = x_TI.shape
+    num_out = len(weight_OI)
+    float32, dtype = torch.float32, x_TI.dtype
     if num_rows <= FEW_ROWS:
-        tile = streaming_tile(num_rows, len(weight_OI), num_in, 1, x_TI.dtype)
-        return exact_summands_in_tiles(x_TI, weight_OI, 1, tile, out_dtype)
-    large = gemm_tile(num_rows)
-    if fits(x_TI, weight_OI, 1, large):
-        return gemm_summands(x_TI, weight_OI, 1, large, out_dtype)
-    return exact_summands_in_tiles(x_TI, weight_OI, 1, pointer_tile(1, x_TI.dtype), out_dtype)
-
-
-def _parts(x_TI: Tensor, weight_OI: Tensor, leaves: int, out_dtype: torch.dtype) -> Tensor:
-    """Summands [S, T, O], as many as keep the device at work; `out_dtype` is float32 where there may be several."""
-    num_rows, num_in = x_TI.shape
-    if leaves == 1:
-        return _whole(x_TI, weight_OI, out_dtype)
-    if num_rows <= FEW_ROWS:
-        together = streaming_leaves(num_rows, len(weight_OI), leaves)
-        tile = streaming_tile(num_rows, len(weight_OI), num_in // leaves, together, x_TI.dtype)
-        return exact_summands_in_tiles(x_TI, weight_OI, leaves, tile, out_dtype)
-    large = gemm_tile_of_leaves(min(leaves, 4))
-    if fits(x_TI, weight_OI, leaves, large):
-        return gemm_summands(x_TI, weight_OI, leaves, large, out_dtype)
-    tile = pointer_tile(2, x_TI.dtype)
-    return exact_summands_in_tiles(x_TI, weight_OI, leaves, tile, out_dtype)
+        together = streaming_leaves(num_rows, num_out, leaves)
+        tile = streaming_tile(num_rows, num_out, num_in // leaves, together, dtype)
+    elif exact_pipeline.fits(x_TI, weight_OI, leaves):
+        large = gemm_tile(num_rows)
+        if leaves == 1 and exact_gemm.fits(x_TI, weight_OI, large) and not pipeline_beats_gemm(num_rows, num_out):
+            return exact_gemm.gemm(x_TI, weight_OI, large, float32 if wide else dtype).unsqueeze(0)
+        pipeline = pipeline_tile(num_rows, num_out, leaves)
+        out_dtype = float32 if wide or leaves > pipeline.leaves else dtype
+        return exact_pipeline.pipelined_summands(x_TI, weight_OI, leaves, pipeline, out_dtype)
+    else:
+        tile = pointer_tile(min(leaves, 2), dtype)
+    return exact_summands_in_tiles(x_TI, weight_OI, leaves, tile, float32 if wide or leaves > tile.leaves else dtype)
