@@ -202,7 +202,8 @@ def kernels_for(device: torch.device, dtype: torch.dtype, numerics: Numerics = N
     kernels = _fast_kernels(device, dtype)
     if numerics is Numerics.FAST:
         return kernels
-    return replace(kernels, exact=EXACT_REFERENCE if kernels is REFERENCE else triton_exact_products())
+    known = kernels is not REFERENCE and torch.cuda.get_device_capability(device) == EXACT_CAPABILITY
+    return replace(kernels, exact=triton_exact_products() if known else EXACT_REFERENCE)
 
 
 def _fast_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -216,6 +217,10 @@ def _fast_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
 
 PACKED_CAPABILITY = (9, 0)
 """What kernels of packed weights need: products of two bfloat16 numbers in a register."""
+
+
+EXACT_CAPABILITY = (9, 0)
+"""Where all tiles of tensor instructions are known to add up in one order; elsewhere the references stand in."""
 
 
 def triton_kernels() -> Kernels:

@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
+from gemray_kernels.numerics import Numerics
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
 from support.waiting import HANG_S
 
@@ -25,6 +26,17 @@ def test_interpreted_products_are_the_references() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["done"]
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_only_hopper_is_known_to_add_up_in_one_order(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gemray_kernels.table import EXACT_REFERENCE, kernels_for, triton_exact_products
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    products = kernels_for(torch.device("cuda"), torch.bfloat16, Numerics.EXACT).exact
+    assert products == (triton_exact_products() if capability == (9, 0) else EXACT_REFERENCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
