@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 STREAMS = 20
 MAX_TOKENS = 64
-HEARTBEAT_S = 10
+HEARTBEAT_S = 15
 """Where the machine is so slow that a live gang is silent for that long, it is rebuilt once more, which changes nothing
 here."""
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP

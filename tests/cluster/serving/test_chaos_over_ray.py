@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 STREAMS = 20
 MAX_TOKENS = 64
-HEARTBEAT_S = 10
+HEARTBEAT_S = 20
+"""A machine that starts four ranks under load has made a live one wait for 10 s."""
 IMPATIENCE = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "4000",

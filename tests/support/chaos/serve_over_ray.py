@@ -75,6 +75,8 @@ class ServeOverRay:
             "replicas": REPLICAS,
             "kv-memory": "256MiB",
             "max-num-seqs": 32,
+            "max-step-tokens": 256,  # no step is long, even one full of replays where the machine is slow
+            "prefill-chunk": 64,
             "max-rebuilds": 100,
             "heartbeat-deadline-s": heartbeat_s,
             "port": port,
