@@ -38,6 +38,7 @@ from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_dequantize import dequantized as written_down
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
+from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from support.kernels.packed_cases import FORMATS, PackedFormat, copied, random_packed
 
 LAYER = ("qkv sliding", "o sliding", "gate_up", "down")
@@ -137,31 +138,38 @@ TILES: Mapping[str, Tiles] = {
     ),
 }
 PROMPT_ROWS = 512
+
+
 PROMPTS = [
-    PackedTile(128, 8, 3, weight_first=True, rows=256),
-    PackedTile(128, 8, 4, weight_first=True, rows=128),
-    PackedTile(128, 8, 3, weight_first=True, rows=128),
-    PackedTile(128, 8, 2, weight_first=True, rows=128),
-    PackedTile(64, 4, 3, weight_first=True, rows=256),
-    PackedTile(64, 4, 3, weight_first=True, rows=128),
-    PackedTile(128, 4, 3, weight_first=True, rows=128),
-    PackedTile(256, 8, 3, weight_first=True, rows=128),
+    PromptTile(256, 128, 8, 3),
+    PromptTile(256, 128, 8, 4),
+    PromptTile(128, 256, 8, 3),
+    PromptTile(128, 256, 8, 2),
+    PromptTile(64, 128, 4, 3),
+    PromptTile(64, 128, 4, 2),
+    PromptTile(64, 256, 4, 2),
+    PromptTile(128, 128, 8, 2),
+    PromptTile(128, 128, 8, 2, most_registers=128),
+    PromptTile(128, 128, 4, 2),
 ]
 
 
-def product(weight: Weight, x: Tensor, w: TiledWeight, tile: PackedTile) -> Tensor:
+def product(weight: Weight, x: Tensor, w: TiledWeight, tile: PackedTile | PromptTile) -> Tensor:
     """The product as the tile's kernel gives it: summands where it splits."""
-    if weight.kind == "gelu" and x.shape[0] <= max(ROWS):
+    dtype = x.dtype if tile.splits == 1 else torch.float32
+    if isinstance(tile, PromptTile):
+        return packed_prompt_linear(x, w, tile, out_dtype=dtype)
+    if weight.kind == "gelu":
         return packed_gated_linear_in_tiles(x, w, tile, Gate.GELU)
-    return packed_linear_in_tiles(x, w, tile, out_dtype=x.dtype if tile.splits == 1 else torch.float32)
+    return packed_linear_in_tiles(x, w, tile, out_dtype=dtype)
 
 
-def short(tile: PackedTile) -> str:
+def short(tile: PackedTile | PromptTile) -> str:
     """A tile in a table's cell."""
-    order = "W" if tile.weight_first else "x"
-    rows = f" r{tile.rows}" if tile.rows > max(ROWS) else ""
-    held = f"{order}{tile.outputs} w{tile.num_warps} s{tile.num_stages} u{tile.units}"
-    return f"{held} p{tile.prefetched} /{tile.splits}{rows}"
+    held = f"{tile.outputs} w{tile.num_warps} s{tile.num_stages}"
+    if isinstance(tile, PromptTile):
+        return f"{held} r{tile.rows} {tile.most_registers or ''}/{tile.splits}"
+    return f"{'W' if tile.weight_first else 'x'}{held} u{tile.units} p{tile.prefetched} /{tile.splits}"
 
 
 def tiles(form: PackedFormat, weight: Weight) -> Iterator[PackedTile]:
@@ -196,7 +204,7 @@ def copies(form: PackedFormat, weight: Weight) -> tuple[list[TiledWeight], int]:
     ], num_bytes
 
 
-def times(weight: Weight, x: Tensor, sets: Sequence[TiledWeight], tile: PackedTile) -> float:
+def times(weight: Weight, x: Tensor, sets: Sequence[TiledWeight], tile: PackedTile | PromptTile) -> float:
     """Microseconds of one product; infinite for a tile that does not run."""
     try:
         return median_us([partial(product, weight, x, w, tile) for w in sets])
@@ -211,7 +219,7 @@ class Job:
 
     form: str
     kind: str
-    tile: PackedTile
+    tile: PackedTile | PromptTile
     rows: int
 
     def run(self, weight: TiledWeight) -> Tensor:
@@ -287,7 +295,7 @@ def check(form: PackedFormat, parts: Sequence[str]) -> None:
         error = float((found.double() - expected).norm() / expected.norm())
         if not error < 2 * TOLERANCE:
             print("FAULT", form.name, job.kind, short(job.tile), f"at {job.rows} rows: error {error:.1e}", flush=True)
-        if job.rows <= max(ROWS):
+        if isinstance(job.tile, PackedTile):
             units = job.tile.units if job.tile.splits > 1 else 0
             other, row = bits.setdefault((job.kind, units), (job.tile, found[0]))
             if not torch.equal(row, found[0]):

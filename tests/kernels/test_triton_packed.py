@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
-from gemray_kernels.packed_tiles import laid_out
-from gemray_kernels.triton.packed_linear import packed_linear_in_tiles
+from gemray_kernels.packed_tiles import UNITS, laid_out
+from gemray_kernels.triton.packed_prompts import packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import prompt_tile
 from support.kernels.packed_cases import EXPERTS, FORMATS, random_packed
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
@@ -32,7 +32,7 @@ def test_interpreted_kernels_equal_the_reference() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == len(FORMATS) * 2 * 3 + len(EXPERTS) * 2
+    assert len(lines) == len(FORMATS) * 2 * 4 + len(EXPERTS) * 2
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
 
 
@@ -53,10 +53,28 @@ def test_no_product_goes_on_while_its_registers_are_written() -> None:
     tile = prompt_tile(tiled, 200)
     assert tile is not None
     x_TI = torch.empty(200, 512, dtype=torch.bfloat16)
-    found = compile_launches(lambda: packed_linear_in_tiles(x_TI, tiled, tile, out_dtype=torch.bfloat16))
+    found = compile_launches(lambda: packed_prompt_linear(x_TI, tiled, tile, out_dtype=torch.bfloat16))
     loop = loop_of(found[0].ptx)
     assert "wgmma.mma_async" in loop
     assert loop.rindex("wgmma.wait_group") > loop.rindex("wgmma.mma_async")
+
+
+@pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 channel"])
+def test_a_prompt_s_units_are_multiplied_without_a_wait_inside(name: str) -> None:
+    """All numbers of a unit are made before its first tile product, in registers, and one wait follows the last."""
+    weight = random_packed(FORMATS[name], 512, 512, device="cpu")
+    assert weight.tiling is not None
+    tiled = laid_out(weight, weight.tiling)
+    x_TI = torch.empty(200, 512, dtype=torch.bfloat16)
+    tile = prompt_tile(tiled, 200)
+    assert tile is not None
+    found = compile_launches(lambda: packed_prompt_linear(x_TI, tiled, tile, out_dtype=torch.bfloat16))
+    assert found[0].shared_bytes <= MAX_SHARED_BYTES
+    assert not found[0].stack_bytes, "registers spill"
+    loop = loop_of(found[0].ptx)
+    assert loop.count("wgmma.mma_async") == tile.outputs // 128 * UNITS[tiled.code].inputs // 16
+    assert loop.count("wgmma.wait_group") == 1
+    assert "st.shared" not in loop, "numbers go through shared memory"
 
 
 def test_products_compile_for_hopper() -> None:

@@ -20,7 +20,7 @@ from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.dot import INTERPRETED, dot
 from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
-from gemray_kernels.triton.linear import Gate
+from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e2m1, scaled_int4
 
 CODES = {"int4": 0, "nvfp4": 1, "int8": 2, "fp8": 3}
@@ -43,8 +43,6 @@ class PackedTile:
     """Units of a step, of weights that have whole steps of so many."""
     weight_first: bool = False
     """The weight is the left operand of the tile product."""
-    rows: int = 64
-    """Most rows of a program."""
     prefetched: int = 0
     """Units that a program asks for before it waits for the rows."""
 
@@ -55,7 +53,7 @@ def packed_linear_in_tiles(
     """Summands [S, T, O - first] of ``x · weightᵀ``: the product is their `total`.
 
     Args:
-        x_TI: bfloat16 rows, inputs contiguous.
+        x_TI: at most 64 bfloat16 rows, inputs contiguous.
         weight: without a leading dimension.
         tile: of this weight's shape.
         out_dtype: of the summands; float32 unless there is only one.
@@ -81,17 +79,17 @@ def _launch(
     num_rows, num_in = x_TI.shape
     if num_rows == 0:
         return
-    if x_TI.stride(1) != 1 or num_in != weight.num_in:
+    if num_rows > MOST_ROWS or x_TI.stride(1) != 1 or num_in != weight.num_in:
         raise ValueError(
-            f"x {list(x_TI.shape)} with strides {x_TI.stride()} and a weight of {weight.num_in} inputs: as many, one "
-            f"beside the other, are allowed"
+            f"x {list(x_TI.shape)} with strides {x_TI.stride()} and a weight of {weight.num_in} inputs: at most "
+            f"{MOST_ROWS} rows of as many, one beside the other, are allowed"
         )
     unit = UNITS[weight.code]
-    rows = min(tile.rows, max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows)))
+    rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
     early = starts_early(x_TI)
     units = weight.words_BOC.shape[0]
     units_a_step = tile.units if units % tile.units == 0 else 1
-    _packed_linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits, triton.cdiv(num_rows, rows))](
+    _packed_linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
         x_TI,
         weight.words_BOC[:, first:],
         weight.scale_BO[..., first:],
@@ -260,7 +258,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
                 prefetch(tile_at + num_out * WORDS, BLOCK_O * WORDS * 2)
     wait_for_inputs(EARLY)
 
-    t_T = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    t_T = tl.arange(0, BLOCK_T)
     c_C = tl.arange(0, WORDS)
     is_row_T = t_T < num_rows
     # Weight first: tiles are weight [O, C], x [C, T], sums [O, T]. Else x [T, C], weight [C, O], sums [T, O].

@@ -20,6 +20,7 @@ from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
 from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
+from gemray_kernels.triton.packed_prompts import packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import (
     PROMPT_SPLITS,
     gated_tile,
@@ -92,7 +93,7 @@ class TiledProduct(PackedProduct):
         if tile is None or x_TI.shape[0] == 0:
             return torch.nn.functional.linear(x_TI, dequantized(self._weight, first)).unsqueeze(0)
         dtype = x_TI.dtype if tile.splits == 1 else torch.float32
-        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=dtype, first=first)
+        return packed_prompt_linear(x_TI, self._weight, tile, out_dtype=dtype, first=first)
 
 
 _ENOUGH_OUTPUTS = 4096

@@ -14,6 +14,7 @@ from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import PackedTile
+from gemray_kernels.triton.packed_prompts import PromptTile
 
 LEAST_INPUTS = 512
 """Fewer inputs a program are not worth their summand."""
@@ -54,7 +55,7 @@ _TILES: Mapping[CodeName, _Tiles] = {
         more=PackedTile(128, 4, 4),
         few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
         more_gated=PackedTile(64, 4, 4),
-        most_prompt_rows=256,
+        most_prompt_rows=512,
     ),
     "nvfp4": _Tiles(
         few=PackedTile(64, 2, 4, units=2, weight_first=True),
@@ -63,7 +64,7 @@ _TILES: Mapping[CodeName, _Tiles] = {
         few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
         few_gated_rows=8,
         more_gated=PackedTile(64, 4, 3, units=2),
-        most_prompt_rows=256,
+        most_prompt_rows=512,
     ),
     "int8": _EIGHT_BITS,
     "fp8": _EIGHT_BITS,
@@ -94,19 +95,15 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
     return PackedTile(outputs=32, num_warps=4, num_stages=4) if is_small and tile.outputs > 32 else tile
 
 
-def prompt_tile(weight: TiledWeight, num_rows: int, *, most_splits: int = 1) -> PackedTile | None:
-    """Choose a tile for many rows; None where the library's product with the numbers is faster.
+def prompt_tile(weight: TiledWeight, num_rows: int, *, most_splits: int = 1) -> PromptTile | None:
+    """Choose a tile for more than 64 rows; None where the library's product with the numbers is faster.
 
-    A tile that dequantizes does so for each 256 rows, and keeps tensor cores a third less busy than the library does;
-    numbers that are written down are read and written once more, whatever the rows.
+    A tile dequantizes for each 128 rows; numbers that are written down are read and written once more, whatever the
+    rows. Tiles have more outputs than rows, as numbers of rows have two to four times the bytes of a weight's.
     """
     if weight.scaling is Scaling.SUMS or num_rows > _TILES[weight.code].most_prompt_rows:
         return None
-    tile = PackedTile(outputs=128, num_warps=8, num_stages=3, weight_first=True, rows=256)
-    if weight.code == "nvfp4":
-        tile = replace(tile, num_stages=4, rows=128)
+    tile = PromptTile(outputs=256, rows=128, num_warps=8, num_stages=3)
     programs = -(-weight.num_out // tile.outputs) * -(-num_rows // tile.rows)
     splits = min(range(1, most_splits + 1), key=lambda count: -(-programs * count // MULTIPROCESSORS) / count)
-    if num_rows > 256 and programs * splits < MULTIPROCESSORS:
-        return None
     return replace(tile, splits=splits)

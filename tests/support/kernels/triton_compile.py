@@ -89,7 +89,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
             if value % 16 == 0:
                 attributes[i,] = [["tt.divisibility", 16]]
-    launch = {k: v for k, v in options.items() if k in ("num_warps", "num_stages", "enable_fp_fusion")}
+    launch = {k: v for k, v in options.items() if k in ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
