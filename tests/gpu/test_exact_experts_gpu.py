@@ -58,7 +58,7 @@ def test_a_pair_does_not_depend_on_the_number_of_ranks(dtype: torch.dtype, rows:
 
 
 def test_tiles_change_no_bit() -> None:
-    """Whichever tile a call takes, by mma.sync or wgmma: speed alone may choose."""
+    """Whichever tile a call takes, by mma.sync or wgmma, and however often: speed alone may choose."""
     from gemray_kernels.triton.exact_experts import expert_outputs
     from gemray_kernels.triton.expert_tile import ExpertTile
 
@@ -70,8 +70,12 @@ def test_tiles_change_no_bit() -> None:
         for (pairs, outputs, warps), inputs, weight_first in itertools.product(
             ((16, 32, 4), (16, 64, 4), (32, 64, 4), (64, 64, 4), (64, 128, 8)), (16, 64), (False, True)
         )
+        if warps == 4 or weight_first  # 64 rows of the left operand are too few for 8 warps
     ]
-    assert all(torch.equal(expert_outputs(*arguments, tile), expected) for tile in tiles)
+    again = sum(int((expert_outputs(*arguments) != expected).sum()) for _ in range(10))
+    differing = {tile: int((expert_outputs(*arguments, tile) != expected).sum()) for tile in tiles}
+    assert again == 0
+    assert {tile: numbers for tile, numbers in differing.items() if numbers} == {}
 
 
 def test_a_split_that_follows_the_number_of_rows_is_seen() -> None:

@@ -123,6 +123,18 @@ def test_a_width_that_has_not_so_many_leaves_is_refused() -> None:
         case.outputs(expert_outputs, torch.arange(2))
 
 
+def test_tiles_whose_products_would_be_computed_twice_are_refused() -> None:
+    """Triton gives all warps rows of the left operand, 16 each: of two warpgroups on 64 rows one repeats the other."""
+    pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+    from gemray_kernels.triton import exact_experts
+    from gemray_kernels.triton.expert_tile import ExpertTile
+
+    case = case_of(torch.float32)
+    tile = ExpertTile(pairs=64, outputs=128, inputs=64, num_warps=8, num_stages=2)
+    with pytest.raises(ValueError, match="8 warps on 64 rows: at most one warp for 16 rows"):
+        exact_experts.expert_outputs(case.x_TH, case.experts_TK, case.gate_up_E2IH, case.down_EHI, 8, tile)
+
+
 @pytest.mark.slow
 def test_interpreted_kernels_hold_the_same() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
@@ -138,6 +150,21 @@ def test_interpreted_kernels_hold_the_same() -> None:
     assert int(found.pop("a split that follows the rows")) > 0
     assert len(found) == 3 + 1 + 2 + 4 + 2
     assert {name for name, count in found.items() if count != "0"} == set()
+
+
+@pytest.mark.parametrize("rows", [4, 40, 300])
+@pytest.mark.parametrize("width", [32, 256, 704])
+def test_the_compiler_adds_leaves_as_they_are(width: int, rows: int) -> None:
+    """No leaf, of one block (32 inputs), a part of one (4) or several (88), begins with another's sum."""
+    pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+    from gemray_kernels.triton import exact_experts
+    from support.kernels.triton_compile import compile_launches
+
+    x_TH, experts_TK = torch.empty(rows, 64, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
+    gate_up, down = (torch.empty(4, *shape, dtype=torch.bfloat16) for shape in ((2 * width, 64), (64, width)))
+    found = compile_launches(lambda: exact_experts.expert_outputs(x_TH, experts_TK, gate_up, down, 8))
+    assert found[-1].ttir.count("arith.addf") == 3
+    assert found[-1].ttir.count("tt.dot") == (2 if width < 704 else 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

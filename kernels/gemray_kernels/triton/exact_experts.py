@@ -24,6 +24,7 @@ from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.expert_tile import ExpertTile
 from gemray_kernels.triton.few_rows_experts import pairs_like
 from gemray_kernels.triton.many_rows_experts import block_of, num_programs
+from gemray_kernels.triton.packed_linear import finished
 
 SHARED_BYTES = 220 * 1024
 """Shared memory for leaves that are loaded ahead of their use; two programs of 4 warps share a multiprocessor's."""
@@ -86,6 +87,9 @@ def _outputs(
     check_leaves(width, leaves)
     leaf = width // leaves
     tile = tile or down_tile(x_TH.dtype, num_rows, leaf)
+    left = tile.outputs if tile.weight_first else tile.pairs
+    if left >= 64 and left < 16 * tile.num_warps:  # by wgmma, which would compute rows twice
+        raise ValueError(f"{tile.num_warps} warps on {left} rows: at most one warp for 16 rows is allowed")
     outputs_TKH = torch.empty(num_rows, top_k, hidden_size, dtype=dtype, device=x_TH.device)
     if num_rows == 0:
         return outputs_TKH
@@ -294,4 +298,5 @@ def _leaf(  # type: ignore[no-untyped-def]
         a = tl.load(left + k_K[None, :], mask=a_mask, other=0.0)
         b = tl.load(right + k_K[:, None], mask=b_mask, other=0.0)
         result = dot(a, b, result)
-    return result
+    # Else Triton would make a leaf of one block, added to another, one product that begins with the other's sum.
+    return finished(result)

@@ -39,6 +39,8 @@ class Compiled:
     stack_bytes: int | None
     """Spilled registers lie there. None without cuobjdump."""
     ptx: str
+    ttir: str
+    """Triton's own form, after its first passes."""
 
 
 def compile_launches(launches: Callable[[], object]) -> list[Compiled]:
@@ -93,7 +95,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
-    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, binary.asm["ptx"])
+    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, binary.asm["ptx"], binary.asm["ttir"])
 
 
 def _descriptor(value: Any) -> str:
