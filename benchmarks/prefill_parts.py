@@ -45,7 +45,7 @@ CONFIGS = Path(__file__).parent / "configs"
 PAGE_SIZE = 16
 REPEATS = 5
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("attention", ("attend_kernel", "attend_long_kernel", "combine_kernel")),
+    ("attention", ("attend_", "combine_")),
     ("experts", ("_gate_up_kernel", "_down_kernel", "_list_pairs_kernel")),
     ("gate", ("_gated_kernel",)),
     ("norms", ("_add_then_norms", "_rms_norm", "rms_norm")),
@@ -318,12 +318,13 @@ def tiles(
     by_kind = {layer.kind: layer for layer in config.layers}
     for layer in by_kind.values():
         group = config.num_attention_heads // layer.num_kv_heads
-        served = module.long_tile(torch.bfloat16, layer.head_dim, group)
+        in_two = module.in_two_kernels(torch.bfloat16, layer.head_dim)
+        served = None if in_two else module.long_tile(torch.bfloat16, layer.head_dim, group)
         for length in lengths:
             (*_, (rows, before)) = chunks_of(length, chunk)
             call = attention_call(config, layer, device, rows, before + rows)
             expected = call()
-            times: dict[str, float] = {}
+            times: dict[str, float] = {"two kernels (served)": median_ms(call, device)} if in_two else {}
             for pairs, keys, num_warps, num_stages in TILES:
                 tile = module.Tile(pairs, keys, num_warps, num_stages)
                 if time.monotonic() > deadline and tile != served:

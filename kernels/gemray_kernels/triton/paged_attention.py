@@ -27,6 +27,7 @@ from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.attend_kernels import attend_kernel, combine_kernel
 from gemray_kernels.triton.attend_long import attend_long_kernel
 from gemray_kernels.triton.early_start import starts_early
+from gemray_kernels.triton.prompt_attention import PromptTiles, attend_prompts
 
 MIN_CHUNK = 32
 """Keys of a chunk, at least."""
@@ -77,14 +78,14 @@ def paged_attention(
 
     Args:
         tile: of short rows; chosen when None.
-        long: of prompt chunks; chosen when None. The others are the reference's.
+        long: of prompt chunks in one kernel; chosen when None, or two kernels. The others are the reference's.
     """
     num_rows, num_heads, head_dim = q_TND.shape
     num_seqs, num_kv_heads = len(kv_len_S), k_pages.shape[2]
     out_TND = torch.empty(q_TND.shape, dtype=q_TND.dtype, device=q_TND.device)
     if num_rows == 0:
         return out_TND
-    _check(q_TND, k_pages, v_pages)
+    check_tensors(q_TND, k_pages, v_pages)
     check_scales(k_pages, k_scale, v_scale)
     require_rows(block_table=block_table_SP)
     require_contiguous(query_start=query_start_Z, kv_len=kv_len_S)
@@ -168,7 +169,25 @@ def paged_attention(
         BLOCK_C=triton.next_power_of_2(grid_chunks),
         num_warps=4,
     )
-    if has_long:
+    if has_long and long is None and causal and in_two_kernels(q_TND.dtype, head_dim):
+        attend_prompts(
+            q_TND,
+            k_pages,
+            v_pages,
+            block_table_SP,
+            query_start_Z,
+            kv_len_S,
+            out_TND,
+            window=window,
+            scale_log2=scale * k_scale * LOG2_E,
+            v_scale=v_scale,
+            grid=0.0,
+            restarts=False,
+            tiles=prompt_tiles(group),
+            block_seqs=block_seqs,
+            early=early,
+        )
+    elif has_long:
         long = long or long_tile(q_TND.dtype, head_dim, group)
         block_rows = long.pairs // group
         attend_long_kernel[(num_rows // block_rows + num_seqs, num_kv_heads)](
@@ -232,6 +251,17 @@ def short_tile(
     return Tile(pairs=smallest, keys=32, num_warps=4, num_stages=2)
 
 
+def in_two_kernels(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether prompts are attended by two kernels: with wide heads, in 16 bits, they take 0.6 times as long
+    (`benchmarks/results/2026-11-29-h200-attention`)."""
+    return head_dim > 256 and dtype != torch.float32
+
+
+def prompt_tiles(group: int) -> PromptTiles:
+    """The tiles of the two kernels."""
+    return PromptTiles(max(128, triton.next_power_of_2(group)), 32, 8, 5, 128, 128, 64, 8, 5, 128, 128)
+
+
 def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
     """The tile of a prompt chunk."""
     smallest = max(16, triton.next_power_of_2(group))
@@ -242,7 +272,8 @@ def long_tile(dtype: torch.dtype, head_dim: int, group: int) -> Tile:
     return Tile(pairs=max(128, smallest), keys=64, num_warps=8, num_stages=3)
 
 
-def _check(q_TND: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
+def check_tensors(q_TND: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
+    """Raise ValueError where dtypes or layouts are none that the kernels take."""
     fits = q_TND.dtype in (torch.bfloat16, torch.float32) and k_pages.dtype in (q_TND.dtype, FP8)
     if not fits or k_pages.dtype != v_pages.dtype:
         raise ValueError(
