@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gemray_kernels.numerics import Numerics
 from gemray_workers.attention.choice import (
     BACKENDS,
     AttentionNeeds,
@@ -119,8 +120,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_every_backend_is_declared_and_the_reference_has_a_kernel() -> None:
+    from gemray_kernels.reference.exact_paged_attention import exact_paged_attention
     from gemray_kernels.reference.paged_attention import paged_attention
 
     assert attention_kernel(chosen("torch")) is paged_attention
+    assert attention_kernel(chosen("torch"), Numerics.EXACT) is exact_paged_attention
     with pytest.raises(KeyError):
         attention_kernel(chosen("flash9"))
