@@ -99,7 +99,10 @@ class Batch:
 
     def attention(self, kernel: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
         """A call of a kernel."""
-        return partial(kernel, *self.arguments, window=self.layer.window, causal=True, scale=1.0, **options)
+        keys = int(self.arguments[-1].max())
+        return partial(
+            kernel, *self.arguments, window=self.layer.window, causal=True, scale=1.0, most_keys=keys, **options
+        )
 
     def cut(self, place: int, size: int, before: int) -> Batch:
         """`size` rows of its only sequence from `place` on; it has `before` keys before its first row."""

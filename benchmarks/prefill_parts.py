@@ -361,7 +361,17 @@ def attention_call(
     kv_len_S = torch.tensor([keys], dtype=torch.int32, device=device)
 
     return partial(
-        kernel, q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S, window=layer.window, causal=True, scale=1.0
+        kernel,
+        q_TND,
+        k_pages,
+        v_pages,
+        table_SP,
+        start_Z,
+        kv_len_S,
+        window=layer.window,
+        causal=True,
+        scale=1.0,
+        most_keys=keys,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -147,6 +148,16 @@ def test_bfloat16_scores_are_not_rounded() -> None:
     found = case.run()
     assert found.dtype == torch.bfloat16
     assert (found - case.expected()).abs().max() < 0.02
+
+
+def test_more_keys_than_announced_are_refused_where_rows_are_many() -> None:
+    """Kernels for prompts would skip them."""
+    for rows, refused in ((40, True), (5, False)):
+        case = Case([(rows, 50)])
+        batch = (case.q_TND, case.k_pages, case.v_pages, case.table_SP, case.query_start_Z, case.kv_len_S)
+        with pytest.raises(ValueError, match="50 keys; at most 49") if refused else nullcontext():
+            paged_attention(*batch, window=None, causal=True, scale=1.0, most_keys=49)
+        paged_attention(*batch, window=None, causal=True, scale=1.0, most_keys=50)
 
 
 def test_rows_that_write_nothing_go_to_the_null_page() -> None:

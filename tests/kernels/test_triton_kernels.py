@@ -36,11 +36,13 @@ def test_interpreted_kernels_equal_the_references() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "pages_dtype"),
+    ("rows", "pages_dtype", "most_keys"),
     [
-        *((rows, torch.bfloat16) for rows in (1, 5, 16, 300)),
-        (5, torch.float8_e4m3fn),
-        (300, torch.float8_e4m3fn),
+        *((rows, torch.bfloat16, None) for rows in (1, 5, 16, 300)),
+        (300, torch.bfloat16, 600),
+        (5, torch.float8_e4m3fn, None),
+        (300, torch.float8_e4m3fn, None),
+        (300, torch.float8_e4m3fn, 600),
     ],
 )
 @pytest.mark.parametrize(
@@ -51,6 +53,7 @@ def test_interpreted_kernels_equal_the_references() -> None:
 def test_attention_compiles_for_hopper(
     rows: int,
     pages_dtype: torch.dtype,
+    most_keys: int | None,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -65,10 +68,20 @@ def test_attention_compiles_for_hopper(
     start_Z, kv_len_S = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([600], dtype=torch.int32)
     found = compile_launches(
         lambda: paged_attention(
-            q_TND, pages, pages, table_SP, start_Z, kv_len_S, window=window, causal=causal, scale=1.0
+            q_TND,
+            pages,
+            pages,
+            table_SP,
+            start_Z,
+            kv_len_S,
+            window=window,
+            causal=causal,
+            scale=1.0,
+            most_keys=most_keys,
         )
     )
-    long = ["attend_weights_kernel", "attend_values_kernel"] if head_dim > 256 else ["attend_long_kernel"]
+    in_two = head_dim > 256 and most_keys is not None
+    long = ["attend_weights_kernel", "attend_values_kernel"] if in_two else ["attend_long_kernel"]
     assert [kernel.name for kernel in found] == ["attend_kernel", "combine_kernel"] + (long if rows > 32 else [])
     for kernel in found:
         assert kernel.shared_bytes <= MAX_SHARED_BYTES

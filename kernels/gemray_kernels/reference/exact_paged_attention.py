@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gemray_kernels.fp8_kv import check_scales
 from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.paged_attention import check_announced
 
 CHUNK = 64
 """Keys of a chunk."""
@@ -28,6 +29,7 @@ def exact_paged_attention(
     causal: bool,
     scale: float,
     most_rows: int | None = None,
+    most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
@@ -48,6 +50,7 @@ def exact_paged_attention(
         num_rows = starts[s + 1] - starts[s]
         if num_rows and most_rows is not None and kv_len and num_rows > most_rows:
             raise ValueError(f"sequence {s} has {num_rows} rows; at most {most_rows} were announced")
+        check_announced(s, num_rows, kv_len, most_keys)
         chunks: dict[int, _Chunk] = {}
         for row in range(num_rows):
             position = kv_len - num_rows + row

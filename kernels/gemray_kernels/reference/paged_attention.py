@@ -28,6 +28,7 @@ def paged_attention(
     causal: bool,
     scale: float,
     most_rows: int | None = None,
+    most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
@@ -50,6 +51,7 @@ def paged_attention(
         scale: multiplies the scores (1.0 in Gemma 4).
         most_rows: rows of a sequence that sees keys, at most, as far as the host knows: `FEW_ROWS` or fewer spare a
             kernel.
+        most_keys: keys of a sequence of more than `FEW_ROWS` rows, at most, as far as the host knows.
         k_scale: multiplies the keys, where pages hold 8-bit floats (`gemray_kernels.fp8_kv`).
         v_scale: as `k_scale`, of the values.
     """
@@ -63,6 +65,7 @@ def paged_attention(
             continue
         if most_rows is not None and num_rows > most_rows:
             raise ValueError(f"sequence {s} has {num_rows} rows; at most {most_rows} were announced")
+        check_announced(s, num_rows, kv_len, most_keys)
         first_key = 0 if window is None else max(0, kv_len - num_rows - window + 1)
         keys = _Keys(block_table_SP[s], first_key, kv_len)
         out_TND[rows] = _attend(
@@ -74,6 +77,13 @@ def paged_attention(
             v_scale,
         )
     return out_TND
+
+
+def check_announced(sequence: int, num_rows: int, kv_len: int, most_keys: int | None) -> None:
+    """Raise ValueError where a sequence of many rows has more keys than were announced: faster kernels would skip
+    some."""
+    if most_keys is not None and num_rows > FEW_ROWS and kv_len > most_keys:
+        raise ValueError(f"sequence {sequence} has {kv_len} keys; at most {most_keys} were announced")
 
 
 class _Keys:

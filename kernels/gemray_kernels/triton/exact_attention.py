@@ -50,6 +50,7 @@ def exact_paged_attention(
     causal: bool,
     scale: float,
     most_rows: int | None = None,
+    most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     tile: Tile | None = None,
@@ -86,11 +87,11 @@ def exact_paged_attention(
     few_rows = FEW_ROWS if rounded else num_rows
     has_long = rounded and (num_rows if most_rows is None else min(most_rows, num_rows)) > FEW_ROWS
 
-    most_keys = block_table_SP.shape[1] * page_size
+    table_keys = block_table_SP.shape[1] * page_size
     chunk = smallest_chunk(window)
-    most_chunks = num_chunks(most_keys)
+    most_chunks = num_chunks(table_keys)
     if window is not None:
-        most_chunks = min(triton.cdiv(most_keys, chunk), (window + min(num_rows, few_rows) - 2) // chunk + 2)
+        most_chunks = min(triton.cdiv(table_keys, chunk), (window + min(num_rows, few_rows) - 2) // chunk + 2)
     by_row = not rounded or num_rows <= num_seqs * FEW_ROWS
     slots_R = num_rows if by_row else num_seqs * FEW_ROWS
     split = slots_R * num_heads * most_chunks * (head_dim + 2) * 4 <= partial_bytes
@@ -184,6 +185,7 @@ def exact_paged_attention(
             tiles=prompt_tiles or exact_prompt_tiles(group),
             block_seqs=block_seqs,
             early=early,
+            most_keys=most_keys,
         )
     return out_TND
 

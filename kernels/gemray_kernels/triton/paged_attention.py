@@ -61,6 +61,7 @@ def paged_attention(
     causal: bool,
     scale: float,
     most_rows: int | None = None,
+    most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     tile: Tile | None = None,
@@ -93,10 +94,10 @@ def paged_attention(
     page_size = k_pages.shape[1]
 
     most_chunks = max(2, min(MAX_CHUNKS, PROGRAMS_PER_ROW_BLOCK // num_kv_heads))
-    most_keys = block_table_SP.shape[1] * page_size
+    table_keys = block_table_SP.shape[1] * page_size
     if window is not None:
-        most_keys = min(most_keys, window + FEW_ROWS)
-    grid_chunks = min(most_chunks, most_keys // MIN_CHUNK + 2)
+        table_keys = min(table_keys, window + FEW_ROWS)
+    grid_chunks = min(most_chunks, table_keys // MIN_CHUNK + 2)
 
     by_row = num_rows <= num_seqs * FEW_ROWS
     slots_R = num_rows if by_row else num_seqs * FEW_ROWS
@@ -169,7 +170,8 @@ def paged_attention(
         BLOCK_C=triton.next_power_of_2(grid_chunks),
         num_warps=4,
     )
-    if has_long and long is None and causal and in_two_kernels(q_TND.dtype, head_dim):
+    in_two = causal and long is None and most_keys is not None and in_two_kernels(q_TND.dtype, head_dim)
+    if has_long and in_two:
         attend_prompts(
             q_TND,
             k_pages,
@@ -186,6 +188,7 @@ def paged_attention(
             tiles=prompt_tiles(group),
             block_seqs=block_seqs,
             early=early,
+            most_keys=most_keys,
         )
     elif has_long:
         long = long or long_tile(q_TND.dtype, head_dim, group)
@@ -252,8 +255,11 @@ def short_tile(
 
 
 def in_two_kernels(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether prompts are attended by two kernels: with wide heads, in 16 bits, they take 0.6 times as long
-    (`benchmarks/results/2026-11-29-h200-attention`)."""
+    """Whether prompts whose length the host knows are attended by two kernels.
+
+    With wide heads, in 16 bits, they take 0.63 of one kernel's time (`benchmarks/results/2026-11-29-h200-attention`). A
+    captured step would launch them for every round that the longest sequence may have.
+    """
     return head_dim > 256 and dtype != torch.float32
 
 

@@ -72,6 +72,7 @@ def attend_prompts(
     tiles: PromptTiles,
     block_seqs: int,
     early: bool,
+    most_keys: int | None = None,
 ) -> None:
     """Attend causally with the rows of sequences of more than `FEW_ROWS` rows.
 
@@ -86,6 +87,7 @@ def attend_prompts(
         tiles: of both kernels.
         block_seqs: power of two that is at least the number of sequences.
         early: whether the kernels may start before the one before them ends.
+        most_keys: of such a sequence; what block tables hold when None, in as many rounds.
     """
     num_rows, num_heads, head_dim = q_TND.shape
     num_seqs, num_kv_heads, page_size = len(kv_len_S), k_pages.shape[2], k_pages.shape[1]
@@ -94,7 +96,9 @@ def attend_prompts(
     blocks = num_rows // block_rows + num_seqs
     chunk = smallest_chunk(window) if restarts else 0
     key_bytes = blocks * num_kv_heads * tiles.pairs * q_TND.element_size()
-    rounds = rounds_of(block_table_SP.shape[1] * page_size, window, block_rows, chunk, key_bytes)
+    table_keys = block_table_SP.shape[1] * page_size
+    most_keys = table_keys if most_keys is None else min(max(1, most_keys), table_keys)
+    rounds = rounds_of(most_keys, window, block_rows, chunk, key_bytes)
     device = q_TND.device
     most_tiles = max(part.num_tiles for part in rounds)
     weights_BKXML = torch.empty(
@@ -104,9 +108,7 @@ def attend_prompts(
     )
     scales_BKX2M = torch.empty(blocks, num_kv_heads, most_tiles, 2, tiles.pairs, dtype=torch.float32, device=device)
     totals_BK3M = torch.empty(blocks, num_kv_heads, 3, tiles.pairs, dtype=torch.float32, device=device)
-    carried_TND = out_TND
-    if len(rounds) > 1:
-        carried_TND = torch.empty(out_TND.shape, dtype=torch.float32, device=device)
+    carried_TND = torch.empty(out_TND.shape if len(rounds) > 1 else (1,), dtype=torch.float32, device=device)
     common = {
         "WINDOW": window or 0,
         "GROUP": group,

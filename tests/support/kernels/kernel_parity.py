@@ -54,7 +54,13 @@ class AttentionCase:
         """Greatest error of `kernel`, where pages that no row sees, and entries behind the last key, hold NaN."""
         batch = self.batch(dtype, device, seed)
         with poisoned_memory():
-            found = kernel(*batch, window=self.window, causal=self.causal, scale=self.scale)
+            found = kernel(
+                *batch,
+                window=self.window,
+                causal=self.causal,
+                scale=self.scale,
+                most_keys=max(keys for _, keys in self.lengths),
+            )
         wide = [x.double() if x.is_floating_point() else x for x in batch]
         expected = paged_attention.paged_attention(*wide, window=self.window, causal=self.causal, scale=self.scale)
         return relative_error(found, expected)

@@ -82,4 +82,5 @@ class PagedCache:
                 )
                 for name, table in self._block_tables.items()
             },
+            most_keys=max((r.start + len(r.token_ids) for r in rows), default=0),
         )

@@ -13,13 +13,14 @@ P block-table columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
 from gemray_kernels.reference.cycle_rows import drafting
+from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.sequence_tables import CutField, RowLayout
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.model.batch import ForwardBatch, GroupMetadata, OutputRows
@@ -69,6 +70,8 @@ class CycleShape:
     """Such rows of one sequence, at most."""
     drafters: tuple[DraftShape, ...] = ()
     """Whose drafts they are, by drafter, up to the last that drafts; empty where the first drafter makes them all."""
+    most_keys: int | None = field(default=None, compare=False)
+    """Keys of a prompt chunk's sequence, at most; None where a captured cycle must hold any."""
 
     @property
     def by_drafter(self) -> tuple[DraftShape, ...]:
@@ -89,6 +92,15 @@ class CycleShape:
                 for own, theirs in zip_longest(self.by_drafter, other.by_drafter, fillvalue=DraftShape())
             )
         )
+
+
+def _most_keys(scheduled: Sequence[ScheduledRows]) -> int | None:
+    """Keys of a sequence that has more rows than a decode or verify step, at most; None where the host does not know
+    because such a sequence decodes."""
+    long = [r for r in scheduled if r.num_known + r.num_drafts > FEW_ROWS]
+    if any(r.num_known == 1 for r in long):
+        return None
+    return max((r.start + r.num_known + r.num_drafts for r in long), default=0)
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,7 @@ class CyclePlan:
                 drafters=tuple(DraftShape.of(drafters, drafts, d) for d in range(1 + max(drafters)))
                 if any(drafters)
                 else (),
+                most_keys=_most_keys(ordered),
             ),
             sampling.features_of(r.slot for r in scheduled if r.samples),
         )
@@ -222,7 +235,9 @@ class CycleRows:
         """As `batch`, without telling whose output is used."""
         shape = self.shape
         rectangle = shape.num_choosing, shape.max_drafts + 1
-        return PackedRows.of(self, slots, slots.groups, shape.num_rows, rectangle, shape.most_rows, None)
+        return PackedRows.of(
+            self, slots, slots.groups, shape.num_rows, rectangle, shape.most_rows, None, most_keys=shape.most_keys
+        )
 
     def blocks(self, slots: SlotTable, groups: Sequence[str], mask_id: int) -> PackedRows:
         """The newest token of each sequence that drafts and a mask for each of its drafts, in the KV groups named, and
@@ -263,6 +278,8 @@ class PackedRows:
         rectangle: tuple[int, int],
         most_rows: int,
         block_mask: int | None,
+        *,
+        most_keys: int | None = None,
     ) -> PackedRows:
         """Lay out rows as `gemray_kernels.reference.cycle_rows.pack_rows` says."""
         layout = slots.row_kernels.pack_rows(
@@ -285,6 +302,7 @@ class PackedRows:
                 )
             },
             most_rows=most_rows,
+            most_keys=most_keys,
         )
         return cls(forward, layout, rows.cut_5A)
 

@@ -42,6 +42,7 @@ class AttentionKernel(Protocol):
         causal: bool,
         scale: float,
         most_rows: int | None = None,
+        most_keys: int | None = None,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> Tensor:
@@ -110,6 +111,7 @@ class Attention:
             causal=True,
             scale=ATTENTION_SCALE,
             most_rows=batch.most_rows,
+            most_keys=batch.most_keys,
             k_scale=cache.scales.k,
             v_scale=cache.scales.v,
         )

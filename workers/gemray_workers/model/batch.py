@@ -45,6 +45,8 @@ class ForwardBatch:
     """By KV group name."""
     most_rows: int | None = None
     """Rows of a sequence that sees keys, at most, as far as the host knows."""
+    most_keys: int | None = None
+    """Keys of a sequence of a prompt chunk's many rows, at most, as far as the host knows."""
 
 
 @dataclass(frozen=True)
