@@ -61,5 +61,6 @@ def test_it_compiles_for_hopper(
     for kernel in found:
         assert kernel.shared_bytes <= MAX_SHARED_BYTES
         assert kernel.stack_bytes is None or kernel.stack_bytes <= 192, "registers spill"
+        assert "kWidth = 4" not in kernel.layouts, "inputs of mma.sync in another order"
         if kernel.name in PROMPTS:
             assert "wgmma" in kernel.ptx

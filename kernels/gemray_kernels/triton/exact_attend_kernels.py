@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from gemray_kernels.triton.attend_kernels import find_rows
-from gemray_kernels.triton.dot import dot
+from gemray_kernels.triton.dot import INTERPRETED, dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 from gemray_kernels.triton.exact_softmax import (
     ONES,
@@ -33,6 +33,19 @@ def _first_key(position, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0)
     return first
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _widened(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """8-bit floats in a wider dtype, behind a copy through which the compiler does not see what they were.
+
+    It would load four neighbours to a thread, for that is a register of them, and give ``mma.sync`` the inputs in the
+    order 0, 1, 4, 5, 8, 9, ...: steps of sixteen then have other inputs than in other programs, and sums other digits.
+    """
+    wide = x.to(dtype)
+    if wide.dtype == tl.bfloat16 and not INTERPRETED:
+        wide = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [wide], dtype=tl.bfloat16, is_pure=False, pack=2)
+    return wide
 
 
 @triton.jit(do_not_specialize=["num_seqs", "blocks_per_seq"])  # type: ignore[untyped-decorator]
@@ -146,7 +159,9 @@ def attend_exact_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR09
             at_L = page_L * page_stride + (key_L % PAGE_SIZE) * slot_stride + kv_head * kv_head_stride
             is_read_DL = inside_L[None, :] & in_head_D[:, None]
             k_DL = tl.load(k_pages + at_L[None, :] + d_D[:, None], mask=is_read_DL, other=0.0)
-            score_ML = dot(q_MD, k_DL.to(q_MD.dtype), tl.zeros([BLOCK_M, BLOCK_L], tl.float32))
+            if v_scale is not None:
+                k_DL = _widened(k_DL, q_MD.dtype)
+            score_ML = dot(q_MD, k_DL, tl.zeros([BLOCK_M, BLOCK_L], tl.float32))
             visible_ML = inside_L[None, :] & is_row_M[:, None] & (key_L[None, :] <= position_M[:, None])
             if WINDOW > 0:
                 visible_ML = visible_ML & (key_L[None, :] > position_M[:, None] - WINDOW)
@@ -158,7 +173,9 @@ def attend_exact_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR09
             sum_M1 = dot(weight_ML, one_L1, sum_M1 * rescale_M[:, None])
             is_read_LD = inside_L[:, None] & in_head_D[None, :]
             v_LD = tl.load(v_pages + at_L[:, None] + d_D[None, :], mask=is_read_LD, other=0.0)
-            sum_MD = dot(weight_ML, v_LD.to(q_MD.dtype), sum_MD * rescale_M[:, None])
+            if v_scale is not None:
+                v_LD = _widened(v_LD, q_MD.dtype)
+            sum_MD = dot(weight_ML, v_LD, sum_MD * rescale_M[:, None])
         new_total_M = tl.maximum(total_shift_M, shift_M)
         of_total_M = power_of_two(total_shift_M - finite(new_total_M))
         of_chunk_M = power_of_two(shift_M - finite(new_total_M))

@@ -41,6 +41,8 @@ class Compiled:
     ptx: str
     ttir: str
     """Triton's own form, after its first passes."""
+    layouts: str
+    """Triton's last text, which says how tiles lie in registers."""
 
 
 def compile_launches(launches: Callable[[], object]) -> list[Compiled]:
@@ -95,7 +97,8 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
-    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, binary.asm["ptx"], binary.asm["ttir"])
+    texts = (binary.asm[kind] for kind in ("ptx", "ttir", "ttgir"))
+    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, *texts)
 
 
 def _descriptor(value: Any) -> str:
