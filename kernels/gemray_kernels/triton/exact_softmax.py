@@ -25,7 +25,7 @@ SMALL_CHUNKS_END = tl.constexpr(32 * 64)
 LARGE_CHUNK = tl.constexpr(4096)
 LARGE_CHUNKS_BEGIN = tl.constexpr(65536)
 SMALL_CHUNK_WINDOW = 512
-"""Of larger windows than this, chunks have twice as many keys."""
+"""Chunks have twice as many keys behind larger windows than this."""
 ONES = tl.constexpr(16)
 """Columns of ones that sum weights: the fewest that the matrix units take."""
 

@@ -45,13 +45,13 @@ class PromptTiles:
     values_pairs: int
     """Divides `pairs`."""
     columns: int
-    """Of values."""
+    """Columns of values."""
     values_keys: int
     """Keys at a time."""
     values_warps: int
     values_stages: int
     weights_registers: int | None = None
-    """Of a thread, at most, so that two programs fit a multiprocessor."""
+    """Registers of a thread, at most, so that two programs fit a multiprocessor."""
     values_registers: int | None = None
 
 

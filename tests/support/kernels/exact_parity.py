@@ -29,7 +29,7 @@ class ExactCase:
     page_size: int = 16
     window: int | None = None
     gain: float = 1.5
-    """Of the scores' spread: large ones leave a few keys with all the weight."""
+    """Spread of the scores: large ones leave a few keys with all the weight."""
     fp8: bool = False
     cuts: tuple[tuple[int, ...], ...] = ((), (1,))
     """Rows at which the rows are cut into calls; each tuple once. Rows behind the last cut are one call."""
