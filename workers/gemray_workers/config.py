@@ -20,6 +20,7 @@ DFlashCausalName = Literal["config", "sliding", "all", "none"]
 PlacementName = Literal["colocated", "dedicated"]
 CaptureName = Literal["start", "use"]
 AllReduceName = Literal["auto", "library"]
+NumericsName = Literal["fast", "exact"]
 
 USUAL_STEP_TOKENS = 512
 """Rows of one forward pass where nothing asks for more."""
@@ -42,6 +43,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "dflash_causal": get_args(DFlashCausalName),
     "capture": get_args(CaptureName),
     "all_reduce": get_args(AllReduceName),
+    "numerics": get_args(NumericsName),
 }
 
 
@@ -64,6 +66,9 @@ class EngineConfig:
     tensor_parallel_size: int = ranged(AT_LEAST_ONE)
     dtype: DTypeName
     device: DeviceName
+    numerics: NumericsName = "fast"
+    """``exact``: every row of the target has the same bits whatever else runs, on 1, 2, 4 or 8 ranks. ``fast``: sums
+    follow the shape of the work."""
     kv_memory_bytes: int | None = ranged(AT_LEAST_ONE, None)
     """Bytes of KV pages on each rank, all groups together. None finds them at start: what is free once everything else
     has its memory (`rank.kv_room`)."""

@@ -287,6 +287,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointIdentity
     """Ranks that found different ones on their nodes are no gang."""
     drafter_checkpoint: CheckpointIdentity | None = None
+    numerics: str = "fast"
+    """As in `EngineConfig`."""
     prefix_cache: bool = False
     """Whether the KV of what a request shares with an earlier one is found again."""
 

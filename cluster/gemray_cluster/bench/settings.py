@@ -17,6 +17,7 @@ from gemray_workers.config import (
     EngineConfig,
     KVDTypeName,
     MethodName,
+    NumericsName,
     PlacementName,
 )
 from gemray_workers.errors import InvalidField
@@ -78,6 +79,7 @@ class Setup:
     tp: int = 1
     dtype: DTypeName = "bfloat16"
     device: DeviceName = "cuda"
+    numerics: NumericsName = "fast"
     batch: tuple[int, ...] = (1, 8)
     sampling: tuple[SamplingName, ...] = ("greedy",)
     """``published`` draws as the checkpoints' generation_config says: T 1, top_k 64, top_p 0.95, two ids forbidden."""
@@ -190,6 +192,7 @@ class Setup:
             tensor_parallel_size=self.tp,
             dtype=self.dtype,
             device=self.device,
+            numerics=self.numerics,
             kv_memory_bytes=self.kv_memory,
             kv_dtype=self.kv_dtype,
             max_model_len=max(decoded, longest, *self.prefill) + drafts + 2,

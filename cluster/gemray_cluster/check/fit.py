@@ -53,8 +53,9 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     weights = "" if recipe is None or not recipe.titles else f", weights {', '.join(recipe.titles)}"
     kv_dtype = blueprint.config.kv_dtype
     pages = "" if kv_dtype == "auto" else f", KV pages in {kv_dtype}"
+    numerics = "" if model.numerics == "fast" else f", {model.numerics} numerics"
     ranks = f"{model.num_layers} layers on {model.tensor_parallel_size} ranks"
-    what = f"{model.model_type} with {ranks}{weights}{pages}{drafters}"
+    what = f"{model.model_type} with {ranks}{weights}{pages}{numerics}{drafters}"
     if blueprint.kv is None:
         return [ok(NAME, f"{what}: requests of up to {blueprint.requested_len} tokens, as far as they fit {found}.")]
     return [ok(NAME, f"{what}: requests of up to {model.max_model_len} tokens fit {found or 'the KV memory'}.")]

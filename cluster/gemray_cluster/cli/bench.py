@@ -47,6 +47,7 @@ def bench(
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="cuda or cpu (default: cuda where there is one).")
     ] = None,
+    numerics: Annotated[str | None, typer.Option(metavar="NUMERICS", help="fast or exact.")] = None,
     batch: Annotated[str | None, typer.Option(metavar="INTEGERS", help="Sequences at one time, e.g. 1,8.")] = None,
     sampling: Annotated[
         str | None, typer.Option(metavar="NAMES", help="greedy, published (the checkpoints' defaults), or both.")
@@ -103,6 +104,7 @@ def bench(
         "tp": tp,
         "dtype": dtype,
         "device": device,
+        "numerics": numerics,
         "batch": None if batch is None else _integers("batch", batch),
         "sampling": None if sampling is None else tuple(sampling.split(",")),
         "lag": None if lag is None else _integers("lag", lag),

@@ -96,6 +96,7 @@ def _add_identity(families: SeriesFamilies, model: ModelInfo, served_name: str |
         model=served_name or model.checkpoint.name,
         revision=model.checkpoint.revision,
         checkpoint_hash=model.checkpoint.hash,
+        numerics=model.numerics,
         drafter=", ".join(drafter.checkpoint.name for drafter in model.drafters),
         **labels,
     )

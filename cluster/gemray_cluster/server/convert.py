@@ -182,6 +182,7 @@ def model_info(
         max_position_embeddings=model.max_position_embeddings,
         sliding_window=model.sliding_window,
         dtype=model.dtype,
+        numerics=model.numerics,
         tensor_parallel_size=model.tensor_parallel_size,
         choices=[pb.Choice(what=c.what, chosen=c.chosen, reason=c.reason) for c in model.choices],
         drafter=_drafter(model),

@@ -88,6 +88,11 @@ class ServeSettings:
     dtype: str = _engine(
         one_of("auto", "bfloat16", "float32", "float64"), "auto is bfloat16 on GPUs, float32 on CPUs.", "auto"
     )
+    numerics: str | None = _engine(
+        one_of("fast", "exact"),
+        "exact: the same request has the same tokens whatever the batch, the drafter and the ranks, to the bit; fast: "
+        "in bfloat16 near ties may part (default fast).",
+    )
     kv_memory: int | str = _engine(
         SIZE_OR_AUTO,
         "KV pages of each rank, in all; auto (the default): on GPUs what is free once weights, work space and graphs "

@@ -61,6 +61,9 @@ spec:
         {{- if .Values.server.maxModelLen }}
         - --max-model-len={{ .Values.server.maxModelLen | int64 }}
         {{- end }}
+        {{- if ne .Values.server.numerics "fast" }}
+        - --numerics={{ .Values.server.numerics }}
+        {{- end }}
         {{- with .Values.server.kvMemory }}
         - --kv-memory={{ . }}
         {{- end }}

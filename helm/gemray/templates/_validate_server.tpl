@@ -55,6 +55,7 @@
   "--drafter-placement" "drafter.placement"
   "--draft-tokens" "drafter.draftTokens"
   "--max-model-len" "server.maxModelLen"
+  "--numerics" "server.numerics"
   "--kv-memory" "server.kvMemory"
   "--gpu-memory-utilization" "server.gpuMemoryUtilization"
   "--kv-dtype" "server.kvDtype"

@@ -83,6 +83,7 @@ def _model(model: pb.GetModelInfoResponse) -> Table:
         "window": str(model.sliding_window),
         "longest request": f"{model.max_model_len} tokens (the model's own limit: {model.max_position_embeddings})",
         "dtype, ranks": f"{model.dtype}, {model.tensor_parallel_size}",
+        "numerics": model.numerics or "fast",
         **_drafters(model),
         "defaults": f"temperature {defaults.temperature:g}, top_k {defaults.top_k}, top_p {defaults.top_p:g}, "
         f"min_p {defaults.min_p:g}, repetition penalty {defaults.repetition_penalty:g}, "

@@ -472,7 +472,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults", "replicas", "model_name", "revision", "gemray_version", "checkpoint_hash", "drafters"]
+    __slots__ = ["model_type", "hidden_size", "num_layers", "num_attention_heads", "layer_types", "vocab_size", "max_model_len", "max_position_embeddings", "sliding_window", "dtype", "tensor_parallel_size", "choices", "drafter", "ranks", "generation_defaults", "replicas", "model_name", "revision", "gemray_version", "checkpoint_hash", "drafters", "numerics"]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -494,6 +494,7 @@ class GetModelInfoResponse(_message.Message):
     GEMRAY_VERSION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_HASH_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     hidden_size: int
     num_layers: int
@@ -515,7 +516,8 @@ class GetModelInfoResponse(_message.Message):
     gemray_version: str
     checkpoint_hash: str
     drafters: _containers.RepeatedCompositeFieldContainer[Drafter]
-    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ..., model_name: _Optional[str] = ..., revision: _Optional[str] = ..., gemray_version: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[Drafter, _Mapping]]] = ...) -> None: ...
+    numerics: str
+    def __init__(self, model_type: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., sliding_window: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., drafter: _Optional[_Union[Drafter, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaInfo, _Mapping]]] = ..., model_name: _Optional[str] = ..., revision: _Optional[str] = ..., gemray_version: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[Drafter, _Mapping]]] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class ReplicaInfo(_message.Message):
     __slots__ = ["index", "max_model_len", "ranks"]

@@ -247,3 +247,14 @@ def test_scales_of_an_8_bit_cache_are_looked_at_where_one_is_asked_for(tmp_path:
     status, sentence = check(model=model, kv_dtype="fp8_e4m3")
     assert status is Status.FAIL
     assert f"{scale} is damaged: 0.0; a scale is finite and greater than 0" in sentence
+
+
+def test_exact_numerics_are_told_or_refused_with_the_reason() -> None:
+    status, sentence = check(numerics="exact")
+    assert status is Status.OK
+    assert "on 1 ranks, exact numerics: requests" in sentence
+    packed, _ = quantized_checkpoint(TARGET, lambda layer: "int4-channel" if "mlp" in layer else None)
+    status, sentence = check(model=str(packed), numerics="exact")
+    assert status is Status.FAIL
+    assert "numerics = 'exact'" in sentence
+    assert "no quantized weights" in sentence

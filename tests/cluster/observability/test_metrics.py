@@ -78,8 +78,8 @@ def test_what_is_served_is_labels(served: str | None, model: str) -> None:
     registry = CollectorRegistry()
     registry.register(EngineCollector(SteppedGang(), served))
     labels = {
-        "version": version("gemray"), "model": model, "revision": "f" * 40, "checkpoint_hash": "0123", "drafter": "",
-        "replica": "0",
+        "version": version("gemray"), "model": model, "revision": "f" * 40, "checkpoint_hash": "0123",
+        "numerics": "fast", "drafter": "", "replica": "0",
     }  # fmt: skip
     assert scrape(registry)["gemray_build_info", frozenset(labels.items())] == 1
 

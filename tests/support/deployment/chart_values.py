@@ -78,6 +78,7 @@ DEPLOYMENTS: dict[str, Values] = {
             "maxModelLen": 32768,
             "kvMemory": "40GiB",
             "kvDtype": "fp8_e4m3",
+            "numerics": "exact",
             "port": 9000,
             "extraArgs": ["--max-num-seqs=64"],
             "maxConnectionAgeSeconds": 3600,

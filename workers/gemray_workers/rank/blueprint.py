@@ -26,6 +26,7 @@ from gemray_workers.messages import Choice, DrafterInfo, KVGroupInfo, ModelInfo
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.kv_groups import kv_group_specs
 from gemray_workers.model.target import first_narrowed
+from gemray_workers.rank.exact_numerics import require_exact
 from gemray_workers.rank.largest_step import pools_of_largest_step
 from gemray_workers.scheduling.config import SchedulerConfig
 
@@ -67,6 +68,7 @@ class Blueprint:
             CapacityError: the KV memory holds not even one sequence.
         """
         model = ModelConfig.from_directory(config.model_path, config.hf_configs)
+        require_exact(config, model)
         drafter = plan_drafter(config, model)
         if config.prefill_chunk is None:
             config = replace(config, prefill_chunk=_usual_chunk(config, model, drafter))
@@ -177,6 +179,7 @@ class Blueprint:
             max_model_len=self.pools.max_model_len,
             max_position_embeddings=model.max_position_embeddings,
             dtype=self.config.dtype,
+            numerics=self.config.numerics,
             tensor_parallel_size=self.config.tensor_parallel_size,
             sliding_window=model.sliding_window,
             choices=[

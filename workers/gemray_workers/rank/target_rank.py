@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from gemray_kernels.numerics import Numerics
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
@@ -33,6 +34,7 @@ from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
+from gemray_workers.rank.exact_numerics import require_exact_device
 from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.kv_scales import kv_scales, require_fp8_device
@@ -86,6 +88,7 @@ class EngineRank:
         self._device = device
         self._blueprint = Blueprint.of(config)
         require_fp8_device(config, device)
+        require_exact_device(config, device)
         scales = kv_scales(config, self._blueprint.model)
         self._card = card_memory(device) if card is None else card
         self._place = place_of(comm.rank, device)
@@ -348,7 +351,8 @@ class EngineRank:
             self._comm,
             dtype=self._config.torch_dtype,
             device=self._device,
-            attention=attention_kernel(self._blueprint.choices[0]),
+            attention=attention_kernel(self._blueprint.choices[0], Numerics(self._config.numerics)),
+            numerics=Numerics(self._config.numerics),
         )
         fill_weights = weight_source(self._config)
         fill_weights(
