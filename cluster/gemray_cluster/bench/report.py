@@ -59,6 +59,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     placement: str
     tp: int
     dtype: str
+    numerics: str = "fast"
     draft_tokens: int
     batch: int
     sampling: str
@@ -123,6 +124,7 @@ class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     tp: int
     dtype: str
+    numerics: str = "fast"
     num_tokens: int
     chunk: int
     """Most rows of a step."""

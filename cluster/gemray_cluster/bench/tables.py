@@ -142,7 +142,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     if row.placement == "dedicated":
         method += " dedicated"
     return (
-        row.model,
+        _model(row),
         str(row.tp),
         method,
         str(row.batch),
@@ -160,6 +160,10 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         _experts(row.experts),
         f"{row.tokens_per_s:.1f} @ {row.acceptance_length:.2f}",
     )
+
+
+def _model(row: Row | PrefillRow) -> str:
+    return row.model if row.numerics == "fast" else f"{row.model} ({row.numerics})"
 
 
 def _beside_greedy(row: Row, rows: Sequence[Row]) -> float | None:
@@ -186,7 +190,7 @@ def _met(ms: float, peer: Peer) -> str:
 
 def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
     return (
-        row.model,
+        _model(row),
         str(row.tp),
         str(row.num_tokens),
         str(row.chunk),
