@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from gemray_kernels.numerics import Numerics
 from gemray_kernels.reference.paged_attention import paged_attention
-from gemray_workers.config import KVDTypeName
+from gemray_workers.config import KVDTypeName, NumericsName
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
@@ -206,10 +207,11 @@ def solo_rig(
     num_draft_tokens: int | None = None,
     dtype: torch.dtype = torch.float64,
     kv_dtype: KVDTypeName = "auto",
+    numerics: NumericsName = "fast",
 ) -> Rig:
     """A rig on one rank, kept for the session; rigs of one checkpoint share the model."""
     return Rig(
-        solo_model(directory, dtype),
+        solo_model(directory, dtype, Numerics(numerics)),
         directory,
         drafter_path=drafter_path,
         second_drafter_path=second_drafter_path,
@@ -225,18 +227,22 @@ def gang_rig(
     drafter_path: Path | None = None,
     second_drafter_path: Path | None = None,
     num_draft_tokens: int | None = None,
+    dtype: torch.dtype = torch.float64,
     kv_dtype: KVDTypeName = "auto",
+    numerics: NumericsName = "fast",
 ) -> Rig:
-    """A rig on one rank of a gang, in float64, kept as long as the process; rigs of one checkpoint share the model."""
+    """A rig on one rank of a gang, kept as long as the process; rigs of one checkpoint share the model."""
     if comm.size == 1:
         return solo_rig(
             directory,
             drafter_path=drafter_path,
             second_drafter_path=second_drafter_path,
             num_draft_tokens=num_draft_tokens,
+            dtype=dtype,
             kv_dtype=kv_dtype,
+            numerics=numerics,
         )
-    return _gang_rig(comm, directory, drafter_path, second_drafter_path, num_draft_tokens, kv_dtype)
+    return _gang_rig(comm, directory, drafter_path, second_drafter_path, num_draft_tokens, dtype, kv_dtype, numerics)
 
 
 @functools.lru_cache(maxsize=64)
@@ -246,10 +252,12 @@ def _gang_rig(
     drafter_path: Path | None,
     second_drafter_path: Path | None,
     num_draft_tokens: int | None,
+    dtype: torch.dtype,
     kv_dtype: KVDTypeName,
+    numerics: NumericsName,
 ) -> Rig:
     return Rig(
-        _gang_model(comm, directory),
+        _gang_model(comm, directory, dtype, numerics),
         directory,
         drafter_path=drafter_path,
         second_drafter_path=second_drafter_path,
@@ -261,5 +269,5 @@ def _gang_rig(
 
 
 @functools.lru_cache(maxsize=8)
-def _gang_model(comm: Any, directory: Path) -> TargetModel:
-    return load_model(directory, comm, torch.float64)
+def _gang_model(comm: Any, directory: Path, dtype: torch.dtype, numerics: NumericsName) -> TargetModel:
+    return load_model(directory, comm, dtype, Numerics(numerics))

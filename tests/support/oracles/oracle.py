@@ -13,8 +13,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from gemray_kernels.numerics import Numerics
+from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import load_weights
 from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.messages import Choice
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
@@ -23,9 +26,18 @@ from support.oracles.paged import PagedCache, Rows
 CPU = torch.device("cpu")
 
 
-def load_model(directory: Path | str, comm: Communicator, dtype: torch.dtype) -> TargetModel:
+def load_model(
+    directory: Path | str, comm: Communicator, dtype: torch.dtype, numerics: Numerics = Numerics.FAST
+) -> TargetModel:
     """A rank's model with its weights, read without the checkpoint loader."""
-    model = TargetModel(ModelConfig.from_directory(directory), comm, dtype=dtype, device=CPU)
+    model = TargetModel(
+        ModelConfig.from_directory(directory),
+        comm,
+        dtype=dtype,
+        device=CPU,
+        attention=attention_kernel(Choice("attention", "torch", "on a CPU"), numerics),
+        numerics=numerics,
+    )
     prefix = model.config.weight_prefix
     wanted: dict[str, WeightTarget] = {target.full_name(prefix): target for target in model.weight_targets()}
     for file in sorted(Path(directory).glob("*.safetensors")):
@@ -50,9 +62,11 @@ def loaded_model(directory: Path | str, comm: Communicator, dtype: torch.dtype) 
 
 
 @functools.lru_cache(maxsize=16)
-def solo_model(directory: Path | str, dtype: torch.dtype = torch.float64) -> TargetModel:
+def solo_model(
+    directory: Path | str, dtype: torch.dtype = torch.float64, numerics: Numerics = Numerics.FAST
+) -> TargetModel:
     """The whole model in this process; kept for the session."""
-    return load_model(directory, SoloCommunicator(), dtype)
+    return load_model(directory, SoloCommunicator(), dtype, numerics)
 
 
 def whole_logits(model: TargetModel, local_RV: Tensor) -> Tensor:

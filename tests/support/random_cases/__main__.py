@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from gemray_workers.config import KVDTypeName
+from gemray_workers.config import KVDTypeName, NumericsName
 from support.random_cases.case import DRAFTERS
 from support.random_cases.sweep import CELLS, Cell, Tally, cells_for, run_task, table
 
@@ -26,10 +26,15 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--drafter", choices=DRAFTERS, help="cases of this one alone (default all)")
     parser.add_argument("--kv-dtype", choices=get_args(KVDTypeName), default="auto", help="of the target's pages")
+    parser.add_argument("--numerics", choices=get_args(NumericsName), default="fast", help="exact: float32, to the bit")
     parser.add_argument("--processes", type=int, default=1, help="calls at one time, each with gangs of its own")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    cells = [replace(cell, kv_dtype=arguments.kv_dtype) for cell in CELLS if arguments.drafter in (None, cell.drafter)]
+    cells = [
+        replace(cell, kv_dtype=arguments.kv_dtype, numerics=arguments.numerics)
+        for cell in CELLS
+        if arguments.drafter in (None, cell.drafter)
+    ]
     tasks = list(_tasks(cells, arguments.count, arguments.first_seed))
     tallies = {cell: Tally() for cell, _ in tasks}
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as executor:

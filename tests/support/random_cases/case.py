@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gemray_workers.config import KVDTypeName
+from gemray_workers.config import DTypeName, KVDTypeName, NumericsName
 from gemray_workers.messages import Submit
 from gemray_workers.sampling.params import DraftMethod
 from support.checkpoints.kv_scales import with_kv_scales
@@ -22,7 +22,8 @@ from support.engine.random_requests import MAX_MODEL_LEN, random_requests
 DrafterName = Literal["none", "mtp", "mtp-centroids", "dflash", "dedicated", "both"]
 DRAFTERS: tuple[DrafterName, ...] = ("none", "mtp", "mtp-centroids", "dflash", "dedicated", "both")
 DEDICATED_TP = (1, 2)
-ORIGINALS = 180
+ORIGINALS: Mapping[NumericsName, int] = {"fast": 180, "exact": 20}
+"""How many requests cases choose from; each is served alone once for every shape."""
 MAX_TOKENS = 28
 _BLOCK_SIZES = (2, 4, 8, 16)
 _NUM_DRAFTS: Mapping[DrafterName, Sequence[int]] = {
@@ -59,6 +60,8 @@ class Case:
     tp: int
     drafter: DrafterName
     kv_dtype: KVDTypeName
+    numerics: NumericsName
+    """``exact`` in float32, to the bit; ``fast`` in float64."""
     num_draft_tokens: int
     """Drafts of the drafter that makes the most."""
     lag: int
@@ -77,6 +80,11 @@ class Case:
     def gang_size(self) -> int:
         """Processes."""
         return self.tp + (self.drafter == "dedicated")
+
+    @property
+    def dtype(self) -> DTypeName:
+        """What the engine computes in."""
+        return "float32" if self.numerics == "exact" else "float64"
 
     @property
     def directory(self) -> Path:
@@ -109,12 +117,14 @@ class Case:
         return tiny_assistant(self.directory, centroids=self.seed % 3 == 0)
 
 
-def draw_case(seed: int, *, tp: int, drafter: DrafterName, kv_dtype: KVDTypeName = "auto") -> Case:
+def draw_case(
+    seed: int, *, tp: int, drafter: DrafterName, kv_dtype: KVDTypeName = "auto", numerics: NumericsName = "fast"
+) -> Case:
     """The case of a seed; TP and drafter are given, so that a sweep has as many of each as it wants."""
     rng = random.Random(f"{seed}/{tp}/{drafter}")
     k = 0 if drafter == "none" else rng.choice(_NUM_DRAFTS.get(drafter, (1, 3, 6, 7, 15)))
     crowded = rng.random() < 0.2
-    originals = {f"r{i}": rng.randrange(ORIGINALS) for i in range(rng.randint(3 if crowded else 1, 5))}
+    originals = {f"r{i}": rng.randrange(ORIGINALS[numerics]) for i in range(rng.randint(3 if crowded else 1, 5))}
     submits = tuple(_cut(rng, original(number), name, k, crowded) for name, number in originals.items())
     if drafter == "both":
         submits = tuple(_with_method(submit, rng.choice(METHODS)) for submit in submits)
@@ -125,6 +135,7 @@ def draw_case(seed: int, *, tp: int, drafter: DrafterName, kv_dtype: KVDTypeName
         tp=tp,
         drafter=drafter,
         kv_dtype=kv_dtype,
+        numerics=numerics,
         num_draft_tokens=k,
         lag=rng.randrange(2),
         limits=_limits(rng, submits, crowded),

@@ -164,7 +164,9 @@ def _colocated(comm: Communicator, job: Job) -> Any:
         drafter_path=job.drafter_path,
         second_drafter_path=job.second_drafter_path,
         num_draft_tokens=None if job.second_drafter_path else case.num_draft_tokens or None,
+        dtype=getattr(torch, case.dtype),
         kv_dtype=case.kv_dtype,
+        numerics=case.numerics,
     )
     rows = (1 + case.lag) * max(limits.prefill_chunk, 1 + case.num_draft_tokens)
     num_pages: Mapping[str, int] = {}
@@ -235,6 +237,8 @@ def _config(job: Job) -> EngineConfig:
         prefill_chunk=limits.prefill_chunk,
         max_step_tokens=limits.num_slots * (1 + case.num_draft_tokens) + limits.spare_rows,
         kv_memory_bytes=8 << 20,
+        dtype=case.dtype,
         kv_dtype=case.kv_dtype,
+        numerics=case.numerics,
         lag=case.lag,
     )

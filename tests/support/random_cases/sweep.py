@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from gemray_workers.config import KVDTypeName
+from gemray_workers.config import KVDTypeName, NumericsName
 from support.processes.gang import GangPools, RunOnGang
 from support.random_cases.case import DEDICATED_TP, DRAFTERS, Case, DrafterName, draw_case
 from support.random_cases.serving import Served, serve_cases
@@ -24,6 +24,7 @@ class Cell:
     tp: int
     drafter: DrafterName
     kv_dtype: KVDTypeName = "auto"
+    numerics: NumericsName = "fast"
 
     @property
     def gang_size(self) -> int:
@@ -68,7 +69,8 @@ class Tally:
         self.cancelled += len(served.cancelled)
         self.rebuilds += len(served.lives) - 1
         self.differences += [
-            f"seed {case.seed}, TP {case.tp}, {case.drafter}, lag {case.lag}, {case.shape}, KV {case.kv_dtype}: "
+            f"seed {case.seed}, TP {case.tp}, {case.drafter}, lag {case.lag}, {case.shape}, KV {case.kv_dtype}, "
+            f"{case.numerics}: "
             f"{difference}"
             for difference in found
         ]
@@ -91,7 +93,10 @@ def cells_for(count: int, cells: Sequence[Cell] = CELLS) -> dict[Cell, int]:
 
 def run_cell(run_on_gang: RunOnGang, cell: Cell, seeds: Sequence[int], tally: Tally) -> None:
     """Serve the cell's cases of these seeds in one call of a gang and add them to `tally`."""
-    cases = [draw_case(seed, tp=cell.tp, drafter=cell.drafter, kv_dtype=cell.kv_dtype) for seed in seeds]
+    cases = [
+        draw_case(seed, tp=cell.tp, drafter=cell.drafter, kv_dtype=cell.kv_dtype, numerics=cell.numerics)
+        for seed in seeds
+    ]
     prepared = [prepare(case) for case in cases]
     lead, *_ = run_on_gang(cell.gang_size, serve_cases, [job for job, _ in prepared], timeout_s=TIMEOUT_S)
     for case, (_, expected), served in zip(cases, prepared, lead, strict=True):

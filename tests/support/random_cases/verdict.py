@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemray_workers.config import KVDTypeName
+import msgspec
+import torch
+
+from gemray_workers.config import KVDTypeName, NumericsName
 from gemray_workers.messages import EngineStats, SequenceDelta, Submit
 from gemray_workers.sampling.token_logprob import TokenLogprob
+from support.engine.speculation_rig import solo_rig
 from support.oracles.plain_loop import PlainText, plain_text
 from support.random_cases.case import MAX_MODEL_LEN, Case, original
 from support.random_cases.serving import Job, Served
 
-TOLERANCE = 1e-9
-"""Error of a log-probability: another batch sums in another order."""
+TOLERANCE: Mapping[NumericsName, float] = {"fast": 1e-9, "exact": 0.0}
+"""Error of a log-probability: another batch sums in another order, unless numerics are exact."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ def prepare(case: Case) -> tuple[Job, Mapping[str, Expected]]:
 def _expected(case: Case, submit: Submit) -> Expected:
     """The original's text, cut at the budget and behind the first stop id."""
     params = submit.params
-    free = free_text(case.directory, case.originals[submit.request_id], case.kv_dtype)
+    free = free_text(case.directory, case.originals[submit.request_id], case.kv_dtype, case.numerics)
     budget = free.ids[: min(params.max_tokens, case.limits.max_model_len - len(submit.prompt_ids))]
     stop = next(
         (i for i, token in enumerate(budget, 1) if token in params.stop_token_ids and i > params.min_tokens), None
@@ -49,9 +53,31 @@ def _expected(case: Case, submit: Submit) -> Expected:
 
 
 @functools.cache
-def free_text(directory: Path, number: int, kv_dtype: KVDTypeName) -> PlainText:
-    """Plain decoding of an original."""
+def free_text(directory: Path, number: int, kv_dtype: KVDTypeName, numerics: NumericsName) -> PlainText:
+    """Plain decoding of an original; in exact numerics what the engine gives it alone, whose bits are the question."""
+    if numerics == "exact":
+        return _alone(directory, original(number), kv_dtype)
     return plain_text(directory, original(number), max_model_len=MAX_MODEL_LEN, kv_dtype=kv_dtype)
+
+
+def _alone(directory: Path, submit: Submit, kv_dtype: KVDTypeName) -> PlainText:
+    """Without a drafter, beside nothing, its prompt whole."""
+    params = msgspec.structs.replace(submit.params, logprobs=0, prompt_logprobs=0)
+    rig = solo_rig(directory, dtype=torch.float32, kv_dtype=kv_dtype, numerics="exact")
+    run = rig.run(
+        [msgspec.structs.replace(submit, params=params)],
+        prefill_chunk=MAX_MODEL_LEN,
+        max_step_tokens=MAX_MODEL_LEN,
+        max_model_len=MAX_MODEL_LEN,
+        lag=0,
+        prefix_cache=False,
+    )
+    result = run.results[submit.request_id]
+    return PlainText(
+        result.ids,
+        [entry.logprob for delta in result.deltas for entry in delta.logprobs or ()],
+        [entry.logprob for delta in result.deltas for entry in delta.prompt_logprobs or ()],
+    )
 
 
 def differences(case: Case, expected: Mapping[str, Expected], served: Served) -> list[str]:
@@ -60,13 +86,16 @@ def differences(case: Case, expected: Mapping[str, Expected], served: Served) ->
     found = [f"{name} got tokens after it was cancelled" for name in served.leaked]
     for submit in case.submits:
         own = [delta for delta in deltas if delta.request_id == submit.request_id]
-        found += _of_request(submit, expected[submit.request_id], own, submit.request_id in served.cancelled)
+        cancelled = submit.request_id in served.cancelled
+        found += _of_request(submit, expected[submit.request_id], own, cancelled, TOLERANCE[case.numerics])
     for life in served.lives:
         found += _of_counters(life.deltas, life.stats)
     return found
 
 
-def _of_request(submit: Submit, expected: Expected, deltas: Sequence[SequenceDelta], cancelled: bool) -> Iterator[str]:
+def _of_request(
+    submit: Submit, expected: Expected, deltas: Sequence[SequenceDelta], cancelled: bool, tolerance: float
+) -> Iterator[str]:
     name, text, last = submit.request_id, expected.text, deltas[-1]
     ids = [token for delta in deltas for token in delta.token_ids]
     if cancelled and last.finish == "cancelled":
@@ -78,18 +107,18 @@ def _of_request(submit: Submit, expected: Expected, deltas: Sequence[SequenceDel
         yield f"{name} ended by stop id {last.matched_stop_id} with {ids}"
     if submit.params.logprobs is not None:
         entries = [entry for delta in deltas for entry in delta.logprobs or []]
-        yield from _of_logprobs(f"{name}'s log-probabilities", entries, ids, text.logprobs[: len(ids)])
+        yield from _of_logprobs(f"{name}'s log-probabilities", entries, ids, text.logprobs[: len(ids)], tolerance)
     if submit.params.prompt_logprobs is not None and ids:
         entries = [entry for delta in deltas for entry in delta.prompt_logprobs or []]
-        yield from _of_logprobs(f"{name}'s prompt", entries, submit.prompt_ids[1:], text.prompt_logprobs)
+        yield from _of_logprobs(f"{name}'s prompt", entries, submit.prompt_ids[1:], text.prompt_logprobs, tolerance)
 
 
 def _of_logprobs(
-    what: str, entries: Sequence[TokenLogprob], ids: Sequence[int], logprobs: Sequence[float]
+    what: str, entries: Sequence[TokenLogprob], ids: Sequence[int], logprobs: Sequence[float], tolerance: float
 ) -> Iterator[str]:
     if [entry.token_id for entry in entries] != list(ids):
         yield f"{what} are of {[entry.token_id for entry in entries]}, not of {list(ids)}"
-    elif any(abs(e.logprob - value) > TOLERANCE for e, value in zip(entries, logprobs, strict=True)):
+    elif any(abs(e.logprob - value) > tolerance for e, value in zip(entries, logprobs, strict=True)):
         yield f"{what} are {[e.logprob for e in entries]}, not {list(logprobs)}"
 
 
