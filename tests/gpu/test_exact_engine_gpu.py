@@ -5,6 +5,7 @@ Alone is one card, no drafter, eager cycles, the prompt in as few steps as there
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+import torch
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
@@ -81,7 +83,7 @@ def exact_config(kind: Kind, directory: Path, *, drafters: bool, **changes: Any)
         "max_num_seqs": 32,
         "max_step_tokens": 1024,
         "prefill_chunk": 512,
-        "kv_memory_bytes": 6 << 30,
+        "kv_memory_bytes": 3 << 30,
         "capture": "use",
     }
     return EngineConfig(**{**settings, "tensor_parallel_size": 1, **changes})
@@ -94,6 +96,8 @@ def check(
     vocab_size = 4096 if kind.is_embedded else 200_000
     submits = mixed_requests(32, vocab_size, longest=LONGEST, max_tokens=MAX_TOKENS)
     alone = serve_alone(SoloCommunicator(), exact_config(kind, directory, drafters=False), submits)
+    gc.collect()
+    torch.cuda.empty_cache()  # kinds may run side by side on a card
     config = exact_config(kind, directory, drafters=True, tensor_parallel_size=tp)
     methods: list[DraftMethod] = ["auto", "none", "mtp"]
     if len(kind.drafters) > 1:
