@@ -6,6 +6,7 @@ cut, who drafts and how much, graphs or eager cycles, pages that run out, replay
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,6 +115,7 @@ def draw_ways(
         most_drafts: that a request may ask for.
     """
     rng = random.Random(seed)
+    is_scarce = itertools.cycle((True, False))
     served = 0
     while served < num_cases:
         batch = BATCHES[served % len(BATCHES)] if served < 40 else rng.choice(BATCHES)
@@ -124,7 +126,7 @@ def draw_ways(
             prefill_chunk=rng.choice([chunk for chunk in CHUNKS if chunk * MOST_CHUNKS >= longest]),
             lag=rng.randrange(2),
             graphs=rng.random() < 0.75,
-            scarce=len(chosen) >= 8 and rng.random() < 0.5,
+            scarce=len(chosen) >= 8 and next(is_scarce),
             prefix_cache=rng.random() < 0.7,
         )
         served += len(chosen)
@@ -179,7 +181,7 @@ def _engine(rank: EngineRank, inbox: LocalInbox | None, way: Way) -> Engine:
         scheduler = replace(scheduler, max_model_len=min(longest, scheduler.max_model_len))
         rows = (1 + way.lag) * max(scheduler.prefill_chunk, 1 + scheduler.num_draft_tokens)
         few = {
-            spec.name: most_pages(scheduler.max_model_len, spec.page_size, spec.window, rows) * 5 // 4
+            spec.name: most_pages(scheduler.max_model_len, spec.page_size, spec.window, rows) * 17 // 16
             for spec in blueprint.specs
         }
         num_pages = {name: min(count, few[name]) for name, count in num_pages.items()}
