@@ -43,6 +43,8 @@ def test_every_part_of_a_choice_runs_before_the_first_request(make: Any, monkeyp
             assert any(getattr(features, part.name) for features in seen), part.name
     assert {features.candidates for features in seen} == {0, *CANDIDATE_COUNTS}
     assert max(plan.shape.most_rows for plan in plans) == config.prefill_chunk
+    eager = [plan for plan in plans if plan.features.penalties]  # no graph holds these
+    assert max(plan.shape.most_rows for plan in eager) == config.prefill_chunk
     assert (max(plan.shape.num_drafting for plan in plans) > 0) == (make is not None)
 
     # What one request asks for, in a chunk or decoding, has run before.

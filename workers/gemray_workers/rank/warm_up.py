@@ -46,7 +46,7 @@ def warm_up_requests(
     has_grammars: bool = False,
     methods: Sequence[str] = (),
 ) -> list[Submit]:
-    """A request for each kind of choice, then a prompt of more than one chunk.
+    """A request for each kind of choice, then two prompts of whole chunks, one of which no graph holds.
 
     Args:
         vocab_size: of the target.
@@ -60,8 +60,12 @@ def warm_up_requests(
     if len(methods) > 1:
         kinds = {f"{kind}, {m}": {**changes, "draft_method": m} for kind, changes in kinds.items() for m in methods}
     submits = [_request(kind, [token_id] * 2, max_model_len, changes) for kind, changes in kinds.items()]
-    length = min(prefill_chunk + 2, max_model_len - 1)
-    return [*submits, _request("long prompt", [token_id] * length, max_model_len, {})]
+    return [
+        *submits,
+        _request("long prompt", [token_id] * (prefill_chunk + 2), max_model_len, {}),
+        # A graph's prompts may take other attention kernels than those that run kernel by kernel.
+        _request("long prompt, penalties", [token_id] * prefill_chunk, max_model_len, _KINDS["penalties"]),
+    ]
 
 
 class OneByOne(LocalInbox):
