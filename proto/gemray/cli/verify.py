@@ -76,7 +76,12 @@ def _print_json(model: pb.GetModelInfoResponse, count: int, found: Iterable[Comp
         }
         for each in found
     ]
-    told = {"model": model.model_name, "dtype": model.dtype, "tensor_parallel_size": model.tensor_parallel_size}
+    told = {
+        "model": model.model_name,
+        "dtype": model.dtype,
+        "numerics": model.numerics,
+        "tensor_parallel_size": model.tensor_parallel_size,
+    }
     print(dumps({**told, "equal": not any(run["first"] for run in runs), "runs": runs}, indent=2, ensure_ascii=False))
 
 
@@ -85,7 +90,8 @@ def _print_table(model: pb.GetModelInfoResponse, count: int, found: list[Compari
 
     from gemray.cli.tables import console
 
-    title = f"{model.model_name}, {model.dtype}, TP {model.tensor_parallel_size}: {count} answers a run"
+    how = ", ".join((model.dtype, f"numerics {model.numerics or 'fast'}", f"TP {model.tensor_parallel_size}"))
+    title = f"{model.model_name}, {how}: {count} answers a run"
     table = Table(title=title, title_justify="left")
     for column in ("run", "tokens", "other ids", "other logits", "first difference"):
         table.add_column(column, overflow="fold")
@@ -97,3 +103,5 @@ def _print_table(model: pb.GetModelInfoResponse, count: int, found: list[Compari
         print("Every run gave the answers of the requests sent alone, without drafts: equal ids and equal bits.")
         return
     print("Some runs gave other answers than the requests sent alone, without drafts.")
+    if model.numerics != "exact":
+        print("The server's numerics are fast, which promises equal ids in float64 alone: serve with --numerics exact.")

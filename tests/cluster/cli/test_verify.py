@@ -151,5 +151,6 @@ async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_eq
         assert (code, err) == (0 if is_equal else 1, "")
         assert ("Every run gave the answers" in out) is is_equal
         assert ("answer 0, token 0: logits" in out) is not is_equal
+        assert ("serve with --numerics exact" in out) is not is_equal
         code, _, err = await run(*arguments, "--max-tokens", "255")
         assert (code, "max_tokens = 255 is not allowed: 1..254, what the model's length leaves" in err) == (2, True)
