@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from gemray.client import RequestFailed
 from gemray.v1 import generation_pb2 as pb
 
 Ask = Callable[[pb.GenerateRequest], pb.GenerateResponse]
@@ -82,7 +83,11 @@ def runs_of(drafters: Sequence[str]) -> list[Run]:
 
 
 def compare(ask: Ask, asked: Sequence[pb.GenerateRequest], runs: Sequence[Run]) -> Iterator[Comparison]:
-    """Send all requests in each way; one comparison for each run behind the first."""
+    """Send all requests in each way; one comparison for each run behind the first.
+
+    Raises:
+        RequestFailed: an answer comes without the checksums that were asked for.
+    """
     reference = _answers(ask, asked, runs[0])
     for run in runs[1:]:
         yield _compared(run, reference, _answers(ask, asked, run))
@@ -96,10 +101,25 @@ def _answers(ask: Ask, asked: Sequence[pb.GenerateRequest], run: Run) -> list[pb
         copy.speculation.method = run.method
         copy.sampling.logits_checksum = run.checksums
         sent.append(copy)
-    if not run.together:
-        return [ask(request) for request in sent]
-    with ThreadPoolExecutor(max_workers=len(sent)) as pool:
-        return list(pool.map(ask, sent))
+    if run.together:
+        with ThreadPoolExecutor(max_workers=len(sent)) as pool:
+            found = list(pool.map(ask, sent))
+    else:
+        found = [ask(request) for request in sent]
+    if run.checksums:
+        _require_checksums(found)
+    return found
+
+
+def _require_checksums(answers: Sequence[pb.GenerateResponse]) -> None:
+    # A server that is older than this field passes over it: nothing compared with nothing would be equal.
+    for answer in answers:
+        told = sum(entry.HasField("logits_checksum") for entry in answer.logprobs)
+        if told != len(answer.token_ids):
+            raise RequestFailed(
+                f"{told} checksums of logits for {len(answer.token_ids)} tokens: "
+                "a server that has sampling.logits_checksum gives as many"
+            )
 
 
 def _compared(run: Run, reference: Sequence[pb.GenerateResponse], found: Sequence[pb.GenerateResponse]) -> Comparison:

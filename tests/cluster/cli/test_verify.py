@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gemray.cli.verification import Comparison, Run, compare, requests, runs_of
+from gemray.client import RequestFailed
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.sampling.params import SamplingParams
@@ -103,6 +104,25 @@ def test_ids_count_where_no_logits_were_asked_for() -> None:
 
 def _shorter_ids(told: pb.GenerateResponse) -> None:
     del told.token_ids[4:]
+
+
+def _shorter_logprobs(told: pb.GenerateResponse) -> None:
+    del told.logprobs[2:]
+
+
+def _without_checksums(told: pb.GenerateResponse) -> None:
+    for entry in told.logprobs:
+        entry.ClearField("logits_checksum")
+
+
+def _without_logprobs(told: pb.GenerateResponse) -> None:
+    told.ClearField("logprobs")
+
+
+@pytest.mark.parametrize(("spoil", "count"), [(_without_checksums, 0), (_without_logprobs, 0), (_shorter_logprobs, 2)])
+def test_answers_without_checksums_are_not_equal_bits(spoil: Callable[[pb.GenerateResponse], None], count: int) -> None:
+    with pytest.raises(RequestFailed, match=f"^{count} checksums of logits for 5 tokens: "):
+        spoiled(spoil, lambda request: request.sampling.logits_checksum)
 
 
 def test_all_requests_of_a_run_are_under_way_at_one_time() -> None:
