@@ -42,6 +42,10 @@ def verify(
     with connection.open() as client:
         model = client.model_info(timeout_s=TIMEOUT_S + (connection.patience or 0))
         room = model.max_model_len - max_tokens
+        if model.max_model_len < 3:
+            raise InvalidOption(
+                "max_model_len", model.max_model_len, "a server's that is >= 3: a prompt of two tokens and one more"
+            )
         if room < 2:
             raise InvalidOption(
                 "max_tokens", max_tokens, f"1..{model.max_model_len - 2}, what the model's length leaves"
@@ -102,6 +106,9 @@ def _print_table(model: pb.GetModelInfoResponse, count: int, found: list[Compari
     if all(each.is_equal for each in found):
         print("Every run gave the answers of the requests sent alone, without drafts: equal ids and equal bits.")
         return
-    print("Some runs gave other answers than the requests sent alone, without drafts.")
+    if any(each.other_ids for each in found):
+        print("Some runs gave other answers than the requests sent alone, without drafts.")
+    else:
+        print("Every run gave the ids of the requests sent alone, without drafts, but some computed other bits.")
     if model.numerics != "exact":
         print("The server's numerics are fast, which promises equal ids in float64 alone: serve with --numerics exact.")

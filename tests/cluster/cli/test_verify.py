@@ -159,7 +159,7 @@ async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_eq
         code, out, err = await run(*arguments, "--json")
         assert (code, err) == (0 if is_equal else 1, "")
         told = json.loads(out)
-        assert told["equal"] is is_equal
+        assert (told["equal"], told["numerics"]) == (is_equal, "fast")
         assert {each["run"]: each["other_logits"] for each in told["runs"]} == {
             "alone, once more": 0,
             "alone, mtp": 0 if is_equal else 3,
@@ -169,8 +169,20 @@ async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_eq
         }
         code, out, err = await run(*arguments)
         assert (code, err) == (0 if is_equal else 1, "")
+        assert "float32, numerics fast, TP " in " ".join(out.split())
         assert ("Every run gave the answers" in out) is is_equal
+        assert ("Every run gave the ids" in out) is not is_equal
         assert ("answer 0, token 0: logits" in out) is not is_equal
         assert ("serve with --numerics exact" in out) is not is_equal
         code, _, err = await run(*arguments, "--max-tokens", "255")
         assert (code, "max_tokens = 255 is not allowed: 1..254, what the model's length leaves" in err) == (2, True)
+
+
+@pytest.mark.asyncio
+async def test_a_server_without_room_for_a_prompt_and_an_answer(tokenizer: ChatTokenizer) -> None:
+    fake = FakeGang(Script())
+    fake.gang_info = gang_info(max_model_len=2)
+    async with serving(tokenizer, fake) as running:
+        code, out, err = await run("verify", "--max-tokens", "1", "--address", running.server.address)
+    assert (code, out) == (2, "")
+    assert "max_model_len = 2 is not allowed: a server's that is >= 3" in err
