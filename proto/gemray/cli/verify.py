@@ -34,13 +34,18 @@ def verify(
     promises; else with 1.
     """
     from gemray.cli import verification
+    from gemray.cli.account import tell
     from gemray.cli.exit_codes import FAILED
     from gemray.client import InvalidOption
 
     if not 0 < timeout < float("inf"):
         raise InvalidOption("timeout", timeout, "seconds, more than 0")
     with connection.open() as client:
-        model = client.model_info(timeout_s=TIMEOUT_S + (connection.patience or 0))
+        timeout_s = TIMEOUT_S + (connection.patience or 0)
+        model = client.model_info(timeout_s=timeout_s)
+        limit = client.server_stats(timeout_s=timeout_s).requests.limit
+        if limit and requests > limit:
+            raise InvalidOption("requests", requests, f"2..{limit}, what the server takes at one time")
         room = model.max_model_len - max_tokens
         if model.max_model_len < 3:
             raise InvalidOption(
@@ -57,7 +62,11 @@ def verify(
         def ask(request: pb.GenerateRequest) -> pb.GenerateResponse:
             return client.generate(request, timeout_s=timeout)
 
-        found = list(verification.compare(ask, asked, runs))
+        tell(f"{requests} requests in {len(runs)} runs, beginning with each alone")
+        found = []
+        for comparison in verification.compare(ask, asked, runs):
+            tell(f"{comparison.run.name}: {comparison.first or 'equal'}")
+            found.append(comparison)
     if json:
         _print_json(model, requests, found)
     else:

@@ -154,10 +154,14 @@ class _Spoiling(FakeGang):
 async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_equal: bool) -> None:
     fake = gang(Script())
     fake.gang_info = gang_info(num_draft_tokens=4)
-    async with serving(tokenizer, fake) as running:
+    async with serving(tokenizer, fake, max_live_requests=8) as running:
         arguments = ("verify", "--requests", "3", "--max-tokens", "6", "--address", running.server.address)
         code, out, err = await run(*arguments, "--json")
-        assert (code, err) == (0 if is_equal else 1, "")
+        assert code == (0 if is_equal else 1)
+        first, *told_runs = err.splitlines()
+        assert first == "3 requests in 6 runs, beginning with each alone"
+        assert [line.partition(": ")[0] for line in told_runs] == [run.name for run in RUNS[1:]]
+        assert all(line.endswith(": equal") for line in told_runs) is is_equal
         told = json.loads(out)
         assert (told["equal"], told["numerics"]) == (is_equal, "fast")
         assert {each["run"]: each["other_logits"] for each in told["runs"]} == {
@@ -168,12 +172,14 @@ async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_eq
             "together, as served": None,
         }
         code, out, err = await run(*arguments)
-        assert (code, err) == (0 if is_equal else 1, "")
+        assert code == (0 if is_equal else 1)
         assert "float32, numerics fast, TP " in " ".join(out.split())
         assert ("Every run gave the answers" in out) is is_equal
         assert ("Every run gave the ids" in out) is not is_equal
         assert ("answer 0, token 0: logits" in out) is not is_equal
         assert ("serve with --numerics exact" in out) is not is_equal
+        code, _, err = await run("verify", "--requests", "9", "--address", running.server.address)
+        assert (code, "requests = 9 is not allowed: 2..8, what the server takes at one time" in err) == (2, True)
         code, _, err = await run(*arguments, "--max-tokens", "255")
         assert (code, "max_tokens = 255 is not allowed: 1..254, what the model's length leaves" in err) == (2, True)
 

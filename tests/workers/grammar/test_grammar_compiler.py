@@ -80,6 +80,7 @@ def test_a_faulty_schema_is_named_with_its_place(
         ("regex", "a{99999999}", "at most 16384"),
         ("choice", f'["{"x" * 17_000}"]', "at most 16384"),
         ("lark", "start: nothing", "unknown name"),
+        ("lark", "start: " + "A? " * 60_000 + "\nA: /a/", "more than about 65,000 symbols"),
         ("lark", "begin: /a/", "start"),
         ("lark", 'start: ("a"|"b") start', "an end"),
         ("lark", "start: <[9999999]>", ""),

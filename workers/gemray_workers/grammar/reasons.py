@@ -18,6 +18,11 @@ _SAID_OTHERWISE = (
         r"format \1 is not known, as date, time, date-time, duration, email, hostname, ipv4, ipv6, uuid and uri are",
     ),
     (r"^lexer precomputation failed\b.*", "its expressions take too much work together: fewer or smaller ones"),
+    (
+        r"^panic: assertion failed: grammar\.symbols\.len\(\).*",
+        "its rules have more than about 65,000 symbols: fewer or shorter ones",
+    ),
+    (r"^panic: .*", "the compiler of grammars gives up on it: fewer or simpler rules"),
     (r"\s*<non-verbose/>", ""),
 )
 """Words for users of llguidance's own interface, or of its insides."""
