@@ -85,7 +85,9 @@ def test_attention_compiles_for_hopper(
     assert [kernel.name for kernel in found] == ["attend_kernel", "combine_kernel"] + (long if rows > 32 else [])
     for kernel in found:
         assert kernel.shared_bytes <= MAX_SHARED_BYTES
-        assert kernel.stack_bytes is None or kernel.stack_bytes <= 192, "registers spill"
+        # `prompt_tiles` says why some of the values' kernel may.
+        spilled = 256 if kernel.name == "attend_values_kernel" else 192
+        assert kernel.stack_bytes is None or kernel.stack_bytes <= spilled, "registers spill"
         if kernel.name != "combine_kernel":
             assert "wgmma" in kernel.ptx or "mma.sync" in kernel.ptx
             assert "cp.async" in kernel.ptx, "pages are not loaded ahead of their use"

@@ -92,7 +92,7 @@ def steady_steps(method: str, batch: int, lag: int, steps: int = 3) -> list[Coun
     submits: list[Submit] = [request(str(i), [5 + i, 6, 7], 40, seed=i, **PUBLISHED) for i in range(batch)]
     counting: list[CountOperations] = []
     with (
-        patch.object(target_rank, "attention_kernel", lambda _choice: one_operation),
+        patch.object(target_rank, "attention_kernel", lambda *_: one_operation),
         patch.object(weight_sharding, "kernels_for", lambda *_: AsOne(REFERENCE, counting)),
         patch.object(state, "choice_kernels", lambda *_: AsOne(ReferenceKernels(), counting)),
         patch.object(slots, "row_kernels_for", lambda *_: AsOne(REFERENCE_ROWS, counting)),

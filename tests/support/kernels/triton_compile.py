@@ -97,7 +97,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
-    texts = (binary.asm[kind] for kind in ("ptx", "ttir", "ttgir"))
+    texts = (binary.asm.get(kind, "") for kind in ("ptx", "ttir", "ttgir"))  # Gluon has no TTIR
     return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, *texts)
 
 
