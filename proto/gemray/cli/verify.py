@@ -37,9 +37,9 @@ def verify(
     from gemray.cli.account import tell
     from gemray.cli.exit_codes import FAILED
     from gemray.client import InvalidOption
+    from gemray.client.sync import checked_timeout
 
-    if not 0 < timeout < float("inf"):
-        raise InvalidOption("timeout", timeout, "seconds, more than 0")
+    checked_timeout(timeout, "timeout")
     with connection.open() as client:
         timeout_s = TIMEOUT_S + (connection.patience or 0)
         model = client.model_info(timeout_s=timeout_s)
