@@ -59,6 +59,27 @@ def find_rows(block, query_start_Z, num_seqs, BLOCK_S: tl.constexpr, BLOCK_ROWS:
     return sequence, start, (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def find_row(  # type: ignore[no-untyped-def]
+    slot, query_start_Z, num_seqs, BLOCK_S: tl.constexpr, MAX_SPLIT_ROWS: tl.constexpr, BY_ROW: tl.constexpr
+):
+    """Whose row has a slot of partial results: sequence, its first row among all, the row's place in it.
+
+    Slots are rows, or MAX_SPLIT_ROWS for each sequence.
+    """
+    if BY_ROW:
+        s_S = tl.arange(0, BLOCK_S)
+        end_S = tl.load(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
+        sequence = tl.sum((end_S <= slot).to(tl.int32))
+        start = tl.load(query_start_Z + sequence).to(tl.int32)
+        row = slot - start
+    else:
+        sequence = slot // MAX_SPLIT_ROWS
+        start = tl.load(query_start_Z + sequence).to(tl.int32)
+        row = slot % MAX_SPLIT_ROWS
+    return sequence, start, row
+
+
 @triton.jit(do_not_specialize=["num_seqs", "blocks_per_seq"])  # type: ignore[untyped-decorator]
 def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     q_TND,
@@ -222,16 +243,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     wait_for_inputs(EARLY)
     slot = tl.program_id(0)
     head = tl.program_id(1)
-    if BY_ROW:
-        s_S = tl.arange(0, BLOCK_S)
-        end_S = tl.load(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
-        sequence = tl.sum((end_S <= slot).to(tl.int32))
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        row = slot - start
-    else:
-        sequence = slot // MAX_SPLIT_ROWS
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        row = slot % MAX_SPLIT_ROWS
+    sequence, start, row = find_row(slot, query_start_Z, num_seqs, BLOCK_S, MAX_SPLIT_ROWS, BY_ROW)
     num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     if row >= num_rows or num_rows > MAX_SPLIT_ROWS:
         return

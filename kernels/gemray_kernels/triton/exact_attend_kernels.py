@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gemray_kernels.triton.attend_kernels import find_rows
+from gemray_kernels.triton.attend_kernels import find_row, find_rows
 from gemray_kernels.triton.dot import INTERPRETED, dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 from gemray_kernels.triton.exact_softmax import (
@@ -227,16 +227,7 @@ def combine_exact_kernel(  # type: ignore[no-untyped-def]
     wait_for_inputs(EARLY)
     slot = tl.program_id(0)
     head = tl.program_id(1)
-    if BY_ROW:
-        s_S = tl.arange(0, BLOCK_S)
-        end_S = tl.load(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
-        sequence = tl.sum((end_S <= slot).to(tl.int32))
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        row = slot - start
-    else:
-        sequence = slot // MAX_SPLIT_ROWS
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        row = slot % MAX_SPLIT_ROWS
+    sequence, start, row = find_row(slot, query_start_Z, num_seqs, BLOCK_S, MAX_SPLIT_ROWS, BY_ROW)
     num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     if row >= num_rows or num_rows > MAX_SPLIT_ROWS:
         return
