@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,13 +14,13 @@ import pytest_asyncio
 
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.limits import MAX_TOKENIZE_BYTES
-from gemray_cluster.server.text_work import MAX_LONG_BYTES_OF_CALLER
+from gemray_cluster.server.text_work import MAX_LONG_BYTES_OF_CALLER, SHORT_BYTES
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.bad_client import tokenize_at_once
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.neighbour import neighbour
 from support.cluster.serving import Serving, bad_request_of, retry_delay_of, serving
-from support.waiting import HANG_S
+from support.waiting import HANG_S, eventually
 
 MIB = 1 << 20
 MANUAL = "The manual of the printer says that one should not. "
@@ -135,27 +136,38 @@ async def test_deep_tools(served: Serving, method: str, deep: str) -> None:
     assert bad_request_of(caught.value)[0] == "chat.tools_json"
 
 
-async def test_many_long_tokenize_calls_hold_up_nobody(tokenizer: ChatTokenizer) -> None:
+async def test_many_long_tokenize_calls_hold_up_nobody(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """40 calls of 959 KiB: those that are taken wait for each other, the rest may come again; memory stays bounded."""
     text = (MANUAL * (MIB // len(MANUAL)))[: MAX_TOKENIZE_BYTES - 100]
     most = MAX_LONG_BYTES_OF_CALLER // len(text)
+    all_came, encode = threading.Event(), ChatTokenizer.encode
+
+    def encode_when_all_came(self: ChatTokenizer, text: str) -> list[int]:
+        if len(text) > SHORT_BYTES:
+            all_came.wait(HANG_S)  # an answer before the last call has come would make room for one more
+        return encode(self, text)
+
+    monkeypatch.setattr(ChatTokenizer, "encode", encode_when_all_came)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with (
         serving(tokenizer, FakeGang(Script([120, 121, 106]))) as served,
         neighbour(served.server.address) as answers,
     ):
         calls = [asyncio.ensure_future(served.stub.Tokenize(pb.TokenizeRequest(text=text))) for _ in range(40)]
-        while not all(call.done() for call in calls[most:]) or sum(call.done() for call in calls) < 40 - most + 2:
-            await asyncio.sleep(0.01)
-        answered = len(answers)
-        while len(answers) <= answered + 3 and not all(call.done() for call in calls):
-            await asyncio.sleep(0.01)
-        assert len(answers) > 3
-        taken = [call for call in calls if not call.done() or call.exception() is None]
-        refused = [call.exception() for call in calls if call not in taken]
+        try:
+            await eventually(lambda: sum(call.done() for call in calls) >= 40 - most)
+            answered = len(answers)
+            await eventually(lambda: len(answers) > answered + 3)
+        finally:
+            all_came.set()
+        refused = [call for call in calls if call.done()]
+        taken = [call for call in calls if call not in refused]
         assert len(taken) == most, "32 MiB of one connection"
-        assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-        assert {retry_delay_of(error) for error in refused} == {1}
+        assert {call.exception().code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert {retry_delay_of(call.exception()) for call in refused} == {1}
+        await eventually(lambda: sum(call.done() for call in taken) >= 2)
         assert len({len(call.result().token_ids) for call in taken if call.done()}) == 1
         for call in taken:
             call.cancel()
