@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gemray_kernels.numerics import Numerics
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear_method import LinearMethod
 from gemray_workers.model.recipe_method import method_of
@@ -102,7 +101,7 @@ class RowParallelLinear:
         self, name: str, inputs: Part, num_out: int, sharding: WeightSharding, *, method: LinearMethod | None = None
     ) -> None:
         self._weight = (method or method_of(sharding)).by_inputs(name, inputs, num_out, sharding)
-        self._is_exact = sharding.numerics is Numerics.EXACT
+        self._is_exact = sharding.kernels.exact is not None
 
     def partial_sum(self, x_TI: Tensor) -> Tensor:
         """This rank's summand [T, O]: the layer's output is the all-reduced sum of every rank's."""

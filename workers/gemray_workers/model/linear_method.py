@@ -14,10 +14,11 @@ from typing import Protocol
 from torch import Tensor
 from typing_extensions import override
 
+from gemray_kernels.numerics import NUM_SHARDS, leaves_of
 from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.reference.linear import gelu_of_total_and_mul
-from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.target import WeightTarget
+from gemray_workers.model.plain_products import PlainProducts, plain_products
 from gemray_workers.model.weight_sharding import Part, WeightSharding, sliced_tensor, stacked_tensors, whole_tensor
 
 
@@ -86,35 +87,35 @@ class LinearMethod(Protocol):
 
 
 class _PlainWeight(LinearWeight):
-    def __init__(self, weight_OI: Tensor, targets: list[WeightTarget], kernels: Kernels) -> None:
+    def __init__(self, weight_OI: Tensor, targets: list[WeightTarget], products: PlainProducts) -> None:
         self._weight_OI = weight_OI
         self._targets = targets
-        self._kernels = kernels
+        self._products = products
 
     @override
     def product(self, x_TI: Tensor) -> Tensor:
-        return self._kernels.linear(x_TI, self._weight_OI)
+        return self._products.linear(x_TI, self._weight_OI)
 
     @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
-        return self._kernels.wide_summands(x_TI, self._weight_OI)
+        return self._products.wide_summands(x_TI, self._weight_OI)
 
     @override
     def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
         end = None if length is None else first + length
-        return self._kernels.summands(x_TI, self._weight_OI[first:end])
+        return self._products.summands(x_TI, self._weight_OI[first:end])
 
     @override
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
-        return self._kernels.gated_projection(summands_STI, factor_TI, self._weight_OI)
+        return self._products.gated_projection(summands_STI, factor_TI, self._weight_OI)
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
-        return self._kernels.gelu_linear(x_TI, self._weight_OI)
+        return self._products.gelu_linear(x_TI, self._weight_OI)
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
-        return self._kernels.silu_linear(x_TI, self._weight_OI)
+        return self._products.silu_linear(x_TI, self._weight_OI)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
@@ -122,22 +123,29 @@ class _PlainWeight(LinearWeight):
 
 
 class PlainMethod(LinearMethod):
-    """One tensor a layer, ``NAME.weight``, in the model's dtype."""
+    """One tensor a layer, ``NAME.weight``, in the model's dtype.
+
+    In exact numerics a weight whose inputs ranks split has one leaf for each of the eight virtual shards, so that a
+    rank holds an aligned subtree; how many leaves another weight has follows from its whole shape.
+    """
 
     @override
     def whole(self, name: str, num_out: int, num_in: int, sharding: WeightSharding) -> LinearWeight:
         weight_OI = sharding.empty(num_out, num_in)
-        return _PlainWeight(weight_OI, [whole_tensor(f"{name}.weight", weight_OI)], sharding.kernels)
+        products = plain_products(sharding.kernels, leaves_of(num_out, num_in))
+        return _PlainWeight(weight_OI, [whole_tensor(f"{name}.weight", weight_OI)], products)
 
     @override
     def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, sharding: WeightSharding) -> LinearWeight:
         weight_OI, targets = stacked_tensors(outputs, num_in, sharding)
-        return _PlainWeight(weight_OI, targets, sharding.kernels)
+        leaves = leaves_of(sum(part.whole for _, part in outputs), num_in)
+        return _PlainWeight(weight_OI, targets, plain_products(sharding.kernels, leaves))
 
     @override
     def by_inputs(self, name: str, inputs: Part, num_out: int, sharding: WeightSharding) -> LinearWeight:
         weight_OI = sharding.empty(num_out, inputs.length)
-        return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)], sharding.kernels)
+        products = plain_products(sharding.kernels, NUM_SHARDS // sharding.size)
+        return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)], products)
 
 
 PLAIN = PlainMethod()

@@ -16,16 +16,13 @@ from gemray_kernels.reference.layer_norms import total
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import WeightTarget
-from gemray_workers.model.exact_method import ExactMethod
 from gemray_workers.model.linear_method import PLAIN, LinearMethod, LinearWeight, UnfusedWeight
 from gemray_workers.model.packed_linear import packed_linear_weight
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 
 
 def method_of(sharding: WeightSharding) -> LinearMethod:
-    """How the layers of a checkpoint are held: one whose layers are packed has no exact numerics."""
-    if (products := sharding.kernels.exact) is not None:
-        return ExactMethod(products)
+    """How the layers of a checkpoint are held."""
     return PLAIN if sharding.recipe is None else RecipeMethod(sharding.recipe)
 
 
