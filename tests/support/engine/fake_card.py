@@ -65,24 +65,21 @@ class FakeCard:
 
 class FakeGraphs:
     """Buckets of so many kinds, largest first, over a made-up card: the first of each kind takes a pool, kernels are
-    loaded once, each keeps an output and costs the driver as much as any other."""
+    loaded once, each costs the driver as much as any other."""
 
     num_kinds = 2
 
-    def __init__(self, card: FakeCard, num_all: int, *, pool: int, output: int, driver: int, kernels: int) -> None:
+    def __init__(self, card: FakeCard, num_all: int, *, pool: int, driver: int, kernels: int) -> None:
         self._card, self._num_all = card, num_all
-        self._pool, self._output, self._driver, self._kernels = pool, output, driver, kernels
+        self._pool, self._driver, self._kernels = pool, driver, kernels
         self.num_captured = 0
 
     def capture_some(self, first: int, count: int) -> int:
         assert first == self.num_captured
         count = min(count, self._num_all - first)
         for i in range(first, first + count):
-            self._card.graph_bytes += self._output + self._pool * (i < self.num_kinds)
+            self._card.graph_bytes += self._pool * (i < self.num_kinds)
             self._card.driver_bytes += self._driver + self._kernels * (i == 0)
             self._card._kept += 1000  # of the eager run, until it is given back
         self.num_captured += count
         return count
-
-    def output_bytes(self, first: int) -> int:
-        return (self._num_all - first) * self._output

@@ -92,7 +92,7 @@ def test_order_of_a_start() -> None:
 @pytest.mark.parametrize(("num_all", "num_tried"), [(2, 2), (3, 3), (4, 4), (72, 4)])
 def test_graphs_are_told_from_the_largest_few(num_all: int, num_tried: int) -> None:
     card = FakeCard(total=64 * MIB)
-    graphs = FakeGraphs(card, num_all, pool=3 * MIB, output=1 << 16, driver=1 << 14, kernels=2 * MIB)
+    graphs = FakeGraphs(card, num_all, pool=3 * MIB, driver=1 << 14, kernels=2 * MIB)
     room = rehearse(
         card,
         PresentBytes(weights=0, drafter=0, pools=0, num_pool_tensors=0),
@@ -101,16 +101,16 @@ def test_graphs_are_told_from_the_largest_few(num_all: int, num_tried: int) -> N
         graphs=lambda: GraphsToCapture(graphs, num_all),
     )
     assert graphs.num_captured == num_tried
-    assert room.graphs == 2 * 3 * MIB + 2 * MIB + num_all * ((1 << 16) + (1 << 14))
+    assert room.graphs == 2 * 3 * MIB + 2 * MIB + num_all * (1 << 14)
 
 
 def test_graphs_that_are_captured_at_use_are_the_largest_few() -> None:
     card = FakeCard(total=64 * MIB)
-    graphs = FakeGraphs(card, 72, pool=3 * MIB, output=1 << 16, driver=1 << 14, kernels=0)
+    graphs = FakeGraphs(card, 72, pool=3 * MIB, driver=1 << 14, kernels=0)
     present = PresentBytes(weights=0, drafter=0, pools=0, num_pool_tensors=0)
     found = GraphsToCapture(graphs, 0)
     room = rehearse(card, present, utilization=0.9, run=lambda: None, graphs=lambda: found)
-    assert room.graphs == 2 * (3 * MIB + (1 << 16) + (1 << 14))
+    assert room.graphs == 2 * (3 * MIB + (1 << 14))
 
 
 def test_the_second_server_takes_what_the_first_one_left() -> None:

@@ -4,19 +4,24 @@ A bucket has room for a number of sequences, drafts and prompt rows; a plan runs
 it leaves empty belongs to the null slot, which no cycle changes. A plan that no bucket holds (a long prompt chunk) runs
 eagerly, over the same memory. Replays read one small table, so the host's part of a cycle is a copy and two launches.
 
+All graphs live in the memory of the largest, outputs among it: what a cycle gives is read, or on its way to the host,
+before the next cycle is enqueued (`Engine.step`). Logits that each graph kept for itself would be a MiB a row at a
+vocabulary of 262,144, gigabytes with drafts.
+
 Shape legend: A sequences and the null slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gemray_workers.engine.buckets import BucketFinder, Key
 from gemray_workers.engine.cycle import Cycle, CycleOutput
+from gemray_workers.engine.unowned import unowned
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.row_masks import MakeMasks
@@ -69,12 +74,6 @@ class GraphedCycle:
         """Different features among the buckets."""
         return len({features for _, features in self._keys})
 
-    def output_bytes(self, first: int) -> int:
-        """What the outputs of the buckets from the `first` one on keep for themselves in the memory that all share, in
-        the order of `capture_some`. One of each kind must have been captured."""
-        like = {features: captured for (shape, features), captured in self._captured.items() if shape.num_choosing}
-        return sum(_output_bytes(shape, like[features]) for shape, features in self._largest_first[first:])
-
     @torch.inference_mode()
     def capture_some(self, first: int, count: int) -> int:
         """Capture up to `count` buckets from the `first` one on, and say how many. The largest of each kind of features
@@ -111,8 +110,8 @@ class GraphedCycle:
             captured.draft.replay()
 
     def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
-        """As `Cycle.decide`, after `draft`; the output is the bucket's and is written again by its next cycle. Cycles
-        with `masks` have no bucket: see `Features.grammar`."""
+        """As `Cycle.decide`, after `draft`; the output is written again by the next cycle of any bucket. Cycles with
+        `masks` have no bucket: see `Features.grammar`."""
         captured = self._captured.get((plan.shape, plan.features))
         if captured is None:
             return self._cycle.decide(plan, table_S6, masks)
@@ -137,12 +136,14 @@ class GraphedCycle:
         decide = torch.cuda.CUDAGraph()
         with torch.cuda.graph(decide, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = self._cycle.decide(plan, table_S6)
-        return _Captured(plan, table_S6, draft, decide, output)
+        return _Captured(plan, table_S6, draft, decide, given_up(output))
 
 
-def _output_bytes(shape: CycleShape, like: _Captured) -> int:
-    """Bytes of a bucket's output, told from one of another shape: a logits row a choice, and a hidden state a row whose
-    output is used."""
-    hidden_UH, logits_RV = like.output.hidden_UH, like.output.logits_RV
-    num_bytes = hidden_UH.shape[1] * hidden_UH.itemsize * min(shape.num_rows, shape.num_outputs)
-    return num_bytes + (0 if logits_RV is None else logits_RV[:1].nbytes * shape.num_choosing * (1 + shape.max_drafts))
+def given_up(output: CycleOutput) -> CycleOutput:
+    """The output of a captured cycle, whose large tensors the next capture may write over."""
+    logits_RV = output.logits_RV
+    return replace(
+        output,
+        logits_RV=None if logits_RV is None else unowned(logits_RV),
+        hidden_UH=unowned(output.hidden_UH),
+    )

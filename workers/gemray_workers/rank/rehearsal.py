@@ -34,10 +34,6 @@ class Graphs(Protocol):
         """As there."""
         ...
 
-    def output_bytes(self, first: int) -> int:
-        """As there."""
-        ...
-
 
 @dataclass(frozen=True)
 class GraphsToCapture:
@@ -162,7 +158,7 @@ def _graph_bytes(card: CardMemory, free: int, reserved: int, found: GraphsToCapt
     taken_next = max(0, free - card.free() - taken)
     pool_next = max(0, card.reserved() - reserved - pool)
     drivers = max(0, taken_next - pool_next) * (found.num_all - num_captured) // max(1, num_next)
-    return taken + taken_next + graphs.output_bytes(num_captured) + drivers
+    return taken + taken_next + drivers
 
 
 @contextmanager
