@@ -92,3 +92,38 @@ def test_long_prompts_in_graphs_have_the_ids_of_eager_cycles(shape: Shape) -> No
         assert eager_run is not None
         assert graph_run is not None
         assert graph_run.ids == eager_run.ids
+
+
+@pytest.mark.parametrize("method", ["none", "mtp"])
+def test_outputs_of_graphs_lie_over_each_other_and_are_read_in_time(method: str) -> None:
+    """Log-probabilities are read from the logits of one graph before the next one, of another shape, writes there."""
+    needs_gpus(1)
+    directory = tiny_checkpoint("31B")
+    make = DRAFTERS[method]
+    changes = {} if make is None else {"drafter_path": str(make(directory)), "num_draft_tokens": 4}
+    asked = [
+        request(f"r{i}", [5 + i, 6, 7], 5 + 4 * i, logprobs=3, prompt_logprobs=2, **SAMPLERS[i % 3]) for i in range(6)
+    ]
+    reports = []
+    for eager in (True, False):
+        config = engine_config(
+            directory, dtype="float32", device="cuda", max_num_seqs=4, enforce_eager=eager, **changes
+        )
+        rank = EngineRank(config, SoloCommunicator(), torch.device("cuda", 0))
+        runner = rank._runner(rank._drafter, verify)
+        if isinstance(runner, GraphedCycle):
+            logits = [c.output.logits_RV for c in runner._captured.values() if c.output.logits_RV is not None]
+            assert len({found.data_ptr() for found in logits}) < len(logits), "each graph keeps logits of its own"
+        run = serve(rank, SoloCommunicator(), asked)
+        assert run is not None
+        reports.append(
+            {
+                name: (result.ids, [told.logprob for delta in result.deltas for told in delta.logprobs or ()])
+                for name, result in run.results.items()
+            }
+        )
+    eager_report, graph_report = reports
+    for name, (ids, logprobs) in eager_report.items():
+        assert graph_report[name][0] == ids
+        assert len(logprobs) == len(ids)
+        assert graph_report[name][1] == pytest.approx(logprobs, abs=1e-4)
