@@ -96,7 +96,6 @@ class ReplicatedGang(GangClient, Protocol):
         ...
 
 
-def why_not_serving(gang: GangClient) -> str:
-    """A sentence for requests that it cannot take."""
-    reason = f": {gang.failure}" if gang.failure else ""
-    return f"the gang is {gang.state.value}{reason}"
+def why_not_serving(state: GangState, failure: str | None) -> str:
+    """A sentence for requests that a gang cannot take."""
+    return f"the gang is {state.value}" + (f": {failure}" if failure else "")

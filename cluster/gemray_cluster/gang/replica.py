@@ -66,7 +66,7 @@ class Replica:
     @property
     def info(self) -> GangInfo | None:
         """The model and its shards; None before it has served."""
-        return self.supervisor.newest_info
+        return self.supervisor.info
 
     @property
     def stats(self) -> EngineStats | None:

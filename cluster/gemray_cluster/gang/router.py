@@ -164,7 +164,7 @@ class Router:
         """As in `GangClient`; raises GangUnavailable when no gang serves or follows, or none for this request."""
         keys = block_keys(submit.prompt_ids)
         if self.state is not GangState.SERVING:
-            raise GangUnavailable(why_not_serving(self))
+            raise GangUnavailable(why_not_serving(self.state, self.failure))
         routed = Routed(keys, self._choose(keys), self._num_given)
 
         is_on_trial = False
@@ -241,7 +241,7 @@ class Router:
         """The replica for a request whose prompt has `keys`. Raises GangUnavailable when none takes one."""
         takers = self._takers()
         if not takers:
-            raise GangUnavailable(why_not_serving(self))
+            raise GangUnavailable(why_not_serving(self.state, self.failure))
         takers = [replica for replica in takers if not replica.has_suspect] or takers
         bound = min(r.num_live for r in takers) + max(1, self._slots // AFFINITY_SHARE)
         near = [r for r in takers if r.num_live <= bound]

@@ -1,22 +1,21 @@
-"""A gang that outlives its processes: one that fails is rebuilt in place, and the live requests go on in it."""
+"""A gang that outlives its processes: one that fails is rebuilt in place."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Protocol
 
 from gemray_cluster.gang.client import GangClient, GangState, GangUnavailable, why_not_serving
 from gemray_cluster.gang.diagnosis import in_words
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener
-from gemray_cluster.gang.replay import LiveRequest, Replays
+from gemray_cluster.gang.replay import Replays
 from gemray_cluster.gang.together import counts_of_gone, total_stats
 from gemray_workers.errors import CheckpointError, GemrayError, InvalidField
-from gemray_workers.messages import EngineStats, GangInfo, SequenceDelta, Submit
+from gemray_workers.messages import EngineStats, GangInfo
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +39,9 @@ class SupervisedGang(GangClient, Protocol):
 
 
 class Supervisor:
-    """A `GangClient` that is STARTING until its gang serves, and again while that is rebuilt.
+    """A gang and those that follow it: STARTING until one serves, and again while another is built.
 
-    A request that is live when a gang fails waits, and is replayed: prompt and the tokens that it gave so far. Equal
-    requests have equal tokens, so its stream goes on as if nothing had happened. New requests are refused meanwhile.
+    The requests are the router's: it gives them to the gang of the moment, and replays those that one fails under.
     """
 
     def __init__(
@@ -94,18 +92,13 @@ class Supervisor:
         if self.state is GangState.SERVING:
             return None
         # A gang that has just failed knows why while its end is still being waited for.
-        return self._gang.failure if self._gang is not None and self._gang.failure else self._failure
+        if self._gang is not None and self._gang.failure and not self._over.is_set():
+            return self._gang.failure
+        return self._failure
 
     @property
-    def info(self) -> GangInfo:
-        """As in `GangClient`; while a gang is rebuilt, that of the one before it."""
-        if self._info is None:
-            raise GangUnavailable("the gang is starting")
-        return self._info
-
-    @property
-    def newest_info(self) -> GangInfo | None:
-        """`info`, or None before a gang has served."""
+    def info(self) -> GangInfo | None:
+        """That of the newest gang that has served; None before one has."""
         return self._info
 
     @property
@@ -130,12 +123,6 @@ class Supervisor:
             raise
         self._supervising = asyncio.create_task(self._supervise())
 
-    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
-        """As in `GangClient`; raises `GangUnavailable` when no gang follows a failed one, or none for this request."""
-        async with aclosing(self._replays.run(submit, self.serving_gang(), self._gang_after)) as deltas:
-            async for delta in deltas:
-                yield delta
-
     async def wait_ended(self) -> GangState:
         """Return when there is no gang and none will follow: FAILED or STOPPED."""
         await self._over.wait()
@@ -157,18 +144,8 @@ class Supervisor:
     def serving_gang(self) -> SupervisedGang:
         """The gang of the moment; raises `GangUnavailable` when none serves."""
         if self._gang is None or self.state is not GangState.SERVING:
-            raise GangUnavailable(why_not_serving(self))
+            raise GangUnavailable(why_not_serving(self.state, self.failure))
         return self._gang
-
-    async def _gang_after(self, failed: SupervisedGang, _request: LiveRequest) -> SupervisedGang:
-        """The gang that serves in place of one that failed. Raises `GangUnavailable` when none will."""
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._over.is_set() or (self._gang is not failed and self.state is GangState.SERVING)
-            )
-        if self._over.is_set():
-            raise GangUnavailable(f"the gang failed: {self._failure}")
-        return self.serving_gang()
 
     async def _supervise(self) -> None:
         """Rebuild until told to stop, or until too many gangs have failed."""

@@ -163,7 +163,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Admit, validate, tokenize."""
         places = read_num_answers(request.sampling, most=self._limiter.limit)
         if self._gang.state is not GangState.SERVING:  # before it is taken, so that it does not count as failed
-            raise GangUnavailable(why_not_serving(self._gang))
+            raise GangUnavailable(why_not_serving(self._gang.state, self._gang.failure))
         with self._limiter.admit(places), self._calls.raising_cut():  # in this order: the limiter counts the cut
             model = self._gang.info.model
             self._reader.check_size(request, model)  # here, where it waits for no other text

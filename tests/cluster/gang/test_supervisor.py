@@ -1,4 +1,7 @@
-"""A supervised gang: a dead rank costs its requests a pause. Workers without a model, over plain processes."""
+"""A supervised gang behind its router: a dead rank costs its requests a pause.
+
+Workers without a model, over plain processes.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang, no_listener
 from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.replay import FRUITLESS_FAILURES, MOST_FAILURES, LiveRequest, Suspects
+from gemray_cluster.gang.router import Router
+from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
@@ -28,6 +33,7 @@ from support.waiting import HANG_S, eventually
 CONFIG = ClusterConfig(
     placement_deadline_s=HANG_S, start_deadline_s=HANG_S, heartbeat_deadline_s=HANG_S, stop_deadline_s=HANG_S
 )
+SLOTS = 4
 
 
 def submit(request_id: str, *, max_tokens: int, prompt: list[int] | None = None) -> Submit:
@@ -57,47 +63,47 @@ class Models:
 class Listener:
     """A client that reads one stream to its end."""
 
-    def __init__(self, supervisor: Supervisor, request: Submit) -> None:
+    def __init__(self, router: Router, request: Submit) -> None:
         self.ids: list[int] = []
         self.finish: str | None = None
-        self.task = asyncio.create_task(self._listen(supervisor, request))
+        self.task = asyncio.create_task(self._listen(router, request))
 
-    async def _listen(self, supervisor: Supervisor, request: Submit) -> None:
-        async for delta in supervisor.generate(request):
+    async def _listen(self, router: Router, request: Submit) -> None:
+        async for delta in router.generate(request):
             assert delta.request_id == request.request_id
             self.ids += delta.token_ids
             self.finish = delta.finish
 
 
 @pytest.fixture
-async def supervisor() -> AsyncIterator[Supervisor]:
-    supervised = Supervisor(max_rebuilds=3)
+async def router() -> AsyncIterator[Router]:
+    supervised = Router(ReplicaLimits(), max_rebuilds=3)
     yield supervised
     await supervised.stop()
 
 
-def kill(supervisor: Supervisor, rank: int) -> None:
-    os.kill(int(supervisor.info.ranks[rank].host), signal.SIGKILL)  # the fake worker says its process id there
+def kill(router: Router, rank: int) -> None:
+    os.kill(int(router.info.ranks[rank].host), signal.SIGKILL)  # the fake worker says its process id there
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-async def test_a_killed_rank_costs_a_pause(supervisor: Supervisor, victim: int) -> None:
-    assert supervisor.state.value == "starting"
-    await supervisor.start(Models("/fake"))
-    first = supervisor.info
-    listeners = [Listener(supervisor, submit(f"r{i}", max_tokens=300 + i)) for i in range(4)]
+async def test_a_killed_rank_costs_a_pause(router: Router, victim: int) -> None:
+    assert router.state.value == "starting"
+    await router.start(Models("/fake"), slots=SLOTS)
+    first = router.info
+    listeners = [Listener(router, submit(f"r{i}", max_tokens=300 + i)) for i in range(4)]
     await eventually(lambda: all(len(listener.ids) > 3 for listener in listeners))
-    kill(supervisor, victim)
+    kill(router, victim)
 
-    await eventually(lambda: supervisor.state is not GangState.SERVING)
-    states = {supervisor.state}
-    while supervisor.state is not GangState.SERVING:
-        states.add(supervisor.state)
+    await eventually(lambda: router.state is not GangState.SERVING)
+    states = {router.state}
+    while router.state is not GangState.SERVING:
+        states.add(router.state)
         await asyncio.sleep(0.01)
     assert states == {GangState.STARTING}, "not FAILED: a restart of the server would not help"
-    await eventually(lambda: supervisor.num_rebuilds == 1)  # counted once the launch has returned
-    assert supervisor.failure is None
-    assert supervisor.info != first
+    await eventually(lambda: router.num_rebuilds == 1)  # counted once the launch has returned
+    assert router.failure is None
+    assert router.info != first
 
     await asyncio.wait_for(asyncio.gather(*(listener.task for listener in listeners)), HANG_S)
     assert [listener.ids for listener in listeners] == [expected(300 + i) for i in range(4)]
@@ -112,78 +118,79 @@ def test_a_replay_says_how_many_prompt_logprobs_are_out() -> None:
     assert (request.rest.num_prompt_logprobs, request.rest.emitted_ids) == (5, [7])
 
 
-async def test_new_requests_are_refused_while_it_is_rebuilt(supervisor: Supervisor, tmp_path: Path) -> None:
+async def test_new_requests_are_refused_while_it_is_rebuilt(router: Router, tmp_path: Path) -> None:
     may_load = tmp_path / "may load"
-    await supervisor.start(Models("/fake", f"{HELD}{may_load}"))
-    kill(supervisor, 1)
-    await eventually(lambda: supervisor.failure is not None)
+    await router.start(Models("/fake", f"{HELD}{may_load}"), slots=SLOTS)
+    kill(router, 1)
+    # What its peer saw may be told first.
+    await eventually(lambda: (router.failure or "").startswith("rank 1: its process died"))
     with pytest.raises(GangUnavailable, match=r"the gang is starting: rank 1: its process died"):
-        await Listener(supervisor, submit("new", max_tokens=1)).task
-    assert supervisor.info.model.vocab_size == 1000, "what is served has not changed"
-    assert supervisor.seconds_since_heartbeat == 0.0
+        await Listener(router, submit("new", max_tokens=1)).task
+    assert router.info.model.vocab_size == 1000, "what is served has not changed"
+    assert router.seconds_since_heartbeat == 0.0
     may_load.touch()
-    await eventually(lambda: supervisor.state is GangState.SERVING)
-    served = Listener(supervisor, submit("new", max_tokens=3))
+    await eventually(lambda: router.state is GangState.SERVING)
+    served = Listener(router, submit("new", max_tokens=3))
     await served.task
     assert served.ids == expected(3)
 
 
 async def test_without_rebuilds_the_first_failure_is_final() -> None:
-    supervisor = Supervisor(max_rebuilds=0)
-    await supervisor.start(Models("/fake"))
-    listener = Listener(supervisor, submit("x", max_tokens=10**6))
+    router = Router(ReplicaLimits(), max_rebuilds=0)
+    await router.start(Models("/fake"), slots=SLOTS)
+    listener = Listener(router, submit("x", max_tokens=10**6))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(supervisor, 1)
+    kill(router, 1)
     with pytest.raises(GangUnavailable, match=r"the gang failed: rank 1: its process died"):
         await asyncio.wait_for(listener.task, HANG_S)
-    assert await asyncio.wait_for(supervisor.wait_ended(), HANG_S) is GangState.FAILED
-    assert supervisor.failure is not None
-    assert supervisor.failure.startswith("rank 1: its process died")
-    await supervisor.stop()
-    assert supervisor.state is GangState.FAILED
+    assert await asyncio.wait_for(router.wait_ended(), HANG_S) is GangState.FAILED
+    assert router.failure is not None
+    assert router.failure.startswith("rank 1: its process died")
+    await router.stop()
+    assert router.state is GangState.FAILED
 
 
-async def test_a_request_that_kills_every_gang_ends_and_the_others_go_on(supervisor: Supervisor) -> None:
-    await supervisor.start(Models("/fake"))
-    others = [Listener(supervisor, submit(f"other{i}", max_tokens=200)) for i in range(3)]
+async def test_a_request_that_kills_every_gang_ends_and_the_others_go_on(router: Router) -> None:
+    await router.start(Models("/fake"), slots=SLOTS)
+    others = [Listener(router, submit(f"other{i}", max_tokens=200)) for i in range(3)]
     await eventually(lambda: all(len(other.ids) > 0 for other in others))
-    deadly = Listener(supervisor, submit("deadly", max_tokens=5, prompt=DEADLY_PROMPT))
+    deadly = Listener(router, submit("deadly", max_tokens=5, prompt=DEADLY_PROMPT))
     with pytest.raises(GangUnavailable):
         await asyncio.wait_for(deadly.task, HANG_S)
     await asyncio.wait_for(asyncio.gather(*(other.task for other in others)), HANG_S)
     assert [other.ids for other in others] == [expected(200)] * 3
-    assert supervisor.num_rebuilds == FRUITLESS_FAILURES + 1
+    assert router.num_rebuilds == FRUITLESS_FAILURES + 1
 
 
-async def test_a_gang_that_cannot_start_again_says_both_reasons(supervisor: Supervisor) -> None:
-    await supervisor.start(Models("/fake", "/missing"))
-    listener = Listener(supervisor, submit("x", max_tokens=10**6))
+async def test_a_gang_that_cannot_start_again_says_both_reasons(router: Router) -> None:
+    await router.start(Models("/fake", "/missing"), slots=SLOTS)
+    listener = Listener(router, submit("x", max_tokens=10**6))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(supervisor, 0)
+    kill(router, 0)
     with pytest.raises(GangUnavailable, match=r"could not be rebuilt: /missing/config\.json: no such file .*rank 0"):
         await asyncio.wait_for(listener.task, HANG_S)
-    assert await supervisor.wait_ended() is GangState.FAILED
+    assert await router.wait_ended() is GangState.FAILED
 
 
 @pytest.mark.parametrize("obstacle", ["/dies", "/no-room", "/late"])
-async def test_what_keeps_a_new_gang_from_serving_may_pass(supervisor: Supervisor, obstacle: str) -> None:
+async def test_what_keeps_a_new_gang_from_serving_may_pass(router: Router, obstacle: str) -> None:
     """A rank that dies, memory that is not free yet, a barrier that a rank does not reach: tried again, and counted."""
-    await supervisor.start(Models("/fake", obstacle, "/fake"))
-    listener = Listener(supervisor, submit("x", max_tokens=200))
+    await router.start(Models("/fake", obstacle, "/fake"), slots=SLOTS)
+    listener = Listener(router, submit("x", max_tokens=200))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(supervisor, 0)
+    kill(router, 0)
     await asyncio.wait_for(listener.task, HANG_S)
     assert listener.ids == expected(200)
-    assert supervisor.num_rebuilds == 1
+    assert router.num_rebuilds == 1
 
 
 async def test_what_does_not_pass_ends_it_after_max_rebuilds() -> None:
-    supervisor = Supervisor(max_rebuilds=2)
-    await supervisor.start(Models("/fake", "/no-room"))
-    kill(supervisor, 0)
-    assert await asyncio.wait_for(supervisor.wait_ended(), HANG_S) is GangState.FAILED
-    assert supervisor.failure == "weights of 9 GiB do not fit the 3 GiB that are free"
-    await supervisor.stop()
+    router = Router(ReplicaLimits(), max_rebuilds=2)
+    await router.start(Models("/fake", "/no-room"), slots=SLOTS)
+    kill(router, 0)
+    assert await asyncio.wait_for(router.wait_ended(), HANG_S) is GangState.FAILED
+    assert router.failure == "weights of 9 GiB do not fit the 3 GiB that are free"
+    await router.stop()
 
 
 class FragileLauncher(ProcessLauncher):
@@ -209,20 +216,20 @@ async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
         grounds.append(launcher.ground)
         return Gang(launcher, CONFIG, engine)
 
-    supervisor = Supervisor(max_rebuilds=3)
-    await supervisor.start(make)
-    listener = Listener(supervisor, submit("x", max_tokens=300))
+    router = Router(ReplicaLimits(), max_rebuilds=3)
+    await router.start(make, slots=SLOTS)
+    listener = Listener(router, submit("x", max_tokens=300))
     await eventually(lambda: len(listener.ids) > 3)
     grounds[0].set()
-    await eventually(lambda: supervisor.failure is not None)
-    assert supervisor.failure == "the raylet of our own Ray has ended"
+    await eventually(lambda: router.failure is not None)
+    assert router.failure == "the raylet of our own Ray has ended"
     # A gang that starts is not waited for either.
     await eventually(lambda: len(grounds) == 2)
     grounds[1].set()
     await asyncio.wait_for(listener.task, HANG_S)
     assert listener.ids == expected(300)
-    assert (len(grounds), supervisor.num_rebuilds) == (3, 1)
-    await supervisor.stop()
+    assert (len(grounds), router.num_rebuilds) == (3, 1)
+    await router.stop()
 
 
 async def test_a_gang_bears_the_name_of_its_replica() -> None:
@@ -259,46 +266,46 @@ async def test_clients_are_told_the_newest_failure_while_its_gang_still_ends() -
         gangs.append(DyingGang())
         return gangs[-1]
 
-    supervisor = Supervisor(max_rebuilds=3)
-    await supervisor.start(make)
+    router = Router(ReplicaLimits(), max_rebuilds=3)
+    await router.start(make, slots=SLOTS)
     gangs[0].fail("the first reason")
     gangs[0].ended.set()
-    await eventually(lambda: supervisor.num_rebuilds == 1)
-    heard = [supervisor.failure]
+    await eventually(lambda: router.num_rebuilds == 1)
+    heard = [router.failure]
     gangs[1].fail("the second reason")
-    assert [*heard, supervisor.failure] == [None, "the second reason"]
+    assert [*heard, router.failure] == [None, "the second reason"]
     with pytest.raises(GangUnavailable, match=r"^the gang is starting: the second reason$"):
-        await Listener(supervisor, submit("new", max_tokens=1)).task
+        await Listener(router, submit("new", max_tokens=1)).task
     gangs[1].ended.set()
-    await supervisor.stop()
+    await router.stop()
 
 
-async def test_stopping_breaks_a_rebuild_off(supervisor: Supervisor) -> None:
-    await supervisor.start(Models("/fake", "/slow"))
-    listener = Listener(supervisor, submit("x", max_tokens=10**6))
+async def test_stopping_breaks_a_rebuild_off(router: Router) -> None:
+    await router.start(Models("/fake", "/slow"), slots=SLOTS)
+    listener = Listener(router, submit("x", max_tokens=10**6))
     await eventually(lambda: len(listener.ids) > 0)
-    kill(supervisor, 0)
-    await eventually(lambda: supervisor.failure is not None)
+    kill(router, 0)
+    await eventually(lambda: router.failure is not None)
     await asyncio.sleep(1.0)
-    await asyncio.wait_for(supervisor.stop(), HANG_S)
-    assert supervisor.state is GangState.STOPPED
+    await asyncio.wait_for(router.stop(), HANG_S)
+    assert router.state is GangState.STOPPED
     with pytest.raises(GangUnavailable):
         await asyncio.wait_for(listener.task, HANG_S)
 
 
 async def test_old_failures_are_forgotten() -> None:
     now = 0.0
-    supervisor = Supervisor(max_rebuilds=1, clock=lambda: now)
-    await supervisor.start(Models("/fake"))
+    router = Router(ReplicaLimits(), max_rebuilds=1, clock=lambda: now)
+    await router.start(Models("/fake"), slots=SLOTS)
     for round_number in range(2):
-        kill(supervisor, 1)
-        await eventually(lambda count=round_number + 1: supervisor.num_rebuilds == count)  # type: ignore[misc]
+        kill(router, 1)
+        await eventually(lambda count=round_number + 1: router.num_rebuilds == count)  # type: ignore[misc]
         now += PERIOD_S + 1
-    kill(supervisor, 1)
-    await eventually(lambda: supervisor.num_rebuilds == 3)
-    kill(supervisor, 1)
-    assert await asyncio.wait_for(supervisor.wait_ended(), HANG_S) is GangState.FAILED
-    await supervisor.stop()
+    kill(router, 1)
+    await eventually(lambda: router.num_rebuilds == 3)
+    kill(router, 1)
+    assert await asyncio.wait_for(router.wait_ended(), HANG_S) is GangState.FAILED
+    await router.stop()
 
 
 def test_a_live_request_is_replayed_with_what_it_got() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.gang.gang import Gang
-from gemray_cluster.gang.supervisor import Supervisor
+from gemray_cluster.gang.router import Router
+from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_workers.config import DeviceName, EngineConfig
 from gemray_workers.messages import Submit
 from gemray_workers.rank.worker import RankWorker
@@ -87,7 +88,7 @@ async def kill_and_go_on(
         victims: ranks.
         deadline_s: for each start.
     """
-    supervisor, gangs = Supervisor(max_rebuilds=len(victims)), list[Gang]()
+    router, gangs = Router(ReplicaLimits(), max_rebuilds=len(victims)), list[Gang]()
 
     def make() -> Gang:
         gangs.append(make_gang())
@@ -97,7 +98,7 @@ async def kill_and_go_on(
 
     async def listen(submit: Submit) -> None:
         finish = None
-        async for delta in supervisor.generate(submit):
+        async for delta in router.generate(submit):
             found.ids[submit.request_id] += delta.token_ids
             finish = delta.finish
         found.finishes.add(finish)
@@ -105,7 +106,7 @@ async def kill_and_go_on(
     def lengths() -> list[int]:
         return [len(ids) for ids in found.ids.values()]
 
-    await supervisor.start(make)
+    await router.start(make, slots=len(submits))
     try:
         clients = [asyncio.create_task(listen(submit)) for submit in submits]
         for count, victim in enumerate(victims):
@@ -117,14 +118,14 @@ async def kill_and_go_on(
             os.kill(facts.pid, signal.SIGKILL)
             found.tokens_at_kill.append(sum(lengths()))
             await waiting.eventually(
-                lambda count=count: supervisor.num_rebuilds == count + 1 or supervisor.state is GangState.FAILED,  # type: ignore[misc]
+                lambda count=count: router.num_rebuilds == count + 1 or router.state is GangState.FAILED,  # type: ignore[misc]
                 deadline_s,
             )
-            assert supervisor.state is GangState.SERVING, supervisor.failure
+            assert router.state is GangState.SERVING, router.failure
             found.rebuild_seconds.append(time.monotonic() - began)
         await asyncio.wait_for(asyncio.gather(*clients), deadline_s)
     finally:
-        await supervisor.stop()
+        await router.stop()
     return found
 
 
