@@ -62,7 +62,7 @@ def engine_steps(
     rope = assistant.angles(one_query.positions_T)
     logits, hidden = [], []
     for token in tokens:
-        embedded_SH = target.embed(torch.tensor([token]))
+        embedded_SH = target.embedding(torch.tensor([token]))
         logits_SV, state_SH = assistant.step(embedded_SH, state_SH, rope, one_query, cache.caches)
         logits.append(whole_logits(target, logits_SV)[0])
         hidden.append(state_SH[0])

@@ -109,7 +109,7 @@ def test_captured_states_are_the_hidden_states_of_transformers(shape: Shape) -> 
     # transformers' last entry is the normed one; the last layer's own output shows through its norm.
     torch.testing.assert_close(output.hidden_UH, expected[-1][0], rtol=0, atol=2e-5)
     torch.testing.assert_close(model._norm(output.captured_TFH[:, -1]), output.hidden_UH, rtol=0, atol=0)
-    torch.testing.assert_close(model.embed(torch.tensor(prompt)), expected[0][0], rtol=0, atol=0)
+    torch.testing.assert_close(model.embedding(torch.tensor(prompt)), expected[0][0], rtol=0, atol=0)
 
 
 def test_capture_keeps_the_order_asked_for() -> None:

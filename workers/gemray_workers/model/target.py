@@ -104,10 +104,6 @@ class TargetModel:
         self.head_table = head_table(self.embedding, self.shard, sharding, is_own=config.has_own_head)
         self._head = VocabParallelHead(self.head_table, self.shard, config.final_logit_softcapping)
 
-    def embed(self, token_ids_T: Tensor) -> Tensor:
-        """Scaled token embeddings [T, H], as the first layer (and a drafter) reads them. Communicates."""
-        return self.embedding(token_ids_T)
-
     def forward(
         self,
         batch: ForwardBatch,
@@ -124,7 +120,7 @@ class TargetModel:
             outputs: the rows whose hidden states are wanted; None for all. The others end once the last layer that
                 owns KV has written their keys, or behind the last captured layer (spec 1.11).
         """
-        embedded_TH = self.embed(batch.token_ids_T)
+        embedded_TH = self.embedding(batch.token_ids_T)
         split = len(self._layers) if outputs is None else first_narrowed(self.config, capture)
         stage = self._stage(batch, embedded_TH, range(split))
         x_TH, normed_TH = embedded_TH, self._layers[0].input_norm(embedded_TH)

@@ -54,7 +54,7 @@ def test_the_input_is_the_targets_embedding_scaled() -> None:
     directory = tiny_checkpoint("31B")
     target = solo_model(directory, torch.float32)
     for token in (0, 17, VOCAB_SIZE - 1):
-        torch.testing.assert_close(target.embed(torch.tensor([token]))[0], scaled_embedding(directory, token))
+        torch.testing.assert_close(target.embedding(torch.tensor([token]))[0], scaled_embedding(directory, token))
 
 
 @pytest.mark.parametrize("centroids", [False, True], ids=["dense", "centroids"])
