@@ -2,7 +2,7 @@
 
 What decides the bits of a row, the splits and the order within them, depends on the weight alone, up to 64 rows; how
 many outputs a program has, and which operand the weight is, follows the rows: eight rows are enough for a right one.
-The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels.py`).
+The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels`).
 """
 
 from __future__ import annotations

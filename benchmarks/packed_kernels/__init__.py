@@ -1,0 +1,1 @@
+"""What products with packed weights take, and in which tiles."""
