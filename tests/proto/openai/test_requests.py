@@ -249,6 +249,18 @@ def test_an_unknown_field_is_not_passed_over() -> None:
     assert "did you mean stream_options.include_usage?" in refusal(misplaced).message
 
 
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [({"messages": [ASKED]}, read_chat_request), ({"prompt": "Hi"}, read_completion_request)],
+    ids=["chat", "completion"],
+)
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_checksum_of_logits_is_offered_over_grpc_alone(body: dict[str, Any], read: Any, asked: bool) -> None:
+    error = refusal({**body, "logprobs": None, "logits_checksum": asked}, read)
+    assert (error.status, error.param, error.code) == (400, "logits_checksum", "unsupported_parameter")
+    assert error.message == "logits_checksum is not supported here"
+
+
 @pytest.mark.parametrize("name", MOST_ENTRIES)
 def test_lists_are_refused_by_their_length(name: str) -> None:
     """The entries are no entries, which nobody gets to see."""
