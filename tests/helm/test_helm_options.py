@@ -206,6 +206,17 @@ def test_a_driver_has_the_drafters_that_are_asked_for(name: str, drafters: tuple
             assert directories == ["/models/target", *drafters]
 
 
+@pytest.mark.parametrize("name", ["default", "download-two-drafters", "download-into-a-claim"])
+def test_a_checkpoint_has_one_path_however_it_is_written(name: str) -> None:
+    values = DEPLOYMENTS[name]
+    plain, winding = (
+        render({**values, "model": {**values.get("model", {}), "path": path}})
+        for path in ("/models/target", "/models//old/.././target/")
+    )
+    assert driver_settings(winding).model == driver_settings(plain).model
+    assert worker_pod(winding).get("initContainers") == worker_pod(plain).get("initContainers")
+
+
 def test_a_driver_logs_and_traces_as_it_is_told() -> None:
     config = driver_settings(render(DEPLOYMENTS["monitoring"])).server_config()
     assert (config.log_format, config.otlp_traces_endpoint) == ("json", "http://collector.monitoring:4317")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,6 +152,12 @@ class EngineConfig:
                 raise InvalidField(name, getattr(self, name), "one of " + ", ".join(allowed))
         if self.drafter_placement == "dedicated" and (self.drafter_path is None or self.method == "none"):
             raise InvalidField("drafter_placement", "dedicated", "colocated, as there is no drafter")
+        if self.second_drafter_path is not None and self._is_one_drafter_twice():
+            raise InvalidField(
+                "second_drafter_path",
+                self.second_drafter_path,
+                "two of different kinds, an MTP assistant and a DFlash drafter: this is the first one again",
+            )
         if self.drafter_placement == "dedicated" and self.second_drafter_path is not None:
             raise InvalidField(
                 "drafter_placement",
@@ -172,6 +179,9 @@ class EngineConfig:
     def drafter_paths(self) -> tuple[str, ...]:
         """The drafters' directories."""
         return tuple(path for path in (self.drafter_path, self.second_drafter_path) if path is not None)
+
+    def _is_one_drafter_twice(self) -> bool:
+        return len({os.path.realpath(path) for path in self.drafter_paths}) < len(self.drafter_paths)
 
     @property
     def gang_size(self) -> int:

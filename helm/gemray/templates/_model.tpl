@@ -49,13 +49,13 @@ model's name.
 */}}
 {{- define "gemray.checkpointPath" -}}
 {{- $volume := .root.Values.model.volume -}}
+{{- $path := clean .path -}}
 {{- if and (eq $volume.type "download") (ne $volume.download.keep "pod") -}}
-{{- $path := trimSuffix "/" .path -}}
 {{- $slug := regexReplaceAll "[^A-Za-z0-9.-]+" .repository "-" | trunc 60 -}}
 {{- $hash := printf "%s@%s" .repository .revision | sha256sum | trunc 12 -}}
 {{ printf "%s/%s-%s/%s" (dir $path) $slug $hash (base $path) }}
 {{- else -}}
-{{ .path }}
+{{ $path }}
 {{- end -}}
 {{- end -}}
 

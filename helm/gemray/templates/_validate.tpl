@@ -56,8 +56,12 @@
 
 {{- define "gemray.validateModel" -}}
 {{- $v := .Values -}}
-{{- $mount := printf "%s/" (trimSuffix "/" $v.model.volume.mountPath) -}}
-{{- if not (hasPrefix $mount (printf "%s/" $v.model.path)) -}}
+{{- $mount := printf "%s/" (clean $v.model.volume.mountPath | trimSuffix "/") -}}
+{{- if eq $mount "/" -}}
+{{- fail (printf "model.volume.mountPath %q is the root of the pods' file system: mount the volume below it" $v.model.volume.mountPath) -}}
+{{- end -}}
+{{- $model := clean $v.model.path -}}
+{{- if not (hasPrefix $mount (printf "%s/" $model)) -}}
 {{- fail (printf "model.path %q is not under model.volume.mountPath %q, so no pod would see the model" $v.model.path $v.model.volume.mountPath) -}}
 {{- end -}}
 {{- $download := eq $v.model.volume.type "download" -}}
@@ -71,28 +75,35 @@
 {{- if and $download (not (regexMatch "^[^/ ]+/[^/ ]+$" $v.model.volume.download.repository)) -}}
 {{- fail (printf "model.volume.download.repository %q must say OWNER/NAME on the Hugging Face hub" $v.model.volume.download.repository) -}}
 {{- end -}}
-{{- if and $download (eq (trimSuffix "/" $v.model.path) (trimSuffix "/" $v.model.volume.mountPath)) -}}
+{{- if and $download (eq (printf "%s/" $model) $mount) -}}
 {{- fail "model.path must be a directory below model.volume.mountPath when the model is downloaded" -}}
 {{- end -}}
 {{- range $name, $drafter := dict "drafter" $v.drafter "drafter.second" $v.drafter.second -}}
 {{- if .path -}}
-{{- if not (hasPrefix $mount .path) -}}
+{{- if not (hasPrefix $mount (clean .path)) -}}
 {{- fail (printf "%s.path %q is not under model.volume.mountPath %q, so no pod would see it" $name .path $v.model.volume.mountPath) -}}
 {{- end -}}
-{{- if eq (trimSuffix "/" .path) (trimSuffix "/" $v.model.path) -}}
+{{- if eq (clean .path) $model -}}
 {{- fail (printf "%s.path %q is model.path as well: a drafter is a checkpoint of its own" $name .path) -}}
 {{- end -}}
 {{- if and $download (not .repository) -}}
 {{- fail (printf "%s.repository must say where to download the drafter from" $name) -}}
 {{- end -}}
+{{- if and $download (eq (printf "%s@%s" .repository .revision) (printf "%s@%s" $v.model.volume.download.repository $v.model.volume.download.revision)) -}}
+{{- fail (printf "%s.repository %q at revision %q is what model.volume.download brings as well: a drafter is a checkpoint of its own" $name .repository .revision) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with $v.drafter.second.path -}}
+{{- $second := $v.drafter.second -}}
 {{- if not $v.drafter.path -}}
 {{- fail (printf "drafter.second.path %q needs drafter.path: a drafter alone is the first" .) -}}
 {{- end -}}
-{{- if eq (trimSuffix "/" .) (trimSuffix "/" $v.drafter.path) -}}
+{{- if eq (clean .) (clean $v.drafter.path) -}}
 {{- fail (printf "drafter.second.path %q is drafter.path as well: the second is of the other kind" .) -}}
+{{- end -}}
+{{- if and $download (eq (printf "%s@%s" $second.repository $second.revision) (printf "%s@%s" $v.drafter.repository $v.drafter.revision)) -}}
+{{- fail (printf "drafter.second.repository %q at revision %q is what drafter.repository names as well: the second is of the other kind" $second.repository $second.revision) -}}
 {{- end -}}
 {{- if has $v.drafter.method (list "mtp" "dflash") -}}
 {{- fail (printf "drafter.method %s does not fit drafter.second.path: with two drafters it is auto or none, and requests may name one" $v.drafter.method) -}}

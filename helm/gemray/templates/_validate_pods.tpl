@@ -48,7 +48,7 @@
 {{- end -}}
 {{- $paths := dict -}}
 {{- range .volumeMounts -}}
-{{- $path := trimSuffix "/" .mountPath -}}
+{{- $path := clean .mountPath -}}
 {{- if hasKey $paths $path -}}
 {{- fail (printf "%s.extraVolumeMounts has the path %s twice, or the chart mounts a volume there: choose another" $values .mountPath) -}}
 {{- end -}}

@@ -165,6 +165,18 @@ def test_two_drafters_come_from_any_source(tmp_path: Path) -> None:
         ServeSettings.load({**MODEL, "drafter": "/a,/b", "drafter_placement": "dedicated"}, {}).engine_config("cpu")
 
 
+@pytest.mark.parametrize("again", ["/a", "/a/", "/./a", "/b/../a", "linked"])
+def test_one_drafter_twice_is_refused_however_it_is_written(
+    again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linked").symlink_to("/a")
+    settings = ServeSettings.load({**MODEL, "drafter": f"/a,{again}"}, {})
+    named = Path(again)
+    with pytest.raises(InvalidSetting, match=rf"drafter = '{named}' \(from flag --drafter\).*: two of different kinds"):
+        settings.engine_config("cpu")
+
+
 def test_every_setting_belongs_to_a_component() -> None:
     """A setting that no component knows would have no effect."""
     known = {f.name for config in (ServerConfig, ClusterConfig, EngineConfig, ReplicaLimits) for f in fields(config)}

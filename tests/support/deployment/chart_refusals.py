@@ -201,6 +201,44 @@ REFUSALS: dict[str, tuple[Values, str]] = {
         {"drafter": {"path": "/models/drafter", "second": {"path": "/models/target"}}},
         'drafter.second.path "/models/target" is model.path as well',
     ),
+    "one-drafter-by-another-way": (
+        {"drafter": {"path": "/models/drafter", "second": {"path": "/models/./old/../drafter"}}},
+        'drafter.second.path "/models/./old/../drafter" is drafter.path as well',
+    ),
+    "one-download-for-both-drafters": (
+        {
+            "model": {"volume": {"type": "download", "download": {"repository": "a/b"}}},
+            "drafter": {
+                "path": "/models/drafter",
+                "repository": "a/c",
+                "second": {"path": "/models/dflash", "repository": "a/c"},
+            },
+        },
+        'drafter.second.repository "a/c" at revision "main" is what drafter.repository names as well',
+    ),
+    "the-model's-download-as-its-drafter": (
+        {
+            "model": {"volume": {"type": "download", "download": {"repository": "a/b"}}},
+            "drafter": {"path": "/models/drafter", "repository": "a/b"},
+        },
+        'drafter.repository "a/b" at revision "main" is what model.volume.download brings as well',
+    ),
+    "a-model-out-of-the-volume-by-dots": (
+        {"model": {"path": "/models/../target"}},
+        'model.path "/models/../target" is not under model.volume.mountPath "/models"',
+    ),
+    "a-drafter-out-of-the-volume-by-dots": (
+        {"drafter": {"path": "/models/../drafter"}},
+        'drafter.path "/models/../drafter" is not under',
+    ),
+    "a-download-onto-the-mount-by-dots": (
+        {"model": {"path": "/models/a/..", "volume": {"type": "download", "download": {"repository": "a/b"}}}},
+        "model.path must be a directory below",
+    ),
+    "a-mount-at-the-root-by-dots": (
+        {"model": {"path": "/models/target", "volume": {"mountPath": "/models/.."}}},
+        'model.volume.mountPath "/models/.." is the root',
+    ),
     "a-second-drafter-outside-the-volume": (
         {"drafter": {"path": "/models/drafter", "second": {"path": "/elsewhere/dflash"}}},
         'drafter.second.path "/elsewhere/dflash" is not under',
