@@ -33,6 +33,10 @@ class PackedProduct(Protocol):
         """The first half of the outputs gates the second by SiLU [T, O / 2]."""
         ...
 
+    def gated_projection(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        """Parts as of `summands` of the product of ``gelu_tanh(Σ summands) · factor``."""
+        ...
+
 
 class PackedExpertProducts(Protocol):
     """``down(gelu_tanh(gate(x)) · up(x))`` of every expert."""
@@ -43,4 +47,16 @@ class PackedExpertProducts(Protocol):
 
     def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """Sum [T, H] of each row's experts by their weights."""
+        ...
+
+
+class ExactExpertProducts(Protocol):
+    """The same in exact numerics; results are those of `gemray_kernels.reference.exact_experts`."""
+
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        """Outputs [T, K, H] of each row's experts, rounded once."""
+        ...
+
+    def subtrees(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        """One rank's part of them [T, K, H], unrounded: to be added by the tree over ranks."""
         ...

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.numerics import Numerics
-from gemray_kernels.packed_product import PackedExpertProducts, PackedProduct
+from gemray_kernels.packed_product import ExactExpertProducts, PackedExpertProducts, PackedProduct
 from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
 from gemray_kernels.reference import (
     attention_inputs,
@@ -21,6 +21,7 @@ from gemray_kernels.reference import (
     embedding,
     exact_experts,
     exact_linear,
+    exact_packed,
     experts,
     layer_norms,
     linear,
@@ -42,7 +43,7 @@ class ExactProducts:
     """Products whose bits follow a row's own inputs alone (`gemray_kernels.numerics`).
 
     The last argument is the number of leaves of these inputs, a rank's share of them where ranks split the inputs.
-    Signatures and results are those of `gemray_kernels.reference.exact_linear` and `exact_experts`.
+    Signatures and results are those of `gemray_kernels.reference.exact_linear`, `exact_experts` and `exact_packed`.
     """
 
     linear: Callable[[Tensor, Tensor, int], Tensor]
@@ -53,6 +54,9 @@ class ExactProducts:
     gated_projection: Callable[[Tensor, Tensor, Tensor, int], Tensor]
     expert_outputs: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
     expert_subtrees: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    tiling: Callable[[Code, int, torch.dtype, int, int, int, torch.dtype], Tiling | None]
+    packed_product: Callable[[PackedWeight, int], PackedProduct]
+    packed_experts: Callable[[PackedWeight, PackedWeight, int], ExactExpertProducts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +197,9 @@ EXACT_REFERENCE = ExactProducts(
     gated_projection=exact_linear.gated_projection,
     expert_outputs=exact_experts.expert_outputs,
     expert_subtrees=exact_experts.expert_subtrees,
+    tiling=exact_packed.no_tiling,
+    packed_product=exact_packed.packed_product,
+    packed_experts=exact_packed.packed_experts,
 )
 """Elementwise PyTorch, for every device and dtype."""
 
@@ -266,6 +273,7 @@ def triton_kernels() -> Kernels:
 def triton_exact_products() -> ExactProducts:
     """Every exact product in Triton. Imports triton, which only CUDA builds of torch bring along."""
     from gemray_kernels.triton import exact_experts, exact_products
+    from gemray_kernels.triton import exact_packed as triton_exact_packed
 
     return ExactProducts(
         linear=exact_products.linear,
@@ -276,6 +284,9 @@ def triton_exact_products() -> ExactProducts:
         gated_projection=exact_products.gated_projection,
         expert_outputs=exact_experts.expert_outputs,
         expert_subtrees=exact_experts.expert_subtrees,
+        tiling=exact_packed.no_tiling,
+        packed_product=triton_exact_packed.packed_product,
+        packed_experts=triton_exact_packed.packed_experts,
     )
 
 

@@ -18,9 +18,7 @@ from gemray_kernels.precision import wide_linear
 from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.reference.experts import gated_by_expert, weighted_sum
 from gemray_kernels.reference.grouped_linear import grouped_linear
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The numbers of four bits: sign, two bits of exponent, one of mantissa."""
+from gemray_kernels.reference.linear import gelu_of_total_and_mul
 
 
 def dequantized(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
@@ -73,6 +71,10 @@ class ReferenceProduct(PackedProduct):
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
         return silu_and_mul(self.linear(x_TI))
+
+    @override
+    def gated_projection(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        return self.summands(gelu_of_total_and_mul(summands_STI, factor_TI))
 
 
 class ReferenceExperts(PackedExpertProducts):
@@ -157,8 +159,12 @@ def _bits(words_OW: Tensor, width: int, per_word: int) -> Tensor:
 
 
 def _e2m1(codes_OW: Tensor) -> Tensor:
-    places = torch.stack([codes_OW & 15, codes_OW >> 4], dim=-1).flatten(-2)
-    return torch.tensor(E2M1, device=codes_OW.device)[places.long()]
+    """A sign, two bits of exponent, one of mantissa, without a table: copying one to a GPU is nothing to capture."""
+    codes_OI = torch.stack([codes_OW & 15, codes_OW >> 4], dim=-1).flatten(-2).to(torch.int32)
+    exponent_OI, mantissa_OI = codes_OI >> 1 & 3, codes_OI & 1
+    halves_OI = torch.where(exponent_OI > 0, (2 + mantissa_OI) << (exponent_OI - 1).clamp(min=0), mantissa_OI)
+    size_OI = halves_OI.float() / 2
+    return torch.where(codes_OI > 7, -size_OI, size_OI)
 
 
 _UNPACK: Mapping[CodeName, Callable[[Tensor], Tensor]] = {

@@ -15,6 +15,7 @@ from gemray_kernels.packed_tiles import TiledWeight, laid_out, tiling_of
 from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
 from gemray_kernels.precision import wide_linear
 from gemray_kernels.reference.layer_norms import total
+from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.reference.packed_linear import ReferenceProduct
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
@@ -84,6 +85,10 @@ class TiledProduct(PackedProduct):
         if not _are_few(x_TI):
             return silu_and_mul(self._of_many_rows(x_TI))
         return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight, x_TI.shape[0]), Gate.SILU)
+
+    @override
+    def gated_projection(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        return self.summands(gelu_of_total_and_mul(summands_STI, factor_TI))
 
     def _of_many_rows(self, x_TI: Tensor) -> Tensor:
         return self._summands_of_many_rows(x_TI, 0, most_splits=1)[0]

@@ -26,9 +26,15 @@ def logits_on_rank(
     return [_logits(comm, load_model(directory, comm, dtype, numerics), prompt) for directory in directories]
 
 
-def quantized_logits_on_rank(comm: Communicator, directories: list[Path], prompt: list[int]) -> list[Tensor]:
+def quantized_logits_on_rank(
+    comm: Communicator,
+    directories: list[Path],
+    prompt: list[int],
+    dtype: torch.dtype = torch.float64,
+    numerics: Numerics = Numerics.FAST,
+) -> list[Tensor]:
     """The same of checkpoints that need the loader."""
-    return [_logits(comm, loaded_model(directory, comm, torch.float64), prompt) for directory in directories]
+    return [_logits(comm, loaded_model(directory, comm, dtype, numerics), prompt) for directory in directories]
 
 
 def _logits(comm: Communicator, model: TargetModel, prompt: list[int]) -> Tensor:

@@ -53,10 +53,19 @@ def load_model(
     return model
 
 
-def loaded_model(directory: Path | str, comm: Communicator, dtype: torch.dtype) -> TargetModel:
+def loaded_model(
+    directory: Path | str, comm: Communicator, dtype: torch.dtype, numerics: Numerics = Numerics.FAST
+) -> TargetModel:
     """A rank's model with its weights, read by the checkpoint loader: quantized ones, too."""
     config = ModelConfig.from_directory(directory)
-    model = TargetModel(config, comm, dtype=dtype, device=CPU)
+    model = TargetModel(
+        config,
+        comm,
+        dtype=dtype,
+        device=CPU,
+        attention=attention_kernel(Choice("attention", "torch", "on a CPU"), numerics),
+        numerics=numerics,
+    )
     load_weights(directory, model.weight_targets(), prefix=config.weight_prefix, is_ignored=model.ignored_name)
     return model
 

@@ -37,10 +37,9 @@ def test_what_has_no_exact_numerics_is_refused(changes: dict[str, Any], why: str
     assert why in raised.value.allowed
 
 
-def test_packed_weights_are_refused_by_their_format() -> None:
+def test_packed_weights_are_taken() -> None:
     packed, _ = quantized_checkpoint(tiny_checkpoint("31B"), lambda name: "int4-channel" if "mlp" in name else None)
-    with pytest.raises(InvalidField, match=r"numerics = 'exact' .* fast: exact takes no quantized weights, .* int4"):
-        blueprint(packed)
+    assert blueprint(packed).model_info().numerics == "exact"
 
 
 def test_widths_that_eight_shards_do_not_divide_are_refused(tmp_path: Path) -> None:

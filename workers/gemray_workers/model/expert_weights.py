@@ -5,7 +5,7 @@ Shape legend: T rows, H hidden size, E experts, K experts a row, I local expert 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gemray_kernels.numerics import NUM_SHARDS
-from gemray_kernels.packed_product import PackedExpertProducts
+from gemray_kernels.packed_product import ExactExpertProducts, PackedExpertProducts
 from gemray_kernels.table import ExactProducts, Kernels
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
@@ -75,11 +74,14 @@ def expert_weights(prefix: str, hidden_size: int, moe: MoEConfig, sharding: Weig
     if recipe is not None:
         gate_up, down = _formats(recipe, prefix, moe.num_experts)
         if gate_up is not None and down is not None:
-            return PackedExperts(prefix, hidden_size, moe, sharding, recipe, gate_up, down)
+            packed = PackedTensors(prefix, hidden_size, moe, sharding, recipe, gate_up, down)
+            if (exact := sharding.kernels.exact) is not None:
+                return PackedExactExperts(packed, exact)
+            return PackedExperts(packed, sharding.kernels)
     each = recipe is not None and recipe.experts == "each"
     tensors = PlainTensors(prefix, hidden_size, moe, sharding, each=each)
-    if (products := sharding.kernels.exact) is not None:
-        return ExactExperts(tensors, products, sharding.size)
+    if (exact := sharding.kernels.exact) is not None:
+        return PlainExactExperts(tensors, exact, sharding.leaves)
     return PlainExperts(tensors, sharding.kernels)
 
 
@@ -138,31 +140,52 @@ class PlainExperts(FastExperts):
         return self._tensors.weight_targets()
 
 
-class ExactExperts(ExpertWeights):
+class ExactExperts(ExpertWeights, Protocol):
     """Experts in exact numerics: every output crosses on its own, unrounded, and is added by the tree over ranks."""
 
-    def __init__(self, tensors: PlainTensors, products: ExactProducts, num_ranks: int) -> None:
-        self._tensors = tensors
-        self._products = products
-        self._leaves = NUM_SHARDS // num_ranks
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        """Outputs [T, K, H] of each row's experts, rounded once."""
+        ...
+
+    def subtrees(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        """This rank's part of them [T, K, H], unrounded."""
+        ...
 
     @override
     def over_ranks(
         self, comm: Communicator, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor
     ) -> tuple[Tensor, Tensor]:
-        weights = (self._tensors.gate_up_E2IH, self._tensors.down_EHI)
         if comm.size == 1:
-            return self._products.expert_outputs(x_TH, experts_TK, *weights, self._leaves), weights_TK
-        own_TKH = self._products.expert_subtrees(x_TH, experts_TK, *weights, self._leaves)
+            return self.outputs(x_TH, experts_TK), weights_TK
+        own_TKH = self.subtrees(x_TH, experts_TK)
         return comm.all_reduce_tree(own_TKH.unsqueeze(0), x_TH.dtype), weights_TK
+
+
+class PlainExactExperts(ExactExperts):
+    """Experts in the model's dtype, in exact numerics."""
+
+    def __init__(self, tensors: PlainTensors, products: ExactProducts, leaves: int) -> None:
+        self._tensors = tensors
+        self._products = products
+        self._leaves = leaves
+
+    @override
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        weights = (self._tensors.gate_up_E2IH, self._tensors.down_EHI)
+        return self._products.expert_outputs(x_TH, experts_TK, *weights, self._leaves)
+
+    @override
+    def subtrees(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        weights = (self._tensors.gate_up_E2IH, self._tensors.down_EHI)
+        return self._products.expert_subtrees(x_TH, experts_TK, *weights, self._leaves)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
         return self._tensors.weight_targets()
 
 
-class PackedExperts(FastExperts):
-    """Experts whose weights stay packed; they serve once a checkpoint has filled them."""
+class PackedTensors:
+    """One rank's slice of every expert, packed as on disk."""
 
     def __init__(
         self,
@@ -176,18 +199,56 @@ class PackedExperts(FastExperts):
     ) -> None:
         self._prefix = prefix
         self._stacked = recipe.experts == "stacked"
-        self._kernels = sharding.kernels
+        self.leaves = sharding.leaves
+        """Leaves of the second layer's inputs in exact numerics; those of the first are one."""
         self._part = sharding.part(moe.intermediate_size)
         self._hidden = Part(0, hidden_size, hidden_size)
         self._formats = gate_up, down
         first = prefix if self._stacked else f"{prefix}.0"
         gates = [f"{first}.gate_up_proj"] if self._stacked else [f"{first}.gate_proj", f"{first}.up_proj"]
-        self._gate_up = empty_packed(
+        self.gate_up = empty_packed(
             recipe, gate_up, gates, 2 * self._part.length, self._hidden, sharding, moe.num_experts
         )
-        self._down = empty_packed(
-            recipe, down, [f"{first}.down_proj"], hidden_size, self._part, sharding, moe.num_experts
+        """Gate halves above up halves."""
+        self.down = empty_packed(
+            recipe, down, [f"{first}.down_proj"], hidden_size, self._part, sharding, moe.num_experts, self.leaves
         )
+        """The second layer."""
+
+    def weight_targets(self, then: Callable[[], None]) -> list[WeightTarget]:
+        """Gate and up halves are sliced separately; `then` is called once a checkpoint has filled all of it."""
+        targets = self._stacked_targets() if self._stacked else self._targets_of_each()
+        return [replace(target, then=then) for target in targets]
+
+    def _targets_of_each(self) -> Iterator[WeightTarget]:
+        part, (gate_up_form, down_form) = self._part, self._formats
+        for number in range(self.gate_up.num_experts):
+            gate_up, down = self.gate_up.expert(number), self.down.expert(number)
+            for name, row in (("gate_proj", 0), ("up_proj", part.length)):
+                memory = gate_up.rows(row, part.length)
+                yield from packed_targets(
+                    f"{self._prefix}.{number}.{name}", gate_up_form, [(part, memory)], self._hidden
+                )
+            yield from packed_targets(f"{self._prefix}.{number}.down_proj", down_form, [(self._hidden, down)], part)
+
+    def _stacked_targets(self) -> Iterator[WeightTarget]:
+        part, (gate_up_form, down_form) = self._part, self._formats
+        num_experts = self.gate_up.num_experts
+        gate = replace(part, whole=2 * part.whole)
+        up = replace(gate, start=part.whole + part.start)
+        pieces = [(gate, self.gate_up.rows(0, part.length)), (up, self.gate_up.rows(part.length))]
+        yield from packed_targets(f"{self._prefix}.gate_up_proj", gate_up_form, pieces, self._hidden, num_experts)
+        yield from packed_targets(
+            f"{self._prefix}.down_proj", down_form, [(self._hidden, self.down)], part, num_experts
+        )
+
+
+class PackedExperts(FastExperts):
+    """Experts whose weights stay packed; they serve once a checkpoint has filled them."""
+
+    def __init__(self, tensors: PackedTensors, kernels: Kernels) -> None:
+        self._tensors = tensors
+        self._kernels = kernels
         self._product: PackedExpertProducts | None = None
 
     @override
@@ -200,8 +261,7 @@ class PackedExperts(FastExperts):
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
-        targets = self._stacked_targets() if self._stacked else self._targets_of_each()
-        return [replace(target, then=self._filled) for target in targets]
+        return self._tensors.weight_targets(self._filled)
 
     @property
     def _products(self) -> PackedExpertProducts:
@@ -210,29 +270,38 @@ class PackedExperts(FastExperts):
         return self._product
 
     def _filled(self) -> None:
-        self._product = self._kernels.packed_experts(self._gate_up, self._down)
+        self._product = self._kernels.packed_experts(self._tensors.gate_up, self._tensors.down)
 
-    def _targets_of_each(self) -> Iterator[WeightTarget]:
-        part, (gate_up_form, down_form) = self._part, self._formats
-        for number in range(self._gate_up.num_experts):
-            gate_up, down = self._gate_up.expert(number), self._down.expert(number)
-            for name, row in (("gate_proj", 0), ("up_proj", part.length)):
-                memory = gate_up.rows(row, part.length)
-                yield from packed_targets(
-                    f"{self._prefix}.{number}.{name}", gate_up_form, [(part, memory)], self._hidden
-                )
-            yield from packed_targets(f"{self._prefix}.{number}.down_proj", down_form, [(self._hidden, down)], part)
 
-    def _stacked_targets(self) -> Iterator[WeightTarget]:
-        part, (gate_up_form, down_form) = self._part, self._formats
-        num_experts = self._gate_up.num_experts
-        gate = replace(part, whole=2 * part.whole)
-        up = replace(gate, start=part.whole + part.start)
-        pieces = [(gate, self._gate_up.rows(0, part.length)), (up, self._gate_up.rows(part.length))]
-        yield from packed_targets(f"{self._prefix}.gate_up_proj", gate_up_form, pieces, self._hidden, num_experts)
-        yield from packed_targets(
-            f"{self._prefix}.down_proj", down_form, [(self._hidden, self._down)], part, num_experts
-        )
+class PackedExactExperts(ExactExperts):
+    """The same in exact numerics."""
+
+    def __init__(self, tensors: PackedTensors, products: ExactProducts) -> None:
+        self._tensors = tensors
+        self._exact = products
+        self._product: ExactExpertProducts | None = None
+
+    @override
+    def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        return self._products.outputs(x_TH, experts_TK)
+
+    @override
+    def subtrees(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
+        return self._products.subtrees(x_TH, experts_TK)
+
+    @override
+    def weight_targets(self) -> list[WeightTarget]:
+        return self._tensors.weight_targets(self._filled)
+
+    @property
+    def _products(self) -> ExactExpertProducts:
+        if self._product is None:
+            raise RuntimeError("packed experts serve once they are filled")
+        return self._product
+
+    def _filled(self) -> None:
+        tensors = self._tensors
+        self._product = self._exact.packed_experts(tensors.gate_up, tensors.down, tensors.leaves)
 
 
 def _formats(recipe: Recipe, prefix: str, num_experts: int) -> tuple[WeightFormat | None, WeightFormat | None]:

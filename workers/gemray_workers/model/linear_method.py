@@ -14,12 +14,19 @@ from typing import Protocol
 from torch import Tensor
 from typing_extensions import override
 
-from gemray_kernels.numerics import NUM_SHARDS, leaves_of
+from gemray_kernels.numerics import leaves_of
 from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.plain_products import PlainProducts, plain_products
-from gemray_workers.model.weight_sharding import Part, WeightSharding, sliced_tensor, stacked_tensors, whole_tensor
+from gemray_workers.model.weight_sharding import (
+    Part,
+    WeightSharding,
+    leaves_of_stack,
+    sliced_tensor,
+    stacked_tensors,
+    whole_tensor,
+)
 
 
 class LinearWeight(Protocol):
@@ -138,13 +145,13 @@ class PlainMethod(LinearMethod):
     @override
     def by_outputs(self, outputs: Sequence[tuple[str, Part]], num_in: int, sharding: WeightSharding) -> LinearWeight:
         weight_OI, targets = stacked_tensors(outputs, num_in, sharding)
-        leaves = leaves_of(sum(part.whole for _, part in outputs), num_in)
-        return _PlainWeight(weight_OI, targets, plain_products(sharding.kernels, leaves))
+        products = plain_products(sharding.kernels, leaves_of_stack(outputs, num_in))
+        return _PlainWeight(weight_OI, targets, products)
 
     @override
     def by_inputs(self, name: str, inputs: Part, num_out: int, sharding: WeightSharding) -> LinearWeight:
         weight_OI = sharding.empty(num_out, inputs.length)
-        products = plain_products(sharding.kernels, NUM_SHARDS // sharding.size)
+        products = plain_products(sharding.kernels, sharding.leaves)
         return _PlainWeight(weight_OI, [sliced_tensor(f"{name}.weight", 1, inputs, weight_OI)], products)
 
 

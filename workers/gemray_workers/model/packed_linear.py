@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from gemray_kernels.packed_product import PackedProduct
 from gemray_kernels.packed_weight import PackedWeight, groups_of, words_of
-from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.table import Kernels
 from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
@@ -34,10 +33,11 @@ class PackedLinearWeight(LinearWeight):
     It multiplies once a checkpoint has filled it: kernels may then lay it out anew.
     """
 
-    def __init__(self, weight: PackedWeight, targets: Sequence[WeightTarget], kernels: Kernels) -> None:
+    def __init__(self, weight: PackedWeight, targets: Sequence[WeightTarget], kernels: Kernels, leaves: int) -> None:
         self._weight = weight
         self._targets = [replace(target, then=self._filled) for target in targets]
         self._kernels = kernels
+        self._leaves = leaves
         self._product: PackedProduct | None = None
 
     @override
@@ -54,7 +54,7 @@ class PackedLinearWeight(LinearWeight):
 
     @override
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
-        return self._products.summands(gelu_of_total_and_mul(summands_STI, factor_TI))
+        return self._products.gated_projection(summands_STI, factor_TI)
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
@@ -75,21 +75,34 @@ class PackedLinearWeight(LinearWeight):
         return self._product
 
     def _filled(self) -> None:
-        self._product = self._kernels.packed_product(self._weight)
+        exact = self._kernels.exact
+        if exact is None:
+            self._product = self._kernels.packed_product(self._weight)
+        else:
+            self._product = exact.packed_product(self._weight, self._leaves)
 
 
 def packed_linear_weight(
-    recipe: Recipe, form: WeightFormat, outputs: Sequence[tuple[str, Part]], inputs: Part, sharding: WeightSharding
+    recipe: Recipe,
+    form: WeightFormat,
+    outputs: Sequence[tuple[str, Part]],
+    inputs: Part,
+    sharding: WeightSharding,
+    leaves: int = 1,
 ) -> PackedLinearWeight:
-    """The stacked weights of layers, of each of which the rank holds a part of the outputs and the same inputs."""
+    """The stacked weights of layers, of each of which the rank holds a part of the outputs and the same inputs.
+
+    `leaves` are those of the rank's inputs in exact numerics.
+    """
     names = [name for name, _ in outputs]
-    weight = empty_packed(recipe, form, names, sum(part.length for _, part in outputs), inputs, sharding)
+    num_out = sum(part.length for _, part in outputs)
+    weight = empty_packed(recipe, form, names, num_out, inputs, sharding, leaves=leaves)
     targets: list[WeightTarget] = []
     row = 0
     for name, part in outputs:
         targets += packed_targets(name, form, [(part, weight.rows(row, part.length))], inputs)
         row += part.length
-    return PackedLinearWeight(weight, targets, sharding.kernels)
+    return PackedLinearWeight(weight, targets, sharding.kernels, leaves)
 
 
 def empty_packed(
@@ -100,6 +113,7 @@ def empty_packed(
     inputs: Part,
     sharding: WeightSharding,
     num_experts: int | None = None,
+    leaves: int = 1,
 ) -> PackedWeight:
     """Memory that a checkpoint is to fill.
 
@@ -111,6 +125,7 @@ def empty_packed(
         inputs: this rank's.
         sharding: where the memory lies.
         num_experts: length of a leading dimension.
+        leaves: of the rank's inputs in exact numerics.
     """
     lead = () if num_experts is None else (num_experts,)
     group = form.group_of(inputs.whole)
@@ -126,7 +141,11 @@ def empty_packed(
     usual = torch.float8_e4m3fn if form.row_scale_name is not None else torch.bfloat16
     dtypes = [recipe.scale_dtype(f"{name}.{form.scale_name}", usual) for name in names]
     scale_dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
-    tiling = sharding.kernels.tiling(form.code, group, scale_dtype, inputs.start, inputs.length, sharding.dtype)
+    layout = (form.code, group, scale_dtype, inputs.start, inputs.length)
+    if (exact := sharding.kernels.exact) is not None:
+        tiling = exact.tiling(*layout, leaves, sharding.dtype)
+    else:
+        tiling = sharding.kernels.tiling(*layout, sharding.dtype)
     code_room, scale_room = (0, 0) if tiling is None else (tiling.code_bytes, tiling.scale_bytes)
     return PackedWeight(
         code=form.code,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_kernels.numerics import Numerics
+from gemray_kernels.numerics import NUM_SHARDS, Numerics, leaves_of
 from gemray_kernels.table import Kernels, kernels_for
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import Copy, WeightTarget
@@ -34,6 +34,11 @@ class WeightSharding:
         """The kernels that serve this device, dtype and numerics."""
         return kernels_for(self.device, self.dtype, self.numerics)
 
+    @property
+    def leaves(self) -> int:
+        """A rank's leaves of inputs that ranks split: its share of the virtual shards (`gemray_kernels.numerics`)."""
+        return NUM_SHARDS // self.size
+
     def empty(self, *shape: int) -> Tensor:
         """A tensor that a checkpoint is to fill."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -55,6 +60,11 @@ class Part:
     def times(self, width: int) -> Part:
         """The same share of a dimension that holds `width` entries for each of this one's (heads -> features)."""
         return Part(start=self.start * width, length=self.length * width, whole=self.whole * width)
+
+
+def leaves_of_stack(outputs: Sequence[tuple[str, Part]], num_in: int) -> int:
+    """Leaves of layers of the same input whose outputs ranks split: those of the whole layers."""
+    return leaves_of(sum(part.whole for _, part in outputs), num_in)
 
 
 def whole_tensor(name: str, destination: Tensor) -> WeightTarget:

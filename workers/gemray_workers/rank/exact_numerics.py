@@ -19,9 +19,6 @@ def require_exact(config: EngineConfig, model: ModelConfig) -> None:
         return
     if config.device == "cuda" and config.dtype not in ("bfloat16", "float32"):
         raise _refused(f"on GPUs exact takes bfloat16 and float32, not {config.dtype}")
-    packed = () if model.quantization is None else model.quantization.titles
-    if packed:
-        raise _refused(f"exact takes no quantized weights, and the checkpoint has {', '.join(packed)}")
     if NUM_SHARDS % config.tensor_parallel_size:
         raise _refused(f"exact takes 1, 2, 4 or {NUM_SHARDS} ranks, not {config.tensor_parallel_size}")
     unit = NUM_SHARDS * (ALIGNMENT if config.device == "cuda" else 1)
