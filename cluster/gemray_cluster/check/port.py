@@ -10,15 +10,13 @@ from gemray_cluster.check.result import CheckResult, fail, ok
 
 
 def check_port(name: str, host: str, port: int) -> CheckResult:
-    """Try to listen on `host`:`port` as the server will; port 0 (any free port) always passes.
+    """Try to listen on `host`:`port` as the server will.
 
     Args:
         name: what the port is for, e.g. ``grpc port``.
         host: address or host name to bind.
-        port: 0..65535.
+        port: 0..65535; 0 takes a free one.
     """
-    if port == 0:
-        return ok(name, f"any free port of {host}.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -26,10 +24,11 @@ def check_port(name: str, host: str, port: int) -> CheckResult:
             probe.bind(address)
             probe.listen(1)
     except socket.gaierror as error:
-        return fail(name, f"{host} is no address of this host ({error.strerror}).")
+        hint = f"; an IPv6 address is written as {host.strip('[]')}" if host.startswith("[") else ""
+        return fail(name, f"{host} is no address of this host ({error.strerror}){hint}.")
     except OSError as error:
         return fail(name, f"{host}:{port} {_reason(error, host, port)}.")
-    return ok(name, f"{host}:{port} is free.")
+    return ok(name, f"{host}:{port} is free." if port else f"any free port of {host}.")
 
 
 def _reason(error: OSError, host: str, port: int) -> str:

@@ -12,6 +12,7 @@ from gemray_cluster.check.open_files import check_open_files, hard_limit
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.check.result import CheckResult, Status, fail
+from gemray_cluster.check.server_files import check_server_files
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.device import choose_device
 from gemray_cluster.ray_runtime.session import RaySession
@@ -45,6 +46,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
     note(check_port("grpc port", server.host, server.port))
     if settings.metrics_port is not None:
         note(check_port("metrics port", server.host, settings.metrics_port))
+    note(*await asyncio.to_thread(check_server_files, server))
     # The front end reads the tokenizer; the ranks' nodes are asked for the weights below.
     here = check_model_directory(settings.model, node=HERE, weights=False)
     note(here)

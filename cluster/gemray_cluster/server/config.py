@@ -52,6 +52,8 @@ class ServerConfig:
         check_ranges(self)
         if self.log_format not in get_args(LogFormat):
             raise InvalidField("log_format", self.log_format, "text or json")
+        if self.metrics_port == self.port != 0:
+            raise InvalidField("metrics_port", self.metrics_port, f"another port than gRPC's, {self.port}")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise InvalidField("tls_key_file", self.tls_key_file, "set together with tls_cert_file, or both unset")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:

@@ -57,6 +57,8 @@ def test_what_does_not_fit_is_a_sentence_with_a_remedy() -> None:
     )
     with pytest.raises(CapacityError, match=r"6\.00 GiB of memory free.*the model alone does not fit: raise tp"):
         require_room(NEEDS, lambda: 6 * GIB, place="the card")
+    with pytest.raises(CapacityError, match=r"7\.50 GiB of memory free.*lower max_num_seqs, max_step_tokens"):
+        require_room(NEEDS, lambda: 15 * GIB // 2, place="the card")  # the model fits, what one step takes does not
     with pytest.raises(CapacityError, match=r"48\.00 GiB are wanted for 2 ranks.*lower kv_memory to 7\.00 GiB"):
         require_room(NEEDS, lambda: 30 * GIB, place="the host", ranks_there=2)
 

@@ -77,7 +77,7 @@ def fit_pools(
     max_len = _largest(requested_len, lambda length: demand.bytes_alone(length) <= for_longest)
     if max_len < _SHORTEST_LEN:
         raise CapacityError(
-            f"kv_memory_bytes = {kv_memory_bytes} is too small: one sequence of {_SHORTEST_LEN} tokens needs "
+            f"{kv_memory_bytes} bytes of kv_memory are too small: one sequence of {_SHORTEST_LEN} tokens needs "
             f"{demand.bytes_alone(_SHORTEST_LEN) / _MIB:.2f} MiB, {kv_memory_bytes / _MIB:.2f} MiB are available "
             f"({requested_len} tokens would need {demand.bytes_alone(requested_len) / _MIB:.2f} MiB)"
         )

@@ -153,8 +153,8 @@ def memory_info(
 
 def _remedy(needs: MemoryNeeds, free: int, states_kv: bool) -> str:
     left = free - needs.total + needs.kv
-    if left > 0 and not states_kv:
-        return "lower max_num_seqs, max_step_tokens or prefill_chunk, or raise tp"
+    if needs.weights + needs.drafter < free and not (left > 0 and states_kv):
+        return "lower max_num_seqs, max_step_tokens, prefill_chunk or page_size, or raise tp"
     if left > 0:
         return f"lower kv_memory to {gib(left)} at most"
     return "the model alone does not fit: raise tp, or take a smaller one"

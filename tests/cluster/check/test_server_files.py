@@ -1,0 +1,82 @@
+"""Files and ports that would end a start are told by `gemray check`, not only by `gemray serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemray_cluster.check import run
+from gemray_cluster.check.port import check_port
+from gemray_cluster.check.result import CheckResult, Status
+from gemray_cluster.check.server_files import check_server_files
+from gemray_cluster.ray_runtime.session import RaySession
+from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.settings.settings import ServeSettings
+from gemray_workers.embedded import embedded_path
+from gemray_workers.errors import GemrayError, InvalidField
+from support.cluster.certificates import make_certificates
+
+
+def _check(**settings: Any) -> list[CheckResult]:
+    return check_server_files(ServerConfig(**settings))
+
+
+def test_nothing_is_said_of_files_that_are_not_named() -> None:
+    assert _check() == []
+
+
+def test_files_that_the_server_takes(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    tls, tokens = _check(
+        tls_cert_file=cert, tls_key_file=key, tls_client_ca_file=cert, auth_token_file=str(tmp_path / "tokens")
+    )
+    assert (tls.status, tokens.status) == (Status.OK, Status.OK)
+    assert f"{cert} and {key} are a pair, and clients show one of {cert}" in tls.sentence
+    assert f"{tmp_path / 'tokens'} has 2" in tokens.sentence
+
+
+def test_files_that_the_server_refuses(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    empty = tmp_path / "empty"
+    empty.touch()
+    for settings, words in (
+        ({"tls_cert_file": str(empty), "tls_key_file": str(tmp_path / "key.pem")}, "tls_cert_file"),
+        ({"auth_token_file": str(empty)}, "a file with at least one token"),
+        ({"auth_token_file": str(tmp_path / "nowhere")}, "No such file"),
+        ({"otlp_traces_endpoint": "collector:4317"}, "http://HOST:PORT"),
+    ):
+        (result,) = _check(**settings)
+        assert result.status is Status.FAIL
+        assert words in result.sentence
+
+
+def test_a_free_port_of_a_host_that_is_none() -> None:
+    result = check_port("grpc port", "no.such.host.invalid", 0)
+    assert result.status is Status.FAIL
+    assert "no.such.host.invalid is no address of this host" in result.sentence
+
+
+def test_an_address_in_brackets_comes_with_the_one_to_write() -> None:
+    result = check_port("grpc port", "[::1]", 0)
+    assert result.status is Status.FAIL
+    assert "an IPv6 address is written as ::1" in result.sentence
+
+
+def test_two_servers_on_one_port() -> None:
+    with pytest.raises(InvalidField, match=r"metrics_port = 9400 is not allowed: another port than gRPC's, 9400"):
+        ServerConfig(port=9400, metrics_port=9400)
+    ServerConfig(port=0, metrics_port=0)
+
+
+async def test_the_command_looks_at_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreachable(config: object) -> None:
+        raise GemrayError("no cluster here")
+
+    monkeypatch.setattr(RaySession, "open", unreachable)
+    settings = ServeSettings(model=str(embedded_path("gemray-tiny")), port=0, auth_token_file=str(tmp_path / "nowhere"))
+    results = await run.check_all(settings, lambda result: None)
+    assert "auth_token_file" in next(result.sentence for result in results if result.name == "tokens")
