@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemray_cluster.check.result import CheckResult, fail, ok
 from gemray_workers.checkpoint.hub import snapshot_of
+from gemray_workers.checkpoint.index import INDEX_FILE, SINGLE_FILE, index_shards
 from gemray_workers.checkpoint.json_file import is_broken_link
+from gemray_workers.errors import CheckpointError
 
 NAME = "model"
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,10 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
             NAME,
             f"no directory {path} on node {node}: every node that runs a rank needs the model {_where(path)}.",
         )
-    missing = missing_files(directory, weights=weights, tokenizer=tokenizer)
+    try:
+        missing = missing_files(directory, weights=weights, tokenizer=tokenizer)
+    except CheckpointError as error:
+        return fail(NAME, f"on node {node}: {error}.")
     if missing:
         missing = [f"{name} (a link to nowhere)" if is_broken_link(directory / name) else name for name in missing]
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
@@ -60,14 +62,17 @@ def _where(path: str) -> str:
 
 
 def missing_files(directory: Path, *, weights: bool, tokenizer: bool) -> list[str]:
-    """Names of the files that a checkpoint at `directory` should have and has not."""
+    """Names of the files that a checkpoint at `directory` should have and has not.
+
+    Raises:
+        CheckpointError: an unreadable index.
+    """
     wanted = ["config.json", *(["tokenizer.json"] if tokenizer else [])]
     missing = [name for name in wanted if not (directory / name).is_file()]
     if not weights:
         return missing
-    if (directory / _INDEX).is_file():
-        shards = sorted(set(json.loads((directory / _INDEX).read_text())["weight_map"].values()))
-        return missing + [shard for shard in shards if not (directory / shard).is_file()]
-    if not (directory / _SINGLE).is_file():
-        missing.append(f"{_SINGLE} (or {_INDEX})")
+    if (directory / INDEX_FILE).is_file():
+        return missing + [shard for shard in index_shards(directory) if not (directory / shard).is_file()]
+    if not (directory / SINGLE_FILE).is_file():
+        missing.append(f"{SINGLE_FILE} (or {INDEX_FILE})")
     return missing

@@ -131,6 +131,16 @@ def test_model_directory(tmp_path: Path) -> None:
     assert check_model_directory(str(tmp_path), node="10.0.0.2").status is Status.OK
 
 
+@pytest.mark.parametrize("index", [b"{", b"[]", b"{}", b'{"weight_map": "x"}', b'{"weight_map": {"a": 5}}', b"\xff"])
+def test_a_damaged_index_is_a_sentence(index: bytes, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    found = check_model_directory(str(tmp_path), node="10.0.0.2")
+    assert found.status is Status.FAIL
+    assert f"on node 10.0.0.2: {tmp_path}/model.safetensors.index.json" in found.sentence
+
+
 def test_a_directory_of_another_format_is_told_apart(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "model-Q4_K_M.gguf"):
         (tmp_path / name).touch()

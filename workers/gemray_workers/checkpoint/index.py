@@ -63,6 +63,11 @@ def read_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     return _merged(directory, shards, weight_map)
 
 
+def index_shards(directory: Path) -> list[str]:
+    """The files that the index names, sorted; raises CheckpointError for an unreadable index."""
+    return sorted(set(_read_weight_map(directory / INDEX_FILE).values()))
+
+
 def file_of_tensor(directory: Path, name: str) -> Path | None:
     """The file that holds a tensor, going by the index where there is one; None where none is said to.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -210,6 +211,9 @@ def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
     text = content.get("text_config", content)
     if not isinstance(text, dict):
         raise InvalidField("text_config", text, "an object")
+    for holder in (content, text):
+        if not isinstance(holder.get("quantization_config"), dict | None):
+            raise InvalidField("quantization_config", holder["quantization_config"], "an object, or null")
     if text.get("hidden_size_per_layer_input", 0) is None:
         text["hidden_size_per_layer_input"] = 0  # some exports say "off" with null (spec 11)
     if text.get("rope_scaling", 0) is None:
@@ -246,6 +250,14 @@ def refuse_other_variants(text: Any) -> None:
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "sliding_window"):
         if getattr(text, name) < 1:
             raise InvalidField(f"text_config.{name}", getattr(text, name), "an integer >= 1")
+    if not 0 <= text.num_kv_shared_layers <= text.num_hidden_layers:  # an assistant shares all
+        allowed_here = f"an integer from 0 to {text.num_hidden_layers}"
+        raise InvalidField("text_config.num_kv_shared_layers", text.num_kv_shared_layers, allowed_here)
+    if not 0 <= text.rms_norm_eps < math.inf:
+        raise InvalidField("text_config.rms_norm_eps", text.rms_norm_eps, "a number >= 0")
+    softcap = text.final_logit_softcapping
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise InvalidField("text_config.final_logit_softcapping", softcap, "a number > 0, or null")
 
 
 def _layers(text: Any) -> tuple[LayerConfig, ...]:
