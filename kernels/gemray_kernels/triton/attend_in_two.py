@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gemray_kernels.triton.attend_kernels import find_rows
+from gemray_kernels.triton.attend_spans import find_rows
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 from gemray_kernels.triton.exact_softmax import (

@@ -9,79 +9,105 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemray_kernels.triton.attend_spans import chunk_keys_of, find_row, find_span, first_key
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 
-MANY_ROWS = tl.constexpr(8)
-CHUNK_OF_MANY_ROWS = tl.constexpr(128)
-"""Keys of a chunk, at least, of a sequence of more rows: a block of drafts keeps the device at work with few chunks."""
-
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _chunk_keys(  # type: ignore[no-untyped-def]
-    num_rows, kv_len, WINDOW: tl.constexpr, GROUP: tl.constexpr, MOST_CHUNKS: tl.constexpr, MIN_CHUNK: tl.constexpr
+def attend_keys(  # type: ignore[no-untyped-def]
+    q_MD,
+    position_M,
+    is_row_M,
+    k_pages,
+    v_pages,
+    table_P,
+    begin,
+    end,
+    in_slot,
+    scale_log2,
+    page_stride,
+    slot_stride,
+    v_scale,
+    WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_L: tl.constexpr,
 ):
-    """Keys of a chunk of this sequence; its first chunk holds the first key that any of its rows sees.
-
-    At least 2 for each (row, head) pair, and CHUNK_OF_MANY_ROWS of many rows, so that partial results stay fewer bytes
-    than keys; at least so many that MOST_CHUNKS - 1 of them cover the keys, which may begin and end inside a chunk.
-    """
-    span = kv_len
-    if WINDOW > 0:
-        span = tl.minimum(kv_len, WINDOW + num_rows)
-    for_rows = (2 * num_rows * GROUP + MIN_CHUNK - 1) // MIN_CHUNK
-    if num_rows > MANY_ROWS:
-        for_rows = tl.maximum(for_rows, CHUNK_OF_MANY_ROWS // MIN_CHUNK)
-    for_span = (span + MIN_CHUNK * (MOST_CHUNKS - 1) - 1) // (MIN_CHUNK * (MOST_CHUNKS - 1))
-    return tl.maximum(tl.maximum(for_rows, for_span), 1) * MIN_CHUNK
+    """Softmax over the keys [begin, end): the largest score of each pair, the sum of its weights, its weighted sum."""
+    BLOCK_M: tl.constexpr = q_MD.shape[0]
+    BLOCK_D: tl.constexpr = q_MD.shape[1]
+    d_D = tl.arange(0, BLOCK_D)
+    in_head_D = d_D < HEAD_DIM
+    largest_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for first in range(begin // BLOCK_L * BLOCK_L, end, BLOCK_L):
+        key_L = first + tl.arange(0, BLOCK_L)
+        # Slots outside are never read: they may hold anything, and 0 · NaN is NaN.
+        inside_L = (key_L >= begin) & (key_L < end)
+        page_L = tl.load(table_P + key_L // PAGE_SIZE, mask=inside_L, other=0).to(tl.int64)
+        at_L = page_L * page_stride + (key_L % PAGE_SIZE) * slot_stride + in_slot
+        k_DL = tl.load(k_pages + at_L[None, :] + d_D[:, None], mask=inside_L[None, :] & in_head_D[:, None], other=0.0)
+        if v_scale is not None:
+            k_DL = k_DL.to(q_MD.dtype)
+        score_ML = dot(q_MD, k_DL, tl.zeros([BLOCK_M, BLOCK_L], tl.float32)) * scale_log2
+        visible_ML = inside_L[None, :] & is_row_M[:, None]
+        if CAUSAL:
+            visible_ML = visible_ML & (key_L[None, :] <= position_M[:, None])
+        if WINDOW > 0:
+            visible_ML = visible_ML & (key_L[None, :] > position_M[:, None] - WINDOW)
+        score_ML = tl.where(visible_ML, score_ML, float("-inf"))
+        new_largest_M = tl.maximum(largest_M, tl.max(score_ML, axis=1))
+        shift_M = tl.where(new_largest_M == float("-inf"), 0.0, new_largest_M)  # nothing seen yet
+        weight_ML = tl.exp2(score_ML - shift_M[:, None])
+        rescale_M = tl.exp2(largest_M - shift_M)
+        sum_M = sum_M * rescale_M + tl.sum(weight_ML, axis=1)
+        largest_M = new_largest_M
+        v_LD = tl.load(v_pages + at_L[:, None] + d_D[None, :], mask=inside_L[:, None] & in_head_D[None, :], other=0.0)
+        if v_scale is not None:
+            v_LD = v_LD.to(q_MD.dtype)
+        acc_MD = acc_MD * rescale_M[:, None]
+        acc_MD = dot(weight_ML.to(v_LD.dtype), v_LD, acc_MD)
+    if v_scale is not None:
+        acc_MD = acc_MD * v_scale
+    return largest_M, sum_M, acc_MD
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _first_key(position, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The first key that a query at `position` sees."""
-    first = position * 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    return first
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def find_rows(block, query_start_Z, num_seqs, BLOCK_S: tl.constexpr, BLOCK_ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whose rows a block of a grid over all rows has: sequence, its first row among all, the block's first row in it.
-
-    Sequence s has the blocks from ``start[s] // BLOCK_ROWS + s`` on: as many as it needs, or one more.
-    """
-    s_S = tl.arange(0, BLOCK_S)
-    start_S = tl.load(query_start_Z + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
-    begins_before = (start_S // BLOCK_ROWS + s_S <= block) & (s_S < num_seqs)
-    sequence = tl.sum(begins_before.to(tl.int32)) - 1
-    start = tl.load(query_start_Z + sequence).to(tl.int32)
-    return sequence, start, (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def find_row(  # type: ignore[no-untyped-def]
-    slot, query_start_Z, num_seqs, BLOCK_S: tl.constexpr, MAX_SPLIT_ROWS: tl.constexpr, BY_ROW: tl.constexpr
+def store_attended(  # type: ignore[no-untyped-def]
+    largest_M,
+    sum_M,
+    acc_MD,
+    is_direct,
+    is_row_M,
+    row_M,
+    slot_M,
+    head_M,
+    out_TND,
+    partial_o,
+    partial_ml,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    GRID_CHUNKS: tl.constexpr,
 ):
-    """Whose row has a slot of partial results: sequence, its first row among all, the row's place in it.
-
-    Slots are rows, or MAX_SPLIT_ROWS for each sequence.
-    """
-    if BY_ROW:
-        s_S = tl.arange(0, BLOCK_S)
-        end_S = tl.load(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
-        sequence = tl.sum((end_S <= slot).to(tl.int32))
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        row = slot - start
+    """Store what rows attended: of the only chunk the result, else the chunk's part in the rows' slots."""
+    d_D = tl.arange(0, acc_MD.shape[1])
+    is_stored_MD = is_row_M[:, None] & (d_D < HEAD_DIM)[None, :]
+    if is_direct:
+        acc_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]  # rows that see no key give zeros
+        out_at_M = (row_M.to(tl.int64) * NUM_HEADS + head_M) * HEAD_DIM
+        tl.store(out_TND + out_at_M[:, None] + d_D[None, :], acc_MD.to(out_TND.dtype.element_ty), mask=is_stored_MD)
     else:
-        sequence = slot // MAX_SPLIT_ROWS
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        row = slot % MAX_SPLIT_ROWS
-    return sequence, start, row
+        partial_M = (slot_M.to(tl.int64) * NUM_HEADS + head_M) * GRID_CHUNKS + tl.program_id(2)
+        tl.store(partial_o + partial_M[:, None] * HEAD_DIM + d_D[None, :], acc_MD, mask=is_stored_MD)
+        tl.store(partial_ml + partial_M * 2, largest_M, mask=is_row_M)
+        tl.store(partial_ml + partial_M * 2 + 1, sum_M, mask=is_row_M)
 
 
 @triton.jit(do_not_specialize=["num_seqs", "blocks_per_seq"])  # type: ignore[untyped-decorator]
-def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
+def attend_kernel(  # type: ignore[no-untyped-def]
     q_TND,
     k_pages,
     v_pages,
@@ -125,95 +151,72 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it.
     """
     wait_for_inputs(EARLY)
-    block = tl.program_id(0)
+    sequence, start, first_row, num_rows, kv_len, begin, end, is_direct, is_idle = find_span(
+        query_start_Z,
+        kv_len_S,
+        num_seqs,
+        blocks_per_seq,
+        WINDOW,
+        CAUSAL,
+        GROUP,
+        MOST_CHUNKS,
+        MIN_CHUNK,
+        MAX_SPLIT_ROWS,
+        BLOCK_S,
+        BLOCK_ROWS,
+        SEARCH,
+    )
     kv_head = tl.program_id(1)
-    if SEARCH:
-        sequence, start, first_row = find_rows(block, query_start_Z, num_seqs, BLOCK_S, BLOCK_ROWS)
-    else:
-        sequence = block // blocks_per_seq
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
-        first_row = (block % blocks_per_seq) * BLOCK_ROWS
-    num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
-    kv_len = tl.load(kv_len_S + sequence).to(tl.int32)
-    # Rows that see no key, padding among them, are few rows however many there are: they get their zeros there.
-    if first_row >= num_rows or (num_rows > MAX_SPLIT_ROWS and kv_len > 0):
+    in_slot = kv_head * kv_head_stride
+    table_P = table_SP + sequence.to(tl.int64) * table_stride
+    if is_idle:
         return
 
     pair_M = tl.arange(0, BLOCK_M)
     row_M = first_row + pair_M // GROUP
     head_M = kv_head * GROUP + pair_M % GROUP
     is_row_M = (pair_M < BLOCK_ROWS * GROUP) & (row_M < num_rows)
-    position_M = kv_len - num_rows + row_M
-    last_row = tl.minimum(first_row + BLOCK_ROWS, num_rows) - 1
-
-    # Keys [begin, end) that some row of this block sees, in this program's chunk.
-    begin = _first_key(kv_len - num_rows + first_row, WINDOW)
-    end = kv_len
-    if CAUSAL:
-        end = kv_len - num_rows + last_row + 1
-    chunk = tl.program_id(2)
-    chunk_keys = _chunk_keys(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)
-    first_chunk = _first_key(kv_len - num_rows, WINDOW) // chunk_keys
-    is_direct = (kv_len - 1) // chunk_keys - first_chunk < 1
-    if is_direct:
-        if chunk > 0:
-            return
-    else:
-        begin = tl.maximum(begin, (first_chunk + chunk) * chunk_keys)
-        end = tl.minimum(end, (first_chunk + chunk + 1) * chunk_keys)
-        if begin >= end:
-            return
-
     d_D = tl.arange(0, BLOCK_D)
     in_head_D = d_D < HEAD_DIM
     q_at_M = (start + row_M).to(tl.int64) * q_row_stride + head_M * q_head_stride
     q_MD = tl.load(q_TND + q_at_M[:, None] + d_D[None, :], mask=is_row_M[:, None] & in_head_D[None, :], other=0.0)
-
-    largest_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    table_P = table_SP + sequence.to(tl.int64) * table_stride
-    for first in range(begin // BLOCK_L * BLOCK_L, end, BLOCK_L):
-        key_L = first + tl.arange(0, BLOCK_L)
-        # Slots outside are never read: they may hold anything, and 0 · NaN is NaN.
-        inside_L = (key_L >= begin) & (key_L < end)
-        page_L = tl.load(table_P + key_L // PAGE_SIZE, mask=inside_L, other=0).to(tl.int64)
-        at_L = page_L * page_stride + (key_L % PAGE_SIZE) * slot_stride + kv_head * kv_head_stride
-        k_DL = tl.load(k_pages + at_L[None, :] + d_D[:, None], mask=inside_L[None, :] & in_head_D[:, None], other=0.0)
-        if v_scale is not None:
-            k_DL = k_DL.to(q_MD.dtype)
-        score_ML = dot(q_MD, k_DL, tl.zeros([BLOCK_M, BLOCK_L], tl.float32)) * scale_log2
-        visible_ML = inside_L[None, :] & is_row_M[:, None]
-        if CAUSAL:
-            visible_ML = visible_ML & (key_L[None, :] <= position_M[:, None])
-        if WINDOW > 0:
-            visible_ML = visible_ML & (key_L[None, :] > position_M[:, None] - WINDOW)
-        score_ML = tl.where(visible_ML, score_ML, float("-inf"))
-        new_largest_M = tl.maximum(largest_M, tl.max(score_ML, axis=1))
-        shift_M = tl.where(new_largest_M == float("-inf"), 0.0, new_largest_M)  # nothing seen yet
-        weight_ML = tl.exp2(score_ML - shift_M[:, None])
-        rescale_M = tl.exp2(largest_M - shift_M)
-        sum_M = sum_M * rescale_M + tl.sum(weight_ML, axis=1)
-        largest_M = new_largest_M
-        v_LD = tl.load(v_pages + at_L[:, None] + d_D[None, :], mask=inside_L[:, None] & in_head_D[None, :], other=0.0)
-        if v_scale is not None:
-            v_LD = v_LD.to(q_MD.dtype)
-        acc_MD = acc_MD * rescale_M[:, None]
-        acc_MD = dot(weight_ML.to(v_LD.dtype), v_LD, acc_MD)
-
-    if v_scale is not None:
-        acc_MD = acc_MD * v_scale
-    is_stored_MD = is_row_M[:, None] & in_head_D[None, :]
-    if is_direct:
-        acc_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]  # rows that see no key give zeros
-        out_at_M = ((start + row_M).to(tl.int64) * NUM_HEADS + head_M) * HEAD_DIM
-        tl.store(out_TND + out_at_M[:, None] + d_D[None, :], acc_MD.to(out_TND.dtype.element_ty), mask=is_stored_MD)
-    else:
-        slot_M = row_M + (start if BY_ROW else sequence * MAX_SPLIT_ROWS)
-        partial_M = (slot_M.to(tl.int64) * NUM_HEADS + head_M) * GRID_CHUNKS + chunk
-        tl.store(partial_o + partial_M[:, None] * HEAD_DIM + d_D[None, :], acc_MD, mask=is_stored_MD)
-        tl.store(partial_ml + partial_M * 2, largest_M, mask=is_row_M)
-        tl.store(partial_ml + partial_M * 2 + 1, sum_M, mask=is_row_M)
+    largest_M, sum_M, acc_MD = attend_keys(
+        q_MD,
+        kv_len - num_rows + row_M,
+        is_row_M,
+        k_pages,
+        v_pages,
+        table_P,
+        begin,
+        end,
+        in_slot,
+        scale_log2,
+        page_stride,
+        slot_stride,
+        v_scale,
+        WINDOW,
+        CAUSAL,
+        HEAD_DIM,
+        PAGE_SIZE,
+        BLOCK_L,
+    )
+    slot_M = row_M + (start if BY_ROW else sequence * MAX_SPLIT_ROWS)
+    store_attended(
+        largest_M,
+        sum_M,
+        acc_MD,
+        is_direct,
+        is_row_M,
+        start + row_M,
+        slot_M,
+        head_M,
+        out_TND,
+        partial_o,
+        partial_ml,
+        NUM_HEADS,
+        HEAD_DIM,
+        GRID_CHUNKS,
+    )
 
 
 @triton.jit(do_not_specialize=["num_seqs"])  # type: ignore[untyped-decorator]
@@ -248,14 +251,14 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     if row >= num_rows or num_rows > MAX_SPLIT_ROWS:
         return
     kv_len = tl.load(kv_len_S + sequence).to(tl.int32)
-    chunk_keys = _chunk_keys(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)
-    first_chunk = _first_key(kv_len - num_rows, WINDOW) // chunk_keys
+    chunk_keys = chunk_keys_of(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)
+    first_chunk = first_key(kv_len - num_rows, WINDOW) // chunk_keys
     if (kv_len - 1) // chunk_keys - first_chunk < 1:
         return
 
     # The chunks that hold keys of this row; the others' partial results were never written.
     position = kv_len - num_rows + row
-    begin = _first_key(position, WINDOW)
+    begin = first_key(position, WINDOW)
     end = kv_len
     if CAUSAL:
         end = position + 1

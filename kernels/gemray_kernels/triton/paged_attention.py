@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import e, log2
+from typing import Any
 
 import torch
 import triton
@@ -92,50 +93,15 @@ def paged_attention(
     require_contiguous(query_start=query_start_Z, kv_len=kv_len_S)
     group = num_heads // num_kv_heads
     page_size = k_pages.shape[1]
-
-    most_chunks = max(2, min(MAX_CHUNKS, PROGRAMS_PER_ROW_BLOCK // num_kv_heads))
-    table_keys = block_table_SP.shape[1] * page_size
-    if window is not None:
-        table_keys = min(table_keys, window + FEW_ROWS)
-    grid_chunks = min(most_chunks, table_keys // MIN_CHUNK + 2)
-
-    by_row = num_rows <= num_seqs * FEW_ROWS
-    slots_R = num_rows if by_row else num_seqs * FEW_ROWS
-    partial_o = torch.empty(slots_R, num_heads, grid_chunks, head_dim, dtype=torch.float32, device=q_TND.device)
-    partial_ml = torch.empty(slots_R, num_heads, grid_chunks, 2, dtype=torch.float32, device=q_TND.device)
-
     early = starts_early(q_TND)
-    block_seqs = max(LEAST_BLOCK_OF_SEQUENCES, triton.next_power_of_2(num_seqs))
-    common = {
-        "WINDOW": window or 0,
-        "CAUSAL": causal,
-        "NUM_HEADS": num_heads,
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-        "MOST_CHUNKS": most_chunks,
-        "GRID_CHUNKS": grid_chunks,
-        "MIN_CHUNK": MIN_CHUNK,
-        "MAX_SPLIT_ROWS": FEW_ROWS,
-        "BY_ROW": by_row,
-        "BLOCK_S": block_seqs,
-        "EARLY": early,
-        "launch_pdl": early,
-    }
-
-    strides = (q_TND.stride(0), q_TND.stride(1), *k_pages.stride()[:3], block_table_SP.stride(0))
     if tile is None:
         pairs = group * triton.cdiv(num_rows, num_seqs)
         tile = short_tile(q_TND.dtype, head_dim, pairs, group, num_rows, is_fp8=k_pages.dtype == FP8)
-    has_long = (num_rows if most_rows is None else min(most_rows, num_rows)) > FEW_ROWS
-    block_rows = tile.pairs // group
-    blocks = num_rows // block_rows + num_seqs
-    # Beside a long chunk, whose rows are the other kernel's, a short sequence still has few blocks; programs that find
-    # nothing to do cost more than what they would look for, one for each chunk of keys.
-    blocks_per_seq = triton.cdiv(min(num_rows, FEW_ROWS) if has_long else num_rows, block_rows)
-    # Which sequence a block belongs to is looked up, but where few rows make so few blocks a sequence.
-    search = blocks <= num_seqs * blocks_per_seq or (num_rows > FEW_ROWS and not has_long)
-    attend_kernel[(blocks if search else num_seqs * blocks_per_seq, num_kv_heads, grid_chunks)](
+    programs = short_programs(
+        out_TND, k_pages, block_table_SP, num_seqs, window=window, causal=causal, most_rows=most_rows, tile=tile
+    )
+    strides = (q_TND.stride(0), q_TND.stride(1), *k_pages.stride()[:3], block_table_SP.stride(0))
+    attend_kernel[programs.grid](
         q_TND,
         k_pages,
         v_pages,
@@ -143,33 +109,18 @@ def paged_attention(
         query_start_Z,
         kv_len_S,
         out_TND,
-        partial_o,
-        partial_ml,
+        programs.partial_o,
+        programs.partial_ml,
         num_seqs,
-        blocks_per_seq,
+        programs.blocks_per_seq,
         scale * k_scale * LOG2_E,
         *strides,
         v_scale if k_pages.dtype == FP8 else None,
-        **common,
-        PAGE_SIZE=page_size,
-        BLOCK_ROWS=block_rows,
-        BLOCK_M=tile.pairs,
-        BLOCK_L=tile.keys,
-        SEARCH=search,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **programs.both,
+        **programs.attending,
     )
-    combine_kernel[(slots_R, num_heads)](
-        out_TND,
-        partial_o,
-        partial_ml,
-        query_start_Z,
-        kv_len_S,
-        num_seqs,
-        **common,
-        BLOCK_C=triton.next_power_of_2(grid_chunks),
-        num_warps=4,
-    )
+    programs.combine(out_TND, query_start_Z, kv_len_S)
+    has_long = most_of(num_rows, most_rows) > FEW_ROWS
     in_two = causal and long is None and most_keys is not None and in_two_kernels(q_TND.dtype, head_dim)
     if has_long and in_two:
         attend_prompts(
@@ -186,7 +137,7 @@ def paged_attention(
             grid=0.0,
             restarts=False,
             tiles=prompt_tiles(group, is_fp8=k_pages.dtype == FP8),
-            block_seqs=block_seqs,
+            block_seqs=programs.both["BLOCK_S"],
             early=early,
             most_keys=most_keys,
         )
@@ -210,9 +161,9 @@ def paged_attention(
             NUM_HEADS=num_heads,
             GROUP=group,
             HEAD_DIM=head_dim,
-            BLOCK_D=common["BLOCK_D"],
+            BLOCK_D=programs.both["BLOCK_D"],
             FEW_ROWS=FEW_ROWS,
-            BLOCK_S=block_seqs,
+            BLOCK_S=programs.both["BLOCK_S"],
             EARLY=early,
             launch_pdl=early,
             PAGE_SIZE=page_size,
@@ -223,6 +174,104 @@ def paged_attention(
             num_stages=long.num_stages,
         )
     return out_TND
+
+
+@dataclass(frozen=True)
+class ShortPrograms:
+    """The programs of short rows: how many, of which constants, and where their partial results lie."""
+
+    grid: tuple[int, int, int]
+    blocks_per_seq: int
+    partial_o: Tensor
+    partial_ml: Tensor
+    both: dict[str, Any]
+    """Constants of both kernels."""
+    attending: dict[str, Any]
+    """Further ones of that which attends."""
+
+    def combine(self, out_TND: Tensor, query_start_Z: Tensor, kv_len_S: Tensor) -> None:
+        """Combine the partial results of every row."""
+        slots_R, num_heads, grid_chunks, _ = self.partial_ml.shape
+        combine_kernel[(slots_R, num_heads)](
+            out_TND,
+            self.partial_o,
+            self.partial_ml,
+            query_start_Z,
+            kv_len_S,
+            len(kv_len_S),
+            **self.both,
+            BLOCK_C=triton.next_power_of_2(grid_chunks),
+            num_warps=4,
+        )
+
+
+def short_programs(
+    out_TND: Tensor,
+    k_pages: Tensor,
+    block_table_SP: Tensor,
+    num_seqs: int,
+    *,
+    window: int | None,
+    causal: bool,
+    most_rows: int | None,
+    tile: Tile,
+) -> ShortPrograms:
+    """Choose the programs of short rows, and give them room for their partial results."""
+    num_rows, num_heads, head_dim = out_TND.shape
+    page_size, num_kv_heads = k_pages.shape[1:3]
+    group = num_heads // num_kv_heads
+    most_chunks = max(2, min(MAX_CHUNKS, PROGRAMS_PER_ROW_BLOCK // num_kv_heads))
+    table_keys = block_table_SP.shape[1] * page_size
+    if window is not None:
+        table_keys = min(table_keys, window + FEW_ROWS)
+    grid_chunks = min(most_chunks, table_keys // MIN_CHUNK + 2)
+    by_row = num_rows <= num_seqs * FEW_ROWS
+    parts = (num_rows if by_row else num_seqs * FEW_ROWS, num_heads, grid_chunks)
+    early = starts_early(out_TND)
+    has_long = most_of(num_rows, most_rows) > FEW_ROWS
+    block_rows = tile.pairs // group
+    blocks = num_rows // block_rows + num_seqs
+    # Beside a long chunk, whose rows are the other kernel's, a short sequence still has few blocks; programs that find
+    # nothing to do cost more than what they would look for, one for each chunk of keys.
+    blocks_per_seq = triton.cdiv(min(num_rows, FEW_ROWS) if has_long else num_rows, block_rows)
+    # Which sequence a block belongs to is looked up, but where few rows make so few blocks a sequence.
+    search = blocks <= num_seqs * blocks_per_seq or (num_rows > FEW_ROWS and not has_long)
+    return ShortPrograms(
+        grid=(blocks if search else num_seqs * blocks_per_seq, num_kv_heads, grid_chunks),
+        blocks_per_seq=blocks_per_seq,
+        partial_o=torch.empty(*parts, head_dim, dtype=torch.float32, device=out_TND.device),
+        partial_ml=torch.empty(*parts, 2, dtype=torch.float32, device=out_TND.device),
+        both={
+            "WINDOW": window or 0,
+            "CAUSAL": causal,
+            "NUM_HEADS": num_heads,
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+            "MOST_CHUNKS": most_chunks,
+            "GRID_CHUNKS": grid_chunks,
+            "MIN_CHUNK": MIN_CHUNK,
+            "MAX_SPLIT_ROWS": FEW_ROWS,
+            "BY_ROW": by_row,
+            "BLOCK_S": max(LEAST_BLOCK_OF_SEQUENCES, triton.next_power_of_2(num_seqs)),
+            "EARLY": early,
+            "launch_pdl": early,
+        },
+        attending={
+            "PAGE_SIZE": page_size,
+            "BLOCK_ROWS": block_rows,
+            "BLOCK_M": tile.pairs,
+            "BLOCK_L": tile.keys,
+            "SEARCH": search,
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+        },
+    )
+
+
+def most_of(num_rows: int, most_rows: int | None) -> int:
+    """The most rows of a sequence among so many rows."""
+    return num_rows if most_rows is None else min(most_rows, num_rows)
 
 
 def short_tile(
