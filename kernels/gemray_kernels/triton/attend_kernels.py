@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gemray_kernels.triton.attend_spans import chunk_keys_of, find_row, find_span, first_key
+from gemray_kernels.triton.attend_spans import ask_for_keys, chunk_keys_of, find_row, find_span, first_key
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import wait_for_inputs
 
@@ -145,12 +145,15 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
     SEARCH: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Attend with one block of rows over one chunk of keys.
 
-    `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it.
+    `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it. Where AHEAD
+    is not None, what says whose rows and pages these are was written before the kernel before this one.
     """
-    wait_for_inputs(EARLY)
+    if AHEAD is None:
+        wait_for_inputs(EARLY)
     sequence, start, first_row, num_rows, kv_len, begin, end, is_direct, is_idle = find_span(
         query_start_Z,
         kv_len_S,
@@ -169,6 +172,12 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     kv_head = tl.program_id(1)
     in_slot = kv_head * kv_head_stride
     table_P = table_SP + sequence.to(tl.int64) * table_stride
+    if AHEAD is not None:
+        if EARLY and AHEAD > 0:
+            stop = tl.where(is_idle, begin, end)
+            ask_for_keys(k_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
+            ask_for_keys(v_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
+        wait_for_inputs(EARLY)
     if is_idle:
         return
 
@@ -243,14 +252,16 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     BLOCK_C: tl.constexpr,
 ):
     """Combine one row's and head's partial softmaxes."""
-    wait_for_inputs(EARLY)
     slot = tl.program_id(0)
     head = tl.program_id(1)
+    # The kernel before this one attended: what says whose rows these are is older, and may be read.
     sequence, start, row = find_row(slot, query_start_Z, num_seqs, BLOCK_S, MAX_SPLIT_ROWS, BY_ROW)
     num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
+    kv_len = tl.load(kv_len_S + sequence, mask=row < num_rows, other=0).to(tl.int32)
+    # No program ends without waiting: the next kernel waits for this one, and by it for the one before.
+    wait_for_inputs(EARLY)
     if row >= num_rows or num_rows > MAX_SPLIT_ROWS:
         return
-    kv_len = tl.load(kv_len_S + sequence).to(tl.int32)
     chunk_keys = chunk_keys_of(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)
     first_chunk = first_key(kv_len - num_rows, WINDOW) // chunk_keys
     if (kv_len - 1) // chunk_keys - first_chunk < 1:

@@ -48,6 +48,9 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int
+    ahead: int | None = None
+    """Keys that a program asks for before it waits for the queries, a power of two; None for a program that reads
+    nothing before it waits. Lengths and tables are then to be older than the kernel that wrote the queries."""
 
 
 def paged_attention(
@@ -263,6 +266,7 @@ def short_programs(
             "BLOCK_M": tile.pairs,
             "BLOCK_L": tile.keys,
             "SEARCH": search,
+            "AHEAD": tile.ahead,
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         },
