@@ -254,6 +254,8 @@ class RequestReader:
                     "sampling.seed", Summary("unset"), f"the seed of the earlier call that has given {field}"
                 )
         emitted = [list(check_token_ids(field, ids, self.vocab_size)) for field, ids in fields.items()]
+        for field, ids in zip(fields, emitted, strict=True):
+            _refuse_ids_behind_an_end(field, ids, params)
         return emitted + [[] for _ in range(num_answers - len(emitted))]
 
     def _render(self, chat: ChatInput) -> RenderedText:
@@ -277,6 +279,18 @@ class RequestReader:
                 f"text of token ids 0..{self.vocab_size - 1}, which the model has rows for",
             )
         return ids
+
+
+def _refuse_ids_behind_an_end(field: str, ids: list[int], params: SamplingParams) -> None:
+    """Raise InvalidField for ids that go on behind a stop token: no earlier call has given them."""
+    stops = frozenset(params.stop_token_ids)
+    for place, token_id in enumerate(ids[:-1]):
+        if token_id in stops and place >= params.min_tokens:
+            raise InvalidField(
+                f"{field}[{place}]",
+                token_id,
+                "a stop token as the last id alone: it ends an answer (sampling.stop_token_ids or the checkpoint's)",
+            )
 
 
 def _other(first: Submit, index: int, emitted_ids: list[int]) -> Submit:

@@ -136,3 +136,19 @@ async def test_what_no_call_can_have_given(
         await served.stream(request)
     assert bad_request_of(caught.value)[0] == field
     assert served.gang.submitted == []
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_ids_behind_a_stop_token_are_refused(served: Serving, answers: int) -> None:
+    """The engine would end such a request without a token, which nobody expects of it."""
+    sampling = pb.SamplingParameters(seed=7, max_tokens=9, stop_token_ids=[40], n=answers)
+    request = pb.GenerateRequest(text="Hi", sampling=sampling)
+    given = request.emitted_token_ids if answers == 1 else request.emitted_by_answer.add().ids
+    given.extend([41, 40, 42])
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await served.stub.Generate(request)
+    field, description = bad_request_of(error.value)
+    assert field == ("emitted_token_ids[1]" if answers == 1 else "emitted_by_answer[0].ids[1]")
+    assert "a stop token as the last id alone" in description
+    given.pop()
+    assert (await served.stub.Generate(request)).completion.stop_token_id == 40
