@@ -85,6 +85,8 @@ def _read_budget(fields: Fields, sampling: pb.SamplingParameters) -> None:
     old, new = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise fields.refusal("max_tokens", f"unset beside max_completion_tokens = {new}")
+    if new is not None and new < 0:  # the server would say so of max_tokens
+        raise fields.refusal("max_completion_tokens", "an integer >= 0")
     budget = old if new is None else new
     if budget is not None:
         sampling.max_tokens = budget

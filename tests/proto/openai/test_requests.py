@@ -192,6 +192,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": ["x"]}, "stop_token_ids[0]"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
+    ({"max_completion_tokens": -4}, "max_completion_tokens"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": "f"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function"),
