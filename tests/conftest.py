@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from support import hypothesis_settings
 from support.cluster.ray_patience import RAY_PATIENCE
 from support.processes.failure_reports import pytest_runtest_makereport  # noqa: F401
 from support.processes.file_order import longest_files_first
@@ -21,6 +22,7 @@ from support.processes.session_end import pytest_configure, pytest_unconfigure  
 
 for _name, _value in RAY_PATIENCE.items():
     os.environ.setdefault(_name, _value)
+hypothesis_settings.load_profile()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,7 +66,7 @@ def test_known_answers_of_random123(philox: Any, key: Any, counter: Any, expecte
 
 
 @given(st.tuples(WORD, WORD), st.tuples(WORD, WORD, WORD, WORD))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_philox_equals_python_integers(key: Any, counter: Any) -> None:
     assert torch_philox(key, counter) == python_philox(key, counter)
 
@@ -76,7 +76,7 @@ def test_philox_equals_python_integers(key: Any, counter: Any) -> None:
     position=st.one_of(st.integers(0, 2**20), st.integers(0, 2**62)),
     tokens=st.lists(st.integers(0, 262143), min_size=1, max_size=9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_noise_is_keyed_as_documented(seed: int, position: int, tokens: list[int]) -> None:
     signed = seed - 2**64 if seed >= 2**63 else seed
     arguments = torch.tensor([signed]), torch.tensor([position])

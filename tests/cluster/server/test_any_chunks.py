@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemray.client import answers_of
@@ -18,6 +18,7 @@ from support.cluster.calls import arguments, call_ids, thought_ids
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, joined, serving
 from support.cluster.text import byte_ids
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +43,7 @@ def answer_of(messages: list[pb.GenerateStreamResponse], index: int) -> pb.Gener
     return joined([*deltas, pb.GenerateStreamResponse(final=end)])
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=FIXTURE_SERVES_ALL)
 @given(
     thought=said,
     text=said,

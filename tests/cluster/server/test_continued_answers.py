@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
@@ -15,6 +15,7 @@ from support.cluster.calls import call_ids
 from support.cluster.fake_gang import Script
 from support.cluster.serving import Serving, bad_request_of
 from support.cluster.text import MULTILINGUAL, byte_ids
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
@@ -55,7 +56,7 @@ def _structure(messages: list[pb.GenerateStreamResponse]) -> tuple[str, str]:
     return "".join(message.delta.reasoning for message in messages), repr(said)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=FIXTURE_SERVES_ALL)
 @given(
     seed=st.integers(0, 2**64 - 1),
     size=st.integers(1, 4),

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
@@ -18,11 +18,12 @@ from gemray_workers.messages import SpeculationCounters
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import DEFAULTS, Serving, joined, serving
 from support.cluster.text import MULTILINGUAL, byte_ids
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=FIXTURE_SERVES_ALL)
 @given(
     seed=st.integers(0, 2**64 - 1),
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemray.v1 import generation_pb2 as pb
@@ -21,6 +21,7 @@ from support.cluster.calls import arguments, call_ids, thought_ids
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, bad_request_of, joined, serving
 from support.cluster.text import byte_ids
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,7 +42,7 @@ async def served(embedded: ChatTokenizer) -> AsyncIterator[Serving]:
         yield running
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=FIXTURE_SERVES_ALL)
 @given(
     thought=st.text(alphabet="ab👩\u200d\u0301", max_size=4),
     text=st.text(alphabet="ab👩漢", max_size=4),

@@ -17,7 +17,7 @@ from support.waiting import HANG_S
 LONG = SHORT_BYTES + 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     arrivals=st.lists(st.sampled_from("abc"), max_size=20),
     leaving=st.sets(st.integers(0, 19)),

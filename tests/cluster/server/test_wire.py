@@ -16,7 +16,7 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(contents=st.lists(TEXT, max_size=10), bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats()), stops=IDS)
 def test_counts_what_a_message_holds(contents: list[str], bias: dict[int, float], stops: list[int]) -> None:
     request = pb.GenerateRequest(
@@ -29,7 +29,7 @@ def test_counts_what_a_message_holds(contents: list[str], bias: dict[int, float]
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=60))
 def test_bytes_that_protobuf_reads_are_counted(data: bytes) -> None:
     """Only groups, which no proto3 writer makes, are refused though protobuf would skip them."""
@@ -47,7 +47,7 @@ def test_bytes_that_protobuf_reads_are_counted(data: bytes) -> None:
     assert not why or "wire type" in why or "does not end" in why
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_a_request_or_a_refusal(data: bytes) -> None:
     request = read_message(data, pb.GenerateRequest)

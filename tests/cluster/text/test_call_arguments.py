@@ -64,7 +64,7 @@ def test_depth_is_bounded() -> None:
     assert run(deepest.replace("[", "[[", 1).replace("]", "]]", 1))[1] is False
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(notation=st.text(alphabet='{}[],:" \\aQ1-.eu漢', max_size=40), cuts=st.sets(st.integers(0, 40)))
 def test_anything_is_json_in_any_chunks(notation: str, cuts: set[int]) -> None:
     """A beginning of JSON at every point, and JSON once complete."""

@@ -121,7 +121,7 @@ def schema_of(value: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(value)[::2]}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(value=st.dictionaries(keys, values, max_size=3), left_out=st.booleans())
 def test_what_fits_is_taken(compiler: GrammarCompiler, tokenizer: ChatTokenizer, value: Any, left_out: bool) -> None:
     assume(not re.search(r"e-\d{3}", json.dumps(value)))  # a grammar's exponents have two digits

@@ -57,7 +57,7 @@ def test_the_request_may_say_otherwise(tokenizer: ChatTokenizer) -> None:
     assert tokenizer.encode(INJECTION).count(END) == 1, "a raw text is taken as it stands"
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(user=TEXTS, answer=TEXTS, tool=TEXTS)
 def test_whatever_is_spelled_the_turns_are_the_templates(
     published: ChatTokenizer, user: str, answer: str, tool: str
@@ -75,7 +75,7 @@ def test_whatever_is_spelled_the_turns_are_the_templates(
     assert control_ids(published, ids) == control_ids(published, encode("x", "x", "x"))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(content=st.text(st.characters(codec="utf-8")))
 def test_text_that_spells_none_is_encoded_as_ever(published: ChatTokenizer, content: str) -> None:
     assume(not any(token in content for token in published.control_ids))
@@ -84,7 +84,7 @@ def test_text_that_spells_none_is_encoded_as_ever(published: ChatTokenizer, cont
     assert published.encode_rendered(rendered) == published.encode(rendered.text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(words=st.lists(st.sampled_from(["The printer", " says", "\n\n", "<table>", "a < b", "漢字", " "])))
 def test_only_the_spelled_token_is_cut_otherwise(tokenizer: ChatTokenizer, words: list[str]) -> None:
     """Around a spelled token the ids are those that the backend gives when told to take special tokens for text."""
@@ -133,7 +133,7 @@ def test_more_marks_than_there_are_is_told(tokenizer: ChatTokenizer) -> None:
         tokenizer.encode_chat(chat(INJECTION + every))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(words=st.lists(st.text("<a|>.*", min_size=1, max_size=5)), text=st.text("<a|>.*", max_size=30))
 def test_pattern_of_words_is_the_longest_first_alternation(words: list[str], text: str) -> None:
     plain = "|".join(map(re.escape, sorted(set(words), key=len, reverse=True))) or "(?!)"

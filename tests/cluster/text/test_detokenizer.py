@@ -21,7 +21,7 @@ def reference(tokenizer: ChatTokenizer, ids: list[int]) -> str:
     return tokenizer._backend.decode(ids, skip_special_tokens=True)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(text=st.text())
 def test_pieces_add_up_to_the_library_decode(tokenizer: ChatTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
@@ -37,7 +37,7 @@ def test_multilingual_text_never_shows_half_a_character(tokenizer: ChatTokenizer
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40))
 def test_any_ids_add_up_to_their_decode(tokenizer: ChatTokenizer, ids: list[int]) -> None:
     text = "".join(pieces_of(tokenizer, ids))
@@ -46,7 +46,7 @@ def test_any_ids_add_up_to_their_decode(tokenizer: ChatTokenizer, ids: list[int]
         assert text == reference(tokenizer, ids)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=30))
 def test_any_bytes_decode_as_utf8_with_replacement(tokenizer: ChatTokenizer, data: bytes) -> None:
     assert "".join(pieces_of(tokenizer, byte_ids(tokenizer, data))) == data.decode("utf-8", errors="replace")

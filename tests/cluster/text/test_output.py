@@ -102,7 +102,7 @@ def test_min_tokens_passes_over_stop_strings(tokenizer: ChatTokenizer) -> None:
     assert collect(output(tokenizer, ["b"], min_tokens=3), deltas(ids, [4], finish="length"))[:2] == (ids[:4], "aba")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     data=st.text(alphabet="ab漢👩", max_size=12),
     stops=st.lists(st.text(alphabet="ab漢", min_size=1, max_size=3), max_size=2),
@@ -138,7 +138,7 @@ def cut_by_hand(text: str, stops: list[str]) -> tuple[str, str | None, int]:
     return text, None, len(text)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     written=st.lists(st.tuples(st.sampled_from(SCRIPTS), st.booleans()), max_size=14),
     stops=st.lists(st.lists(st.sampled_from(SCRIPTS), min_size=1, max_size=3).map("".join), max_size=3),

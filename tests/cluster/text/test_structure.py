@@ -107,7 +107,7 @@ def ids_of(tokenizer: ChatTokenizer, output: list[tuple[str, Any]]) -> list[int]
     return ids
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(output=parts, sizes=size_lists)
 def test_any_chunks_give_what_the_model_meant(
     tokenizer: ChatTokenizer, output: list[tuple[str, Any]], sizes: list[int]
@@ -125,7 +125,7 @@ def test_any_chunks_give_what_the_model_meant(
     assert whole.num_reasoning_tokens == sum(len(thought_ids(tokenizer, content)) for content in thoughts)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     output=parts,
     sizes=size_lists,
@@ -153,7 +153,7 @@ def test_an_output_may_end_anywhere(
                 json.loads(call.arguments)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     ids=st.lists(
         st.one_of(st.integers(108, 363), st.sampled_from([OPEN, CLOSE, CALL, END_CALL, QUOTE, RESPONSE, 105, 106, 5]))
@@ -198,7 +198,7 @@ def test_notation_of_a_call_without_a_name_is_no_text(tokenizer: ChatTokenizer, 
     assert (whole.text, whole.calls) == ("!", [])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(name=names, cut=st.integers(0, 20), sizes=size_lists, stop=st.sampled_from(["", "ca", "l:", ":", "\x00"]))
 def test_a_call_that_ends_before_its_arguments_is_not_told(
     tokenizer: ChatTokenizer, name: str, cut: int, sizes: list[int], stop: str
@@ -331,7 +331,7 @@ def test_what_a_prompt_leaves_open(tokenizer: ChatTokenizer, prompt: list[int], 
     assert open_thought_of(prompt, tokenizer.control_ids) == start
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(output=parts, sizes=size_lists, stops=st.lists(st.text(alphabet="ab {漢", min_size=1, max_size=2), max_size=2))
 def test_special_tokens_and_stop_strings_shown(
     tokenizer: ChatTokenizer, output: list[tuple[str, Any]], sizes: list[int], stops: list[str]

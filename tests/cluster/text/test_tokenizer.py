@@ -64,7 +64,7 @@ def test_checkpoint_without_template(tmp_path: Path) -> None:
         ChatTokenizer.from_directory(tmp_path).encode_chat(HI)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="▁<")))
 def test_decode_gives_the_text_back(tokenizer: ChatTokenizer, text: str) -> None:
     """Texts that name no special token and hold no space mark."""

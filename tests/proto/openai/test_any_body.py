@@ -61,7 +61,7 @@ def outcome(read: Callable[[], Any]) -> tuple[Any, HttpError | None]:
         (read_completion_request, {"prompt": "Hi"}),
     ],
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(body=bodies, has_all=st.booleans())
 def test_any_object_is_read_or_refused(read: Any, needed: dict[str, Any], body: dict[str, Any], has_all: bool) -> None:
     sent = {**body, **needed} if has_all else body
@@ -72,7 +72,7 @@ def test_any_object_is_read_or_refused(read: Any, needed: dict[str, Any], body: 
         assert error.param is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(st.binary(max_size=30), values.map(lambda value: json.dumps(value).encode())))
 def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     outcome(lambda: parse(content))

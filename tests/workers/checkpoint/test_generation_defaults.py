@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from gemray_workers.checkpoint.generation import HONOURED, GenerationDefaults
 from gemray_workers.checkpoint.generation_fields import NEUTRAL_VALUES, WITHOUT_EFFECT
 from gemray_workers.errors import CheckpointError, InvalidField
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 
 GEMMA_GENERATION = {
     "bos_token_id": 2,
@@ -101,7 +102,7 @@ def test_every_subset_of_sources_is_a_union(tmp_path: Path, sources: tuple[str, 
     assert stop_ids(tmp_path) == tuple(sorted(id_of[source] for source in sources))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=FIXTURE_SERVES_ALL, max_examples=50)
 @given(*[st.one_of(st.none(), st.integers(0, 9), st.lists(st.integers(0, 9)))] * 3)
 def test_any_spelling_of_ids_is_a_union(tmp_path: Path, outer: Any, inner: Any, generation: Any) -> None:
     config = {"eos_token_id": outer, "text_config": {"eos_token_id": inner}}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemray_workers.checkpoint import loader
@@ -25,6 +25,7 @@ from support.checkpoints.weight_files import (
     write_shards,
     write_single,
 )
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 
 # --- what is read -----------------------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ def test_a_target_without_copies_is_checked_and_not_read(tmp_path: Path) -> None
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=FIXTURE_SERVES_ALL, max_examples=60)
 @given(data=st.data())
 def test_any_block_through_any_block_size(tmp_path: Path, data: st.DataObject) -> None:
     """A random block of a random tensor, copied in blocks of any size into a strided view: equal to plain slicing."""

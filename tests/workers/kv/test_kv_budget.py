@@ -78,7 +78,7 @@ def test_a_length_that_allows_no_request() -> None:
     num_draft_tokens=st.integers(0, 5),
     kib=st.integers(0, 400),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_properties(
     pages: tuple[int, int],
     window: int,
@@ -129,7 +129,7 @@ def test_properties(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_sliding_pool_lasts_for_any_step(data: st.DataObject) -> None:
     """With memory for all, no deal of a step's rows makes the sliding pages run out, with a step in flight or none."""
     page_size, window = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 20))

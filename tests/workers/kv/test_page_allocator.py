@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.kv.allocator import PageAllocator, PageError
@@ -75,7 +75,6 @@ def test_spare_pages_are_the_first_to_be_discarded_and_each_kind_in_the_order_of
 
 
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "free"]), st.integers(0, 12)), max_size=60))
-@settings(deadline=None)
 def test_allocator_against_a_counter(actions: list[tuple[str, int]]) -> None:
     allocator, holders = PageAllocator(20), Counter[int]()
     for action, count in actions:
@@ -101,7 +100,6 @@ def test_allocator_against_a_counter(actions: list[tuple[str, int]]) -> None:
     window=st.one_of(st.none(), st.integers(1, 12)),
     steps=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=30),
 )
-@settings(deadline=None)
 def test_a_sequence_holds_exactly_the_columns_it_needs(
     page_size: int, window: int | None, steps: list[tuple[int, int]]
 ) -> None:
@@ -137,7 +135,6 @@ def test_a_sequence_holds_exactly_the_columns_it_needs(
     max_rows=st.integers(1, 20),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_most_pages_is_reached_by_no_chunking(
     num_tokens: int, page_size: int, window: int, max_rows: int, data: st.DataObject
 ) -> None:

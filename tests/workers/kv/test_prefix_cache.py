@@ -263,5 +263,5 @@ class CacheMachine(RuleBasedStateMachine):
             self.adds_up()
 
 
-CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestCacheMachine = CacheMachine.TestCase

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.config import KVMemory
@@ -66,7 +66,6 @@ def test_a_card_of_80_gib(changes: dict[str, Any], gib: float) -> None:
     utilization=st.floats(0.01, 1.0),
     num_tensors=st.integers(0, 500),
 )
-@settings(deadline=None)
 def test_what_is_taken_leaves_the_headroom_and_keeps_to_the_share(
     sizes: tuple[int, ...], total: int, utilization: float, num_tensors: int
 ) -> None:

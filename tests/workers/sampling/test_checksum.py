@@ -42,7 +42,7 @@ def _checksum(logits_V: Tensor) -> int:
     return int(found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 99), st.integers(0, 31), st.booleans())
 def test_one_bit_changes_it(seed: int, column: int, bit: int, is_wide: bool) -> None:
     logits_V = torch.randn(100, generator=torch.Generator().manual_seed(seed)).to(

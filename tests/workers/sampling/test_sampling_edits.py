@@ -69,7 +69,7 @@ def row_requests(draw: st.DrawFn) -> Any:
 
 
 @given(st.lists(row_requests(), min_size=1, max_size=4), st.sampled_from([1, 2, 4]), st.integers(0, 2**31))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_edits_equal_a_plain_implementation(rows: Any, size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits_RV = torch.randn(len(rows), VOCAB, generator=generator, dtype=torch.float64) * 3

@@ -48,7 +48,7 @@ LOGIT = st.one_of(st.integers(-4, 4).map(float), st.floats(-8, 8), st.just(-math
 )
 @example([1.0, 1.0, 1.0, 1.0, 0.0], 1.0, 2, 1.0, 0.0)
 @example([0.0] * 8, 1.0, 0, 0.51, 1.0)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_filters_keep_what_a_plain_implementation_keeps(
     logits: Any, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -89,7 +89,7 @@ def test_min_p_of_one_keeps_only_the_largest_and_its_equals(top_k: int) -> None:
 
 
 @given(st.lists(st.lists(LOGIT, min_size=9, max_size=9), min_size=1, max_size=5), st.integers(0, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_local_top_is_a_stable_sort_cut_short(values: Any, count: int) -> None:
     values_RV = torch.tensor(values, dtype=torch.float64)
     found = local_top(values_RV, torch.arange(9) * 3, count).sorted()

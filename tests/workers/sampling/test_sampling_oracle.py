@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from gemray_workers.sampling.choose import choose
 from gemray_workers.sampling.features import CANDIDATE_COUNTS, Features
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.state import SamplingState, drafts_before
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 from support.oracles.sampling_oracle.chooser import choose_tokens
 from support.oracles.sampling_oracle.row_request import RowRequest
 from support.oracles.sampling_oracle.rows import SamplingRows
@@ -86,7 +87,7 @@ def choose_on_rank(comm: Communicator, logits_RV: Tensor, requests: list[RowRequ
     more=st.one_of(st.just(Features()), ANY_FEATURES),
     bad=st.sampled_from([None, None, torch.nan, torch.inf]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=FIXTURE_SERVES_ALL)
 def test_any_rows_choose_the_same_ids(
     run_on_gang: Any, size: int, requests: list[RowRequest], seed: int, ties: bool, more: Any, bad: float
 ) -> None:

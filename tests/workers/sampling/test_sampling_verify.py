@@ -94,7 +94,7 @@ PARAMS = [
 
 @pytest.mark.parametrize("changes", PARAMS, ids=str)
 @given(seed=st.integers(0, 2**64 - 1), noise=st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=5), max_size=14))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_drafter_gives_the_ids_of_plain_decoding(changes: dict[str, Any], seed: int, noise: Any) -> None:
     params = sampling_params(seed=seed, **changes)
     plain, rounds = decode(params, 14, lambda ids, _: [])

@@ -117,7 +117,7 @@ def test_a_prompt_of_one_chunk_is_drafted_for_in_the_next_step() -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_lag_changes_no_answer_and_no_count(data: st.DataObject) -> None:
     """With pages for all, nothing is ever dropped but what follows a stop: even drafts are counted alike."""
     seed = data.draw(st.integers(0, 1 << 30))

@@ -314,5 +314,5 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.engine.reported_prompt_positions.get(request_id, []) == positions
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
 TestSchedulerMachine = SchedulerMachine.TestCase

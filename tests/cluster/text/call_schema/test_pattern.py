@@ -53,7 +53,7 @@ def test_texts_of_a_pattern(pattern: str, met: list[str], unmet: list[str]) -> N
     assert [text for text in unmet if is_met(pattern, text)] == []
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     pattern=st.text(alphabet="ab^$|()[]*+?.{}1,-\\", max_size=8),
     text=st.text(alphabet="ab1-^\n{", max_size=4),
