@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -191,5 +192,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 async def _echo_request_id(request: GenerationRequest, context: Context) -> str:
     request_id = read_request_id(request)
     identify(request_id)
-    await context.send_initial_metadata(((REQUEST_ID_METADATA, request_id),))
+    sending = asyncio.ensure_future(context.send_initial_metadata(((REQUEST_ID_METADATA, request_id),)))
+    try:
+        await asyncio.shield(sending)
+    except asyncio.CancelledError:
+        await asyncio.wait([sending])  # a call that is cut meanwhile has a status to send, which gRPC takes only then
+        raise
     return request_id

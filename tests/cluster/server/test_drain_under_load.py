@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import grpc
 import pytest
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.chaos.calls import CUT, CUT_BY_DRAIN, REFUSED, WHOLE, Callers
 from support.cluster.fake_gang import FakeGang, Script
-from support.cluster.serving import serving
+from support.cluster.serving import reader_of, serving
 from support.waiting import HANG_S, eventually
 
 CALLERS = 20
@@ -38,3 +44,40 @@ async def test_calls_end_in_three_ways(tokenizer: ChatTokenizer, notice_s: float
         assert callers.ended[WHOLE] >= CALLERS // 2
     else:
         assert 0 < callers.ended[CUT_BY_DRAIN] <= num_cut, "one may have been sent its last message just before"
+
+
+class SendingContext:
+    """gRPC's of one call whose metadata is sent when `may_send` is set; it takes no status before, and says so."""
+
+    def __init__(self) -> None:
+        self.is_sending = False
+        self.may_send = asyncio.Event()
+        self.status: grpc.StatusCode | None = None
+
+    async def send_initial_metadata(self, _: Any) -> None:
+        self.is_sending = True
+        await self.may_send.wait()
+        self.is_sending = False
+
+    async def abort(self, code: grpc.StatusCode, details: str, _: Any) -> None:
+        assert not self.is_sending, "GRPC_CALL_ERROR_TOO_MANY_OPERATIONS"
+        self.status = code
+        raise grpc.aio.AbortError(details)
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_a_call_that_is_cut_while_its_metadata_is_sent_gets_its_status(
+    tokenizer: ChatTokenizer, method: str
+) -> None:
+    """On a busy machine sending takes a while; without a status its client would wait for ever."""
+    server, context = GenerationServer(ServerConfig(port=0), FakeGang(), reader_of(tokenizer)), SendingContext()
+    request = pb.GenerateRequest(text="Hi") if method == "Generate" else pb.GenerateStreamRequest(text="Hi")
+    call = asyncio.create_task(getattr(server._service, method)(request, context))
+    await eventually(lambda: context.is_sending)
+    assert server._calls.cut("the server ends") == 1
+    await asyncio.sleep(0)
+    context.may_send.set()
+    with pytest.raises(grpc.aio.AbortError, match="the server ends"):
+        await call
+    assert context.status is grpc.StatusCode.UNAVAILABLE
+    await server.close()
