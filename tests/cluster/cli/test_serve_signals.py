@@ -196,9 +196,8 @@ async def draining(pid: int, *more: str) -> asyncio.subprocess.Process:
 
 
 @contextmanager
-def held(process: asyncio.subprocess.Process) -> Iterator[None]:
+def held(ranks: list[psutil.Process]) -> Iterator[None]:
     """Streams that do not end in the block, as the ranks stand still."""
-    ranks = ranks_of(process)
     for rank in ranks:
         rank.suspend()
     try:
@@ -211,9 +210,10 @@ def held(process: asyncio.subprocess.Process) -> Iterator[None]:
 async def test_draining_again_loses_no_stream(tmp_path: Path) -> None:
     """Nor does the first SIGTERM that follows, as Kubernetes sends it after a preStop."""
     async with served(write_servable_checkpoint(tmp_path / "model")) as (process, channel):
+        ranks = ranks_of(process)  # to look for them takes time, in which the answers would go on
         readers = [Reader(channel, seed, num_tokens=1000) for seed in range(2)]
         await asyncio.gather(*(reader.began.wait() for reader in readers))
-        with held(process):
+        with held(ranks):
             first = await draining(process.pid)
             await asyncio.wait_for(line_with(process, "draining 2 requests"), HANG_S)
             for _ in range(2):
@@ -231,9 +231,10 @@ async def test_draining_again_loses_no_stream(tmp_path: Path) -> None:
 async def test_a_drain_that_takes_too_long_says_whom_it_cut(tmp_path: Path) -> None:
     model = write_servable_checkpoint(tmp_path / "model")
     async with served(model, "--drain-deadline-s", "0") as (process, channel):
+        ranks = ranks_of(process)  # to look for them takes time, in which the answers would go on
         readers = [Reader(channel, seed, num_tokens=1000) for seed in range(2)]
         await asyncio.gather(*(reader.began.wait() for reader in readers))
-        with held(process):
+        with held(ranks):
             drain = await draining(process.pid)
             cut = await asyncio.wait_for(
                 asyncio.gather(*(reader.task for reader in readers), return_exceptions=True), HANG_S

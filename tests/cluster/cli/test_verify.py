@@ -17,6 +17,7 @@ from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.cluster.command import run
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import serving
+from support.waiting import HANG_S
 
 RUNS = runs_of(["mtp"])
 
@@ -128,7 +129,7 @@ def test_answers_without_checksums_are_not_equal_bits(spoil: Callable[[pb.Genera
 def test_all_requests_of_a_run_are_under_way_at_one_time() -> None:
     import threading
 
-    all_there = threading.Barrier(6, timeout=60)
+    all_there = threading.Barrier(6, timeout=HANG_S)
 
     def ask(request: pb.GenerateRequest) -> pb.GenerateResponse:
         if request.speculation.method == "auto":

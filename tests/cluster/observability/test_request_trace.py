@@ -22,10 +22,11 @@ from gemray_cluster.observability.request_trace import RequestTrace, TraceInterc
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
+from support.cluster.deadlines import until_taken
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
 from support.cluster.text import tiny_tokenizer
-from support.waiting import HANG_S
+from support.waiting import HANG_S, eventually
 
 SAMPLING = pb.SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
 
@@ -84,7 +85,7 @@ async def test_finished_request(tokenizer: ChatTokenizer, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, logger="gemray.request")
     async with watched(tokenizer, Script(group_sizes=(2, 1), delay_s=0.01)) as server:
         await server.serving.stream(stream_request(request_id="one"))
-        await _until(lambda: server.outcomes() == {"length": 1})
+        await eventually(lambda: server.outcomes() == {"length": 1})
         assert server.value("gemray_time_to_first_token_seconds_count") == 1
         # Groups of 2, 1, 2, 1: the second token came with the first, so four have a time of their own.
         assert server.value("gemray_inter_token_latency_seconds_count") == 4
@@ -101,25 +102,36 @@ async def test_finished_request(tokenizer: ChatTokenizer, caplog: pytest.LogCapt
 
 
 async def test_outcomes_are_those_that_clients_see(tokenizer: ChatTokenizer) -> None:
-    async with watched(tokenizer, Script(delay_s=0.02), max_live_requests=2) as server:
-        stub = server.serving.stub
+    async with watched(tokenizer, Script(), max_live_requests=2) as server:
+        stub, gang = server.serving.stub, server.serving.gang
+
+        async def idle_after(number: int, outcome: str) -> None:
+            await eventually(lambda: server.outcomes().get(outcome, 0) >= number)
+            await eventually(lambda: server.value("gemray_requests_in_flight") == 0)
+
         await stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING))
+        await idle_after(1, "length")
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Generate(pb.GenerateRequest(text="hello", sampling=pb.SamplingParameters(top_p=7)))
-        long = pb.SamplingParameters(max_tokens=240, ignore_eos=True)  # 4.8 s: the server has the call by the deadline
-        with pytest.raises(grpc.aio.AioRpcError):
-            await stub.Generate(pb.GenerateRequest(text="hello", sampling=long), timeout=2)
-        call = stub.GenerateStream(stream_request(sampling=long))
-        await call.read()
-        assert server.value("gemray_requests_in_flight") == 1
-        call.cancel()
-        full = [stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING)) for _ in range(4)]
-        await asyncio.gather(*full, return_exceptions=True)
-        await _until(lambda: server.value("gemray_requests_in_flight") == 0)
-        await _until(lambda: sum(server.outcomes().values()) == 1 + 3 + 4)
+        await idle_after(1, "invalid")
+        gang.script = Script(stalls_after=0)
+
+        async def ask(deadline_s: float) -> None:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING), timeout=deadline_s)
+
+        await until_taken(gang, ask)
+        await idle_after(1, "deadline")
+        calls = [stub.GenerateStream(stream_request()) for _ in range(2)]
+        await eventually(lambda: server.value("gemray_requests_in_flight") == 2)
+        with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+            await stub.Generate(pb.GenerateRequest(text="hello", sampling=SAMPLING))
+        for call in calls:
+            call.cancel()
+        await idle_after(2, "cancelled")
         found = server.outcomes()
-        assert found.pop("rejected") + found.pop("length") == 1 + 4
-        assert found == {"invalid": 1, "deadline": 1, "cancelled": 1}
+        assert found.pop("deadline") >= 1
+        assert found == {"length": 1, "invalid": 1, "rejected": 1, "cancelled": 2}
 
 
 @pytest.mark.parametrize(
@@ -129,18 +141,18 @@ async def test_engine_trouble(tokenizer: ChatTokenizer, script: Script, outcome:
     async with watched(tokenizer, script) as server:
         with pytest.raises(grpc.aio.AioRpcError):
             await server.serving.stream(stream_request())
-        await _until(lambda: server.outcomes() == {outcome: 1})
+        await eventually(lambda: server.outcomes() == {outcome: 1})
 
 
 async def test_what_a_drain_cuts_is_an_outcome_of_its_own(
     tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="gemray.request")
-    async with watched(tokenizer, Script(delay_s=0.02), drain_deadline_s=0) as server:
+    async with watched(tokenizer, Script(stalls_after=5), drain_deadline_s=0) as server:
         call = server.serving.stub.GenerateStream(stream_request(sampling={"max_tokens": 240, "ignore_eos": True}))
         await call.read()
         assert await server.serving.server.drain() == 1
-        await _until(lambda: server.outcomes() == {"cut": 1})
+        await eventually(lambda: server.outcomes() == {"cut": 1})
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gemray.request"]
     assert "outcome=cut status=UNAVAILABLE" in line
 
@@ -151,7 +163,7 @@ async def test_a_stop_string_is_an_outcome_of_its_own(tokenizer: ChatTokenizer) 
         sampling = pb.SamplingParameters(max_tokens=len(ids), temperature=0.0, ignore_eos=True, stop=["two"])
         answer = await server.serving.stub.Generate(pb.GenerateRequest(text="hello", sampling=sampling))
         assert answer.completion.finish_reason == pb.FINISH_REASON_STOP_STRING
-        await _until(lambda: server.outcomes() == {"stop_string": 1})
+        await eventually(lambda: server.outcomes() == {"stop_string": 1})
         assert answer.completion.usage.completion_tokens < len(ids)
         counted = server.value("gemray_request_completion_tokens_sum")
         assert counted == answer.completion.usage.completion_tokens, "what the client got, not what the engine gave"
@@ -162,7 +174,7 @@ async def test_unauthenticated_calls_are_counted(tokenizer: ChatTokenizer, tmp_p
     async with watched(tokenizer, Script(), auth_token_file=str(tmp_path / "tokens")) as server:
         with pytest.raises(grpc.aio.AioRpcError):
             await server.serving.stream(stream_request())
-        await _until(lambda: server.outcomes() == {"unauthenticated": 1})
+        await eventually(lambda: server.outcomes() == {"unauthenticated": 1})
 
 
 async def test_endpoint_parses_under_load(tokenizer: ChatTokenizer) -> None:
@@ -235,9 +247,3 @@ def test_a_client_cannot_forge_a_log_line() -> None:
     line = key_values({"id": "x\nrequest id=y outcome=ok", "empty": "", "plain": "a-1_b.c"})
     assert "\n" not in line
     assert line == r'id="x\nrequest id=y outcome=ok" empty="" plain=a-1_b.c'
-
-
-async def _until(condition: object) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)

@@ -126,6 +126,7 @@ async def test_no_answer_tells_nothing_and_is_not_asked_for_twice(
     for _ in range(3):
         await processes.look()
         assert processes.dead() is None
+    await eventually(lambda: told.num_asked > 0)  # by a thread
     assert told.num_asked == 1
 
 

@@ -125,7 +125,7 @@ async def test_a_tool_is_called_and_answers(
 
 
 async def test_an_interrupt_stops_the_generation(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.gang, "script", Script([107] * 200, delay_s=0.05))
+    monkeypatch.setattr(served.gang, "script", Script([107] * 200, stalls_after=3))
     body = {"text": "Hi", "sampling": {"maxTokens": 200, "ignoreEos": True}}
     process = await started(served, f"{SERVICE}/GenerateStream", body)
     assert process.stdout is not None

@@ -69,13 +69,13 @@ async def test_a_tool_is_called_and_answers(
 
 
 async def test_cancelling_stops_the_generation(environment: dict[str, str], served: Serving) -> None:
-    served.gang.script = Script([107] * 200, delay_s=0.05)
+    served.gang.script = Script([107] * 200, stalls_after=3)
     assert (await ask(environment, served, "cancel"))["code"] == "CANCELLED"
     await eventually(lambda: len(served.gang.cancelled) == 1 and served.gang.num_active == 0, HANG_S)
 
 
 async def test_a_deadline_stops_the_generation(environment: dict[str, str], served: Serving) -> None:
-    served.gang.script = Script([107] * 200, delay_s=0.05)
+    served.gang.script = Script([107] * 200, stalls_after=3)
     assert (await ask(environment, served, "deadline"))["code"] == "DEADLINE_EXCEEDED"
     await eventually(lambda: served.gang.num_active == 0 and served.server.limiter.active == 0, HANG_S)
 

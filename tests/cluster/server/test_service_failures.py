@@ -17,11 +17,12 @@ from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta, Submit
+from support.cluster.deadlines import until_taken
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, retry_delay_of, serving
 from support.waiting import eventually
 
-SLOW = Script([180] * 250, delay_s=0.05)
+ENDLESS = Script([180] * 250, stalls_after=5)
 HI = pb.GenerateRequest(text="Hi")
 HI_STREAM = pb.GenerateStreamRequest(text="Hi")
 
@@ -34,7 +35,7 @@ async def assert_idle_and_alive(served: Serving) -> None:
 
 
 async def test_cancelled_stream_stops_the_generation(tokenizer: ChatTokenizer) -> None:
-    async with serving(tokenizer, FakeGang(SLOW)) as served:
+    async with serving(tokenizer, FakeGang(ENDLESS)) as served:
         call = served.stub.GenerateStream(HI_STREAM)
         for _ in range(3):
             await call.read()
@@ -45,7 +46,7 @@ async def test_cancelled_stream_stops_the_generation(tokenizer: ChatTokenizer) -
 
 
 async def test_cancelled_unary_call_stops_the_generation(tokenizer: ChatTokenizer) -> None:
-    async with serving(tokenizer, FakeGang(SLOW)) as served:
+    async with serving(tokenizer, FakeGang(ENDLESS)) as served:
         call = asyncio.ensure_future(served.stub.Generate(HI))
         await eventually(lambda: served.gang.num_active == 1)
         call.cancel()
@@ -55,13 +56,20 @@ async def test_cancelled_unary_call_stops_the_generation(tokenizer: ChatTokenize
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_deadline(tokenizer: ChatTokenizer, streamed: bool) -> None:
-    async with serving(tokenizer, FakeGang(SLOW)) as served:
-        await served.channel.channel_ready()  # the deadline is then for the call alone
-        call = served.stream(HI_STREAM, timeout=1) if streamed else served.stub.Generate(HI, timeout=1)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await eventually(lambda: len(served.gang.cancelled) == 1)
+    async with serving(tokenizer, FakeGang(ENDLESS)) as served:
+
+        async def ask(deadline_s: float) -> None:
+            request = (
+                served.stream(HI_STREAM, timeout=deadline_s)
+                if streamed
+                else served.stub.Generate(HI, timeout=deadline_s)
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await request
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+        await until_taken(served.gang, ask)
+        await eventually(lambda: len(served.gang.cancelled) == len(served.gang.submitted))
         await assert_idle_and_alive(served)
 
 
@@ -84,7 +92,7 @@ async def test_a_request_that_no_longer_fits_says_so(tokenizer: ChatTokenizer, s
 
 
 async def test_closed_connection_stops_the_generation(tokenizer: ChatTokenizer) -> None:
-    async with serving(tokenizer, FakeGang(SLOW)) as served:
+    async with serving(tokenizer, FakeGang(ENDLESS)) as served:
         async with grpc.aio.insecure_channel(served.server.address) as other:
             call = Serving(served.server, served.gang, other).stub.GenerateStream(HI_STREAM)
             await call.read()
@@ -131,7 +139,7 @@ async def test_unexpected_error_is_internal_and_tells_no_secrets(
 
 
 async def test_full_queue(tokenizer: ChatTokenizer) -> None:
-    async with serving(tokenizer, FakeGang(SLOW), max_live_requests=2) as served:
+    async with serving(tokenizer, FakeGang(ENDLESS), max_live_requests=2) as served:
         calls = [served.stub.GenerateStream(HI_STREAM) for _ in range(2)]
         for call in calls:
             await call.read()

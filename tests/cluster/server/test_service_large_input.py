@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -136,32 +136,36 @@ async def test_deep_tools(served: Serving, method: str, deep: str) -> None:
     assert bad_request_of(caught.value)[0] == "chat.tools_json"
 
 
-async def test_many_long_tokenize_calls_hold_up_nobody(
-    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def may_encode(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Long texts are cut into tokens once it is set."""
+    event, encode = threading.Event(), ChatTokenizer.encode
+
+    def encode_later(self: ChatTokenizer, text: str) -> list[int]:
+        if len(text) > SHORT_BYTES:
+            event.wait(HANG_S)
+        return encode(self, text)
+
+    monkeypatch.setattr(ChatTokenizer, "encode", encode_later)
+    yield event
+    event.set()
+
+
+async def test_many_long_tokenize_calls_hold_up_nobody(tokenizer: ChatTokenizer, may_encode: threading.Event) -> None:
     """40 calls of 959 KiB: those that are taken wait for each other, the rest may come again; memory stays bounded."""
     text = (MANUAL * (MIB // len(MANUAL)))[: MAX_TOKENIZE_BYTES - 100]
     most = MAX_LONG_BYTES_OF_CALLER // len(text)
-    all_came, encode = threading.Event(), ChatTokenizer.encode
-
-    def encode_when_all_came(self: ChatTokenizer, text: str) -> list[int]:
-        if len(text) > SHORT_BYTES:
-            all_came.wait(HANG_S)  # an answer before the last call has come would make room for one more
-        return encode(self, text)
-
-    monkeypatch.setattr(ChatTokenizer, "encode", encode_when_all_came)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with (
         serving(tokenizer, FakeGang(Script([120, 121, 106]))) as served,
         neighbour(served.server.address) as answers,
     ):
         calls = [asyncio.ensure_future(served.stub.Tokenize(pb.TokenizeRequest(text=text))) for _ in range(40)]
-        try:
-            await eventually(lambda: sum(call.done() for call in calls) >= 40 - most)
-            answered = len(answers)
-            await eventually(lambda: len(answers) > answered + 3)
-        finally:
-            all_came.set()
+        # No answer until the last call has come: it would make room for one more.
+        await eventually(lambda: sum(call.done() for call in calls) >= 40 - most)
+        answered = len(answers)
+        await eventually(lambda: len(answers) > answered + 3)
+        may_encode.set()
         refused = [call for call in calls if call.done()]
         taken = [call for call in calls if call not in refused]
         assert len(taken) == most, "32 MiB of one connection"
@@ -195,19 +199,19 @@ async def test_chats_as_large_as_allowed_hold_up_nobody(served: Serving) -> None
     assert list(answers[0].token_ids).count(106) == 8192
 
 
-async def test_a_cancelled_call_gives_its_place_back(tokenizer: ChatTokenizer) -> None:
+async def test_cancelled_calls_give_their_places_back(tokenizer: ChatTokenizer, may_encode: threading.Event) -> None:
+    """One whose text is worked on, which goes on, and those that wait for their turn behind it."""
     async with serving(tokenizer, FakeGang(), max_live_requests=8) as served:
-        for _ in range(20):
-            call = served.stub.Tokenize(pb.TokenizeRequest(text=MANUAL * 18_000), timeout=0.05)
-            with pytest.raises(grpc.aio.AioRpcError, match=r"DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED"):
-                await call
-        async with asyncio.timeout(HANG_S):
-            while not await tokenizes(served, MANUAL * 4000):
-                await asyncio.sleep(0.1)
-
-
-async def tokenizes(served: Serving, text: str) -> bool:
-    try:
-        return bool((await served.stub.Tokenize(pb.TokenizeRequest(text=text))).token_ids)
-    except grpc.aio.AioRpcError:
-        return False
+        limiter = served.server._service._tokenizing
+        long = pb.TokenizeRequest(text=MANUAL * 4000)
+        for _ in range(3):
+            calls = [served.stub.Tokenize(long) for _ in range(limiter.limit)]
+            await eventually(lambda: limiter.active == limiter.limit)
+            with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+                await served.stub.Tokenize(long)
+            for call in calls:
+                call.cancel()
+            await eventually(lambda: limiter.active == 0)
+        assert (await served.stub.Tokenize(pb.TokenizeRequest(text="Hi"))).token_ids
+        may_encode.set()
+        assert (await served.stub.Tokenize(long)).token_ids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
@@ -16,6 +15,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, bad_request_of, joined, serving
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("fresh_gang")]
 
@@ -117,16 +117,14 @@ async def test_the_others_wait_for_the_prompt_where_it_can_be_found_again(
 
 
 async def test_cancelling_ends_all(served: Serving) -> None:
-    served.gang.script = Script(delay_s=0.02)
+    served.gang.script = Script(stalls_after=3)
     call = served.stub.GenerateStream(
         pb.GenerateStreamRequest(text="Hi", sampling=pb.SamplingParameters(n=5, max_tokens=200))
     )
     await call.read()
     assert served.server.limiter.active == 5
     call.cancel()
-    async with asyncio.timeout(120):
-        while served.gang.num_active or served.server.limiter.active:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: served.gang.num_active == served.server.limiter.active == 0)
     assert len(served.gang.cancelled) == len(served.gang.submitted)
 
 

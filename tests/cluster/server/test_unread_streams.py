@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
+from typing_extensions import override
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.server import outbox
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, serving
 from support.waiting import HANG_S, eventually
@@ -67,14 +70,36 @@ async def test_a_drain_waits_for_what_is_not_read_yet(tokenizer: ChatTokenizer) 
 async def test_a_cancelled_stream_that_is_not_read_is_no_fault(
     tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(tokenizer, FakeGang(Script(delay_s=0.005))) as served:
+    gang = FakeGang(Script(stalls_after=100))  # more than a small window takes
+    async with serving(tokenizer, gang) as served:
         async with idle_client(served, 20) as calls:
-            await asyncio.sleep(0.5)
+            await eventually(lambda: gang.num_stalled == 20)
             for call in calls:
                 call.cancel()
         await eventually(lambda: served.server.limiter.active == 0)
-        assert served.server.limiter.failed == 0
+        assert (served.server.limiter.cancelled, served.server.limiter.failed) == (20, 0)
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+class PacedGang(FakeGang):
+    """Is no more than so many positions of a prompt ahead of a client that reads."""
+
+    positions_ahead: int | None = 256
+    """None: as many as it has."""
+    num_read = 0
+
+    @override
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        num_given = 0
+        async with aclosing(super().generate(submit)) as deltas:
+            async for delta in deltas:
+                num_given += len(delta.prompt_logprobs or ())
+                if self.positions_ahead is not None:
+                    await eventually(partial(self._has_read, num_given - self.positions_ahead))
+                yield delta
+
+    def _has_read(self, num_positions: int) -> bool:
+        return self.num_read >= num_positions
 
 
 async def test_what_a_stream_keeps_for_its_client_is_bounded(
@@ -82,12 +107,14 @@ async def test_what_a_stream_keeps_for_its_client_is_bounded(
 ) -> None:
     """20 log-probabilities for each of 8,000 positions are 2.5 MB; a client that reads gets them all."""
     monkeypatch.setattr(outbox, "MOST_UNREAD_BYTES", 200_000)
-    gang = FakeGang(Script(prompt_chunk=64, delay_s=0.002), gang_info(max_model_len=8192))
+    gang = PacedGang(Script(prompt_chunk=64), gang_info(max_model_len=8192))
     sampling = pb.SamplingParameters(max_tokens=2, prompt_logprobs=20)
     request = pb.GenerateStreamRequest(token_ids=pb.TokenIds(ids=[150] * 8000), sampling=sampling)
     async with serving(tokenizer, gang, write_deadline_s=600) as served:
-        messages = await served.stream(request)
-        assert sum(len(message.delta.prompt_logprobs) for message in messages) == 7999
+        async for message in served.stub.GenerateStream(request):
+            gang.num_read += len(message.delta.prompt_logprobs)
+        assert gang.num_read == 7999
+        gang.positions_ahead = None
         async with grpc.aio.insecure_channel(served.server.address, options=SMALL_WINDOW) as channel:
             stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
             call = stub.GenerateStream(request)

@@ -166,7 +166,7 @@ async def connect(http: HttpGateway, request: dict[str, Any], *, sent: int | Non
 
 
 async def test_a_half_closed_connection_is_one_that_left(served: Serving, http: HttpGateway) -> None:
-    served.gang.script = Script([107] * 200, delay_s=0.05)
+    served.gang.script = Script([107] * 200, stalls_after=3)
     reader, writer = await connect(http, {**ASKED, "max_tokens": 150, "stream": True})
     assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
     writer.write_eof()

@@ -15,11 +15,12 @@ import pytest_asyncio
 from gemray_cluster.text.tokenizer import SPECIAL_TOKENS, ChatTokenizer
 from gemray_workers.embedded import embedded_path
 from support.cluster.calls import call_ids, thought_ids
+from support.cluster.deadlines import until_taken
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.http_gateway import HttpGateway, gateway
 from support.cluster.serving import Serving, serving
 from support.cluster.text import byte_ids
-from support.waiting import HANG_S, eventually
+from support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -224,28 +225,41 @@ async def test_a_prompt_that_is_too_long(client: openai.AsyncOpenAI) -> None:
 async def test_a_client_that_leaves_ends_its_generation(
     served: Serving, http: HttpGateway, client: openai.AsyncOpenAI, leaves: str
 ) -> None:
-    says(served, [107] * 1000, delay_s=0.05)
-    served.gang.cancelled.clear()
+    gang = served.gang
+    says(served, [107] * 1000, stalls_after=3)
+    gang.submitted.clear()
+    gang.cancelled.clear()
+
+    async def wait(seconds: float) -> None:
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=seconds).chat.completions.create(model=MODEL, messages=ASKED)
+
     if leaves == "close":
         stream = await client.chat.completions.create(model=MODEL, messages=ASKED, stream=True)
         await anext(aiter(stream))
         await stream.close()
     else:
-        with pytest.raises(openai.APITimeoutError):
-            await client.with_options(timeout=3).chat.completions.create(model=MODEL, messages=ASKED)
-    await eventually(lambda: len(served.gang.cancelled) == 1 and served.gang.num_active == 0, HANG_S)
+        await until_taken(gang, wait)
+    await eventually(lambda: len(gang.cancelled) == len(gang.submitted) and gang.num_active == 0)
 
 
 async def test_the_gateways_own_time_limit(served: Serving) -> None:
-    says(served, [107] * 1000, delay_s=0.05)
-    async with gateway(served.server.address, timeout_s=3) as http, http.client() as client:
-        with pytest.raises(openai.APIStatusError) as caught:
-            await client.chat.completions.create(model=MODEL, messages=ASKED)
-        assert (caught.value.status_code, caught.value.code) == (504, "timeout")
-        stream = await client.chat.completions.create(model=MODEL, messages=ASKED, stream=True)
-        with pytest.raises(openai.APIError) as broken:
-            _ = [chunk async for chunk in stream]
-        assert (broken.value.body or {})["code"] == "timeout"  # type: ignore[index]
+    says(served, [107] * 1000, stalls_after=3)
+    chunks, timeout_s = list[Any](), 0.5
+
+    async def read(client: openai.AsyncOpenAI) -> None:
+        async for chunk in await client.chat.completions.create(model=MODEL, messages=ASKED, stream=True):
+            chunks.append(chunk)
+
+    while not chunks:  # until a stream has begun before its time is over
+        async with gateway(served.server.address, timeout_s=timeout_s) as http, http.client() as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(model=MODEL, messages=ASKED)
+            assert (caught.value.status_code, caught.value.code) == (504, "timeout")
+            with pytest.raises(openai.APIError) as broken:
+                await read(client)
+        timeout_s *= 2
+    assert (broken.value.body or {})["code"] == "timeout"  # type: ignore[index]
 
 
 async def test_a_stream_that_breaks_off_says_so(served: Serving, client: openai.AsyncOpenAI) -> None:
@@ -260,7 +274,7 @@ async def test_a_stream_that_breaks_off_says_so(served: Serving, client: openai.
 
 async def test_a_server_that_ends_breaks_its_streams_off(embedded: ChatTokenizer) -> None:
     gang = FakeGang(
-        Script([107] * 900, delay_s=0.05), gang_info=gang_info(max_model_len=1024, vocab_size=embedded.vocab_size)
+        Script([107] * 900, stalls_after=3), gang_info=gang_info(max_model_len=1024, vocab_size=embedded.vocab_size)
     )
     async with (
         serving(embedded, gang, drain_deadline_s=0, drain_notice_s=0) as ending,

@@ -41,6 +41,8 @@ class Script:
     """Prompt log-probabilities of a chunk go before the first token, as the engine sends them; None with it."""
     delay_s: float = 0.0
     """Before each delta."""
+    stalls_after: int | None = None
+    """Nothing more comes once so many deltas are out, until the stream is closed."""
     fault_after: int | None = None
     """The engine faults once this many tokens are out."""
     die_after: int | None = None
@@ -135,6 +137,8 @@ class FakeGang:
     cancelled: list[str] = field(default_factory=list)
     """Requests whose stream was closed before its end."""
     num_active: int = 0
+    num_stalled: int = 0
+    """Requests that have got all that the script gives before it stalls."""
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
 
     def begin_anew(self) -> None:
@@ -187,14 +191,17 @@ class FakeGang:
             raise GangUnavailable(f"the gang is {self.state.value}")
         self.submitted.append(submit)
         self.num_active += 1
-        ended = False
+        ended, script = False, self.script  # a test may exchange it meanwhile
         try:
-            for delta in self._deltas(submit):
-                await asyncio.sleep(self.script.delay_s)
+            for count, delta in enumerate(self._deltas(submit)):
+                if count == script.stalls_after:
+                    self.num_stalled += 1
+                    await asyncio.Event().wait()
+                await asyncio.sleep(script.delay_s)
                 ended = delta.finish is not None
                 yield delta
             ended = True
-            if self.script.die_after is not None:
+            if script.die_after is not None:
                 raise GangUnavailable("rank 1 died")
         finally:
             self.num_active -= 1

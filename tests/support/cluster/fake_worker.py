@@ -64,7 +64,7 @@ class FakeWorker(RankWorker):
             raise CommunicationError("rank 0 did not come to the barrier")
         if self._config.model_path == "/dies" and self._rank == 1:
             os._exit(3)
-        time.sleep({"/slow": 60.0, "/pauses": 3.0}.get(self._config.model_path, 0.0))
+        time.sleep(60.0 if self._config.model_path == "/slow" else 0.0)
         if self._config.model_path.startswith(HELD):
             while not Path(self._config.model_path.removeprefix(HELD)).exists():
                 time.sleep(0.05)
