@@ -254,8 +254,8 @@ class RequestReader:
                     "sampling.seed", Summary("unset"), f"the seed of the earlier call that has given {field}"
                 )
         emitted = [list(check_token_ids(field, ids, self.vocab_size)) for field, ids in fields.items()]
-        for field, ids in zip(fields, emitted, strict=True):
-            _refuse_ids_behind_an_end(field, ids, params)
+        for field, given in zip(fields, emitted, strict=True):
+            _refuse_ids_behind_an_end(field, given, params)
         return emitted + [[] for _ in range(num_answers - len(emitted))]
 
     def _render(self, chat: ChatInput) -> RenderedText:
