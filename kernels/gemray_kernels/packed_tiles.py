@@ -63,11 +63,23 @@ class TiledWeight:
     factor_O: Tensor
     """float32, of the sum of products."""
     num_in: int
+    leaves: int = 1
+    """Equal parts of the inputs, each of which begins with a unit of its own."""
 
     @property
     def num_out(self) -> int:
         """Outputs."""
         return self.factor_O.shape[-1]
+
+    @property
+    def leaf(self) -> int:
+        """Inputs of a leaf."""
+        return self.num_in // self.leaves
+
+    @property
+    def units_of_leaf(self) -> int:
+        """Units of a leaf, the last of which may be a part of one."""
+        return self.words_BOC.shape[-3] // self.leaves
 
 
 def tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int) -> Tiling | None:
@@ -96,6 +108,38 @@ def tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int, num_
     return None
 
 
+def exact_tiling_of(
+    code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int, leaves: int
+) -> Tiling | None:
+    """How a weight is laid out for exact numerics: scales go into numbers wherever that takes no more than a plane's.
+
+    Whether NVFP4 is laid out at all depends on nothing but the leaf: its numbers are rounded another way than unpacked
+    ones, and ranks cut weights between leaves.
+
+    Args:
+        code: of its numbers.
+        group: inputs that share a scale.
+        scale_dtype: as it is stored.
+        first: place of the first of its inputs among the whole weight's.
+        num_in: its inputs.
+        leaves: into which they are cut.
+    """
+    unit = UNITS[code.name]
+    leaf = num_in // leaves
+    units = leaves * -(-leaf // unit.inputs)
+    code_bytes = 2 * unit.words * units
+    if code.name != "nvfp4" and (first + num_in - 1) // group == first // group:
+        return Tiling(Scaling.ROW, code_bytes, 0, leaves)
+    if leaf % unit.words == 0 and group % unit.words == 0:
+        if (code.name, scale_dtype) == ("int4", torch.bfloat16):
+            return Tiling(Scaling.CODES, code_bytes, 8 * units, leaves)
+        if (code.name, scale_dtype) == ("nvfp4", torch.float8_e4m3fn):
+            return Tiling(Scaling.CODES, code_bytes, 4 * units, leaves)
+    if leaf % unit.inputs == 0 and group % unit.inputs == 0 and first % unit.inputs == 0:
+        return Tiling(Scaling.SUMS, code_bytes, 4 * units, leaves)
+    return None
+
+
 @torch.no_grad()
 def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
     """Lay a weight out in the memory that it has; the weight itself is no more to be used.
@@ -105,14 +149,23 @@ def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
         tiling: of this weight, for which the memory has room.
     """
     unit = UNITS[weight.code.name]
-    units = -(-weight.num_in // unit.inputs)
-    lead, num_out = weight.codes_OW.shape[:-2], weight.num_out
+    leaf = weight.num_in // tiling.leaves
+    units_of_leaf = -(-leaf // unit.inputs)
+    lead, num_out, units = weight.codes_OW.shape[:-2], weight.num_out, tiling.leaves * units_of_leaf
     each = [weight.expert(number) for number in range(weight.num_experts)] if lead else [weight]
     factors = torch.stack([_factor(part, tiling, unit) for part in each]).view(*lead, num_out)
-    words = torch.stack([_words(part, tiling, unit, units) for part in each])
-    scales = (
-        None if tiling.scaling is Scaling.ROW else torch.stack([_scales(part, tiling, unit, units) for part in each])
-    )
+
+    def of_leaves(content: Callable[[PackedWeight, Tiling, Unit, int], Tensor]) -> Tensor:
+        firsts = range(0, weight.num_in, leaf)
+        return torch.stack(
+            [
+                torch.cat([content(part.inputs(first, leaf), tiling, unit, units_of_leaf) for first in firsts])
+                for part in each
+            ]
+        )
+
+    words = of_leaves(_words)
+    scales = None if tiling.scaling is Scaling.ROW else of_leaves(_scales)
     return TiledWeight(
         code=weight.code.name,
         scaling=tiling.scaling,
@@ -120,6 +173,7 @@ def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
         scale_BO=factors if scales is None else _into(weight.scale_OG, scales).view(*lead, units, num_out),
         factor_O=factors,
         num_in=weight.num_in,
+        leaves=tiling.leaves,
     )
 
 

@@ -56,6 +56,8 @@ class Tiling:
     """Bytes of a row's codes."""
     scale_bytes: int
     """Bytes of a row's scales."""
+    leaves: int = 1
+    """Equal parts of the inputs, each of which begins with a unit of its own (`gemray_kernels.numerics`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,19 @@ class PackedWeight:
             codes_OW=self.codes_OW[..., rows, :],
             scale_OG=self.scale_OG[..., rows, :],
             row_scale_O=None if self.row_scale_O is None else self.row_scale_O[..., rows],
+        )
+
+    def inputs(self, first: int, length: int) -> PackedWeight:
+        """The same outputs of `length` inputs from the part's input `first` on."""
+        first += self.first
+        words, groups = words_of(self.code, first, length), groups_of(self.group, first, length)
+        word, group = self.first // self.code.per_word, self.first // self.group
+        return replace(
+            self,
+            codes_OW=self.codes_OW[..., words.start - word : words.stop - word],
+            scale_OG=self.scale_OG[..., groups.start - group : groups.stop - group],
+            first=first,
+            num_in=length,
         )
 
     def expert(self, number: int) -> PackedWeight:

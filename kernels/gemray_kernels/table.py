@@ -284,7 +284,7 @@ def triton_exact_products() -> ExactProducts:
         gated_projection=exact_products.gated_projection,
         expert_outputs=exact_experts.expert_outputs,
         expert_subtrees=exact_experts.expert_subtrees,
-        tiling=exact_packed.no_tiling,
+        tiling=triton_exact_packed.tiling,
         packed_product=triton_exact_packed.packed_product,
         packed_experts=triton_exact_packed.packed_experts,
     )

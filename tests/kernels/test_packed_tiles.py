@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemray_kernels.packed_tiles import UNITS, laid_out, tiling_of
+from gemray_kernels.packed_tiles import UNITS, exact_tiling_of, laid_out, tiling_of
 from gemray_kernels.packed_weight import FP8, INT4, INT8, NVFP4, Code, Scaling
 from support.kernels.packed_cases import FORMATS, random_packed
 
@@ -37,6 +37,30 @@ def test_which_weights_are_laid_out(
 ) -> None:
     tiling = tiling_of(code, group, dtype, first, num_in)
     assert (None if tiling is None else tiling.scaling) is scaling
+
+
+@pytest.mark.parametrize(
+    ("code", "group", "dtype", "first", "num_in", "leaves", "scaling"),
+    [
+        (INT4, 32, torch.bfloat16, 0, 5376, 1, Scaling.CODES),
+        (INT4, 128, torch.bfloat16, 10752, 10752, 4, Scaling.CODES),
+        (INT4, 128, torch.float32, 0, 21504, 8, Scaling.SUMS),
+        (INT4, 32, torch.bfloat16, 0, 2112, 8, None),
+        (INT8, 704, torch.bfloat16, 352, 352, 4, Scaling.ROW),
+        (FP8, 128, torch.float32, 0, 21504, 8, Scaling.SUMS),
+        (FP8, 128, torch.float32, 0, 2112, 8, None),
+        (NVFP4, 16, E4M3, 0, 21504, 8, Scaling.CODES),
+        (NVFP4, 16, E4M3, 0, 704, 8, None),
+        (NVFP4, 16, E4M3, 0, 88, 1, None),
+        (NVFP4, 16, E4M3, 88, 88, 1, None),
+    ],
+)
+def test_which_weights_are_laid_out_leaf_by_leaf(
+    code: Code, group: int, dtype: torch.dtype, first: int, num_in: int, leaves: int, scaling: Scaling | None
+) -> None:
+    tiling = exact_tiling_of(code, group, dtype, first, num_in, leaves)
+    assert (None if tiling is None else tiling.scaling) is scaling
+    assert tiling is None or tiling.leaves == leaves
 
 
 @pytest.mark.parametrize("name", FORMATS)

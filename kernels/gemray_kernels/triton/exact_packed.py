@@ -1,18 +1,107 @@
-"""Packed weights in exact numerics on Hopper: their numbers are written down and multiplied as plain ones are."""
+"""Packed weights in exact numerics on Hopper: few rows stream them, for many their numbers are written down once.
+
+Either way they are multiplied as plain weights of the same numbers are (`gemray_kernels.triton.exact_products`).
+
+Shape legend: T rows, I inputs, O outputs, S summands.
+"""
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+from typing_extensions import override
+
 from gemray_kernels.packed_product import ExactExpertProducts, PackedProduct
-from gemray_kernels.packed_weight import PackedWeight
+from gemray_kernels.packed_tiles import TiledWeight, exact_tiling_of, laid_out
+from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Tiling
 from gemray_kernels.reference.exact_packed import DequantizedExperts, DequantizedProduct
+from gemray_kernels.reference.layer_norms import total
 from gemray_kernels.triton import exact_experts, exact_products
+from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
+from gemray_kernels.triton.exact_packed_experts import TiledExactExperts
+from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_summands
+from gemray_kernels.triton.exact_tiles import FEW_ROWS, streaming_leaves
+from gemray_kernels.triton.gate import gelu_of_total_and_mul
+from gemray_kernels.triton.packed_dequantize import dequantized
+
+
+def tiling(
+    code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int, leaves: int, dtype: torch.dtype
+) -> Tiling | None:
+    """How a weight is laid out for rows of `dtype`: `exact_tiling_of` for bfloat16."""
+    return exact_tiling_of(code, group, scale_dtype, first, num_in, leaves) if dtype == torch.bfloat16 else None
 
 
 def packed_product(weight: PackedWeight, leaves: int) -> PackedProduct:
-    """As `gemray_kernels.reference.exact_packed.packed_product`."""
-    return DequantizedProduct(weight, leaves, exact_products)
+    """As `gemray_kernels.reference.exact_packed.packed_product`, of a weight that is laid out where it has a tiling."""
+    if weight.tiling is None:
+        return DequantizedProduct(weight, leaves, exact_products)
+    return TiledExactProduct(laid_out(weight, weight.tiling))
 
 
 def packed_experts(gate_up: PackedWeight, down: PackedWeight, leaves: int) -> ExactExpertProducts:
-    """As `gemray_kernels.reference.exact_packed.packed_experts`."""
-    return DequantizedExperts(gate_up, down, leaves, exact_experts)
+    """As `gemray_kernels.reference.exact_packed.packed_experts`, laid out where both weights have a tiling."""
+    if gate_up.tiling is None or down.tiling is None:
+        return DequantizedExperts(gate_up, down, leaves, exact_experts)
+    return TiledExactExperts(laid_out(gate_up, gate_up.tiling), laid_out(down, down.tiling))
+
+
+class TiledExactProduct(PackedProduct):
+    """Products with a weight that is laid out in units, leaf by leaf; rows are bfloat16."""
+
+    def __init__(self, weight: TiledWeight) -> None:
+        self._weight = weight
+
+    @override
+    def linear(self, x_TI: Tensor) -> Tensor:
+        parts_STO = self._parts(x_TI, wide=False)
+        return parts_STO[0] if len(parts_STO) == 1 else total(parts_STO, x_TI.dtype)
+
+    @override
+    def summands(self, x_TI: Tensor, first: int = 0) -> Tensor:
+        return self._parts(x_TI, wide=False, first=first)
+
+    @override
+    def wide_summands(self, x_TI: Tensor) -> Tensor:
+        return self._parts(x_TI, wide=True)
+
+    @override
+    def gelu(self, x_TI: Tensor) -> Tensor:
+        return gelu_tanh_and_mul(self.linear(x_TI))
+
+    @override
+    def silu(self, x_TI: Tensor) -> Tensor:
+        return silu_and_mul(self.linear(x_TI))
+
+    @override
+    def gated_projection(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
+        return self.summands(gelu_of_total_and_mul(summands_STI, factor_TI))
+
+    def _parts(self, x_TI: Tensor, *, wide: bool, first: int = 0) -> Tensor:
+        """Summands [S, T, O], as many as keep the device at work; a single one is rounded unless it is to be wide."""
+        weight = self._weight
+        if len(x_TI) > FEW_ROWS:
+            multiply = exact_products.wide_summands if wide else exact_products.summands
+            return multiply(x_TI, dequantized(weight, first), weight.leaves)
+        tile = few_rows_tile(weight, len(x_TI), weight.num_out - first)
+        dtype = torch.float32 if wide or weight.leaves > tile.leaves else x_TI.dtype
+        return exact_packed_summands(x_TI, weight, tile, out_dtype=dtype, first=first)
+
+
+_MORE_ROWS = 16
+"""More rows are read too often by programs of few outputs."""
+_FEW: dict[CodeName, ExactPackedTile] = {
+    "int4": ExactPackedTile(64, 2, 4, weight_first=True),
+    "nvfp4": ExactPackedTile(64, 4, 4),
+    "int8": ExactPackedTile(64, 4, 4),
+    "fp8": ExactPackedTile(64, 4, 4),
+}
+
+
+def few_rows_tile(weight: TiledWeight, num_rows: int, num_out: int) -> ExactPackedTile:
+    """Choose a tile for so many outputs of at most 64 rows, by speed: a row's bits are the same in all of them."""
+    together = streaming_leaves(num_rows, num_out, weight.leaves)
+    if num_rows > _MORE_ROWS:
+        return ExactPackedTile(64, 4, 3, leaves=together)
+    tile = _FEW[weight.code]
+    return ExactPackedTile(tile.outputs, tile.num_warps, tile.num_stages, together, tile.weight_first)

@@ -29,6 +29,8 @@ def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
         out_OI,
         weight.num_in,
         num_out,
+        weight.leaf,
+        weight.units_of_leaf,
         weight.words_BOC.stride(0),
         weight.scale_BO.stride(0),
         CODE=CODES[weight.code],
@@ -36,7 +38,7 @@ def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
         WORDS=unit.words,
         PLANES=unit.planes,
         BLOCK_O=BLOCK,
-        EVEN_I=weight.num_in % unit.inputs == 0,
+        EVEN_I=weight.leaf % unit.inputs == 0,
         num_warps=4,
     )
     return out_OI
@@ -50,6 +52,8 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     out_OI,
     num_in,
     num_out,
+    leaf,
+    units_of_leaf,
     words_stride,
     scale_stride,
     CODE: tl.constexpr,
@@ -70,10 +74,10 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
         scales = tl.load(scale_BO + unit * scale_stride + o_O1, mask=in_out, other=0)
     if SCALING == 2:
         factor *= scales
-    i_1C = unit * (PLANES * WORDS) + c_1C
-    at = out_OI + o_O1.to(tl.int64) * num_in + i_1C
+    i_1C = unit % units_of_leaf * (PLANES * WORDS) + c_1C
+    at = out_OI + o_O1.to(tl.int64) * num_in + unit // units_of_leaf * leaf + i_1C
     # A mask that differs along a row would make stores of single numbers.
-    left = num_in - i_1C
+    left = leaf - i_1C
     inside = in_out
     inside_1 = in_out
     inside_2 = in_out

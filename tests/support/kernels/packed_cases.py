@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gemray_kernels.packed_tiles import tiling_of
+from gemray_kernels.packed_tiles import exact_tiling_of, tiling_of
 from gemray_kernels.packed_weight import FP8, INT4, INT8, INT8_PACKED, NVFP4, Code, PackedWeight, groups_of, words_of
 
 
@@ -55,6 +55,7 @@ def random_packed(
     seed: int = 0,
     first: int = 0,
     num_experts: int | None = None,
+    leaves: int | None = None,
 ) -> PackedWeight:
     """A weight of numbers of about ``1 / sqrt(num_in)``, with room for its tiling; some scales of nvfp4 are zero.
 
@@ -66,13 +67,15 @@ def random_packed(
         seed: of its numbers.
         first: place of its first input among a whole weight's.
         num_experts: length of a leading dimension.
+        leaves: into which exact numerics cut its inputs; None is the tiling of fast ones.
     """
     generator = torch.Generator(device).manual_seed(seed)
     lead = () if num_experts is None else (num_experts,)
     group = first + num_in if form.group is None else form.group
     words, groups = words_of(form.code, first, num_in), groups_of(group, first, num_in)
     code_shape, scale_shape = (num_out, words.stop - words.start), (num_out, groups.stop - groups.start)
-    tiling = tiling_of(form.code, group, form.scale_dtype, first, num_in)
+    layout = (form.code, group, form.scale_dtype, first, num_in)
+    tiling = tiling_of(*layout) if leaves is None else exact_tiling_of(*layout, leaves)
     rows = prod((*lead, num_out))
 
     def held(content: Tensor, row_bytes: int) -> Tensor:
@@ -101,6 +104,22 @@ def random_packed(
         num_in=num_in,
         tiling=tiling,
     )
+
+
+def with_even_numbers(weight: PackedWeight) -> PackedWeight:
+    """The same weight, in place, with numbers that are small multiples of powers of two.
+
+    bfloat16 holds each of them, and sums of some hundred products with small integers are exact in float32.
+    """
+    if weight.code.word.is_floating_point:
+        weight.codes_OW.copy_((weight.codes_OW.float() / 4).round().clamp(-15, 15))
+    scale = weight.scale_OG.float()
+    power = scale.log2().round()
+    power = (power - power[power.isfinite()].median()).clamp(-1, 1)
+    weight.scale_OG.copy_(torch.where(scale > 0, power.exp2(), 0.0))
+    if weight.row_scale_O is not None:
+        weight.row_scale_O.copy_(weight.row_scale_O.log2().round().exp2())
+    return weight
 
 
 def copied(weight: PackedWeight) -> PackedWeight:
