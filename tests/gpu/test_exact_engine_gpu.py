@@ -54,6 +54,11 @@ KINDS = {
     "26B-A4B": Kind("26B-A4B-it", ("26B-A4B-it-assistant", "26B-A4B-it-DFlash")),
     "E4B": Kind("E4B-it", ("E4B-it-assistant",)),
     "31B, 8-bit KV": Kind("31B-it", ("31B-it-assistant",), "fp8_e4m3"),
+    "31B, W4A16": Kind("31B-it-w4a16", ("31B-it-assistant", "31B-it-DFlash")),
+    "31B, FP8": Kind("31B-it-fp8", ("31B-it-assistant",)),
+    "31B, NVFP4": Kind("31B-it-nvfp4", ("31B-it-assistant",)),
+    "26B-A4B, W8A16": Kind("26B-A4B-it-w8a16", ("26B-A4B-it-assistant",)),
+    "E4B, W4A16": Kind("E4B-it-w4a16", ("E4B-it-assistant",)),
 }
 NUM_LAYERS = 8
 """Layers of the shapes that share no KV: a period of sliding layers and a full one, and some more."""
