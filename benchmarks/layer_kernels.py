@@ -10,6 +10,7 @@ variant takes more or less than that, in microseconds a layer:
 
 - `ahead N`: attention reads lengths and tables, and asks for the first N keys of a chunk, before it waits for queries;
 - `parts`: the products before norms are cut into fewer parts, which norms read;
+- `norms w8`, `w32`: a row's norms in so many warps (16 for 31B's rows, 8 or less for narrower ones);
 - `-norms`, `-inputs`, `-attention`: the layer without these kernels, in which its results are wrong: most that joining
   them with others could save.
 
@@ -24,9 +25,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import triton
@@ -36,8 +39,8 @@ from decode_kernels.measure import CACHE_BYTES, DEVICE, median_us, random
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
+from gemray_kernels.triton import layer_norms
 from gemray_kernels.triton.attention_inputs import attention_inputs
-from gemray_kernels.triton.layer_norms import add_then_norms
 from gemray_kernels.triton.linear import Gate, LinearTile, gated_linear_in_tiles, linear_in_tiles
 from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
 from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
@@ -89,6 +92,7 @@ class Variant:
     name: str
     ahead: int | None = None
     fewer_parts: bool = False
+    norm_warps: int | None = None
     without: str = ""
 
 
@@ -98,6 +102,8 @@ VARIANTS = (
     Variant("ahead 32", ahead=32),
     Variant("ahead 64", ahead=64),
     Variant("parts", fewer_parts=True),
+    Variant("norms w8", norm_warps=8),
+    Variant("norms w32", norm_warps=32),
     Variant("-norms", without="norms"),
     Variant("-inputs", without="inputs"),
     Variant("-attention", without="attention"),
@@ -145,7 +151,9 @@ class Layer:
                 packed = replace(packed, outputs=32, splits=-(-packed.splits // 2))
             dtype = x_TI.dtype if packed.splits == 1 else torch.float32
             return packed_linear_in_tiles(x_TI, weight, packed, out_dtype=dtype)
-        tile = ONE_PART if fewer else tile_of_summands(*weight.shape)
+        tile = tile_of_summands(*weight.shape)
+        if fewer:
+            tile = ONE_PART if tile.splits <= 3 else replace(tile, splits=tile.splits // 2)
         return linear_in_tiles(x_TI, weight, tile, out_dtype=x_TI.dtype if tile.splits == 1 else torch.float32)
 
     def gelu(self, x_TI: Tensor) -> Tensor:
@@ -207,6 +215,7 @@ class Batch:
     def _attended(self, layer: Layer, variant: Variant) -> Tensor:
         qkv_STO = layer.summands("qkv", self.normed_TH, variant)
         write = KVWrite(self._head_norm, True, layer.k_pages, layer.v_pages, self._kv_index_T)
+        pages, tables = (layer.k_pages, layer.v_pages), (self._table_SP, self._start_Z, self._kv_len_S)
         q_TND = self._q_TND
         if variant.without != "inputs":
             q_TND = attention_inputs(qkv_STO, self._cos, self._sin, self._kind.heads, self._head_norm, write)
@@ -214,11 +223,8 @@ class Batch:
             return self._o_TND
         return paged_attention(
             q_TND,
-            layer.k_pages,
-            layer.v_pages,
-            self._table_SP,
-            self._start_Z,
-            self._kv_len_S,
+            *pages,
+            *tables,
             window=self._kind.window,
             causal=True,
             scale=1.0,
@@ -229,7 +235,11 @@ class Batch:
     def _normed(self, x_TH: Tensor, summands_STH: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
         if variant.without == "norms":
             return x_TH, self.normed_TH
-        x_TH, normed_TH = add_then_norms(x_TH, summands_STH, self._norm, None, [self._norm])
+        warps: AbstractContextManager[object] = nullcontext()
+        if variant.norm_warps is not None:
+            warps = mock.patch.object(layer_norms, "warps_for", return_value=variant.norm_warps)
+        with warps:
+            x_TH, normed_TH = layer_norms.add_then_norms(x_TH, summands_STH, self._norm, None, [self._norm])
         return x_TH, normed_TH
 
 
@@ -240,9 +250,9 @@ def times(batch: Batch, layers: Sequence[Layer], variants: Sequence[Variant]) ->
     for variant in (NOW, *variants):
         calls: list[Callable[[], object]] = [partial(batch.run, layer, variant) for layer in layers]
         found[variant.name] = median_us(calls)
-        if not variant.without and not variant.fewer_parts:
-            same = zip(batch.run(layers[0], variant), expected, strict=True)
-            differ += [] if all(torch.equal(a, b) for a, b in same) else [variant.name]
+        if variant.ahead is not None:
+            pairs = zip(batch.run(layers[0], variant), expected, strict=True)
+            differ += [] if all(torch.equal(a, b) for a, b in pairs) else [variant.name]
     return found, differ
 
 
@@ -266,18 +276,22 @@ def compile_all(formats: Sequence[str], only: str) -> None:
 
 def compile_programs(form: str, kind: Kind) -> None:
     """Run every variant of every batch once."""
-    for shape in BATCHES:
-        batch = Batch(kind, *shape)
-        layer = Layer.of(kind, form, batch.num_pages)
+    batches, layer = batches_of(form, kind)
+    for batch in batches.values():
         for variant in (NOW, *VARIANTS):
             batch.run(layer, variant)
     torch.cuda.synchronize()
 
 
+def batches_of(form: str, kind: Kind) -> tuple[dict[tuple[int, int], Batch], Layer]:
+    """Every batch, and a layer with pages for each of them."""
+    batches = {shape: Batch(kind, *shape) for shape in BATCHES}
+    return batches, Layer.of(kind, form, max(batch.num_pages for batch in batches.values()))
+
+
 def measure(form: str, kind: Kind) -> Iterator[tuple[dict[str, object], list[str]]]:
     """Times of every batch, and the variants that gave other bits."""
-    batches = {shape: Batch(kind, *shape) for shape in BATCHES}
-    first = Layer.of(kind, form, max(batch.num_pages for batch in batches.values()))
+    batches, first = batches_of(form, kind)
     layers = [first, *(first.copy() for _ in range(max(3, min(11, 3 * CACHE_BYTES // first.weight_bytes))))]
     for shape, batch in batches.items():
         found, differ = times(batch, layers, VARIANTS)
