@@ -16,9 +16,11 @@ from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.packed_weight import PackedWeight
 from gemray_kernels.reference import exact_linear
 from gemray_kernels.reference.packed_linear import dequantized
+from gemray_kernels.triton.activation import gelu_tanh_and_mul
 from gemray_kernels.triton.exact_packed_experts import TiledExactExperts, exact_expert_linear
-from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_summands
+from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_gated, exact_packed_summands
 from gemray_kernels.triton.experts import pairs_of_experts
+from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_experts import PackedExpertTile
 from support.kernels.kernel_parity import poisoned_memory
 from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed, with_even_numbers
@@ -87,6 +89,10 @@ def of_layer(name: str, leaves: int) -> Iterator[str]:
         yield "outputs from 16 on"
     if leaves > 1 and torch.equal(found.cumsum(0)[-1], expected[:3, 16:]):
         yield "a sum of leaves in their order does not show"
+    if leaves == 1:
+        gated = exact_packed_gated(x_TI, tiled, ExactPackedTile(32, 4, 2), Gate.GELU)
+        if not torch.equal(gated, gelu_tanh_and_mul(expected)):
+            yield "gated"
     if leaves > 1 and torch.equal(in_order, expected):
         yield "the order of leaves does not show"
 

@@ -68,6 +68,18 @@ def test_products_compile_for_hopper_in_the_order_of_plain_ones(name: str) -> No
         assert found[0].name == "_dequantize_kernel"
 
 
+@pytest.mark.parametrize("name", ["int4 group 32", "fp8 channel", "nvfp4"])
+def test_gated_products_compile_for_hopper_as_one_kernel(name: str) -> None:
+    from gemray_kernels.triton.exact_packed import TiledExactProduct
+
+    product = TiledExactProduct(tiled(name, 8448, 512, 1))
+    for rows in (1, 64):
+        x_TH = torch.empty(rows, 512, dtype=torch.bfloat16)
+        (kernel,) = compile_launches(lambda x_TH=x_TH: product.gelu(x_TH))  # type: ignore[misc]
+        check([kernel])
+        assert set(re.findall(r"kWidth = (\d+)", kernel.layouts)) == ONE_ORDER
+
+
 @pytest.mark.parametrize("name", ["int8 channel", "nvfp4"])
 def test_experts_compile_for_hopper_in_the_order_of_plain_ones(name: str) -> None:
     """Few rows, whose pairs the programs find, and many, whose pairs are listed; 26B-A4B's width where that is cut."""

@@ -19,9 +19,10 @@ from gemray_kernels.reference.layer_norms import total
 from gemray_kernels.triton import exact_experts, exact_products
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.exact_packed_experts import TiledExactExperts
-from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_summands
+from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_gated, exact_packed_summands
 from gemray_kernels.triton.exact_tiles import FEW_ROWS, streaming_leaves
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
+from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
 
 
@@ -67,15 +68,26 @@ class TiledExactProduct(PackedProduct):
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
+        if self._in_one_kernel(x_TI):
+            return exact_packed_gated(x_TI, self._weight, self._gated_tile(x_TI), Gate.GELU)
         return gelu_tanh_and_mul(self.linear(x_TI))
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
+        if self._in_one_kernel(x_TI):
+            return exact_packed_gated(x_TI, self._weight, self._gated_tile(x_TI), Gate.SILU)
         return silu_and_mul(self.linear(x_TI))
 
     @override
     def gated_projection(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
         return self.summands(gelu_of_total_and_mul(summands_STI, factor_TI))
+
+    def _in_one_kernel(self, x: Tensor) -> bool:
+        """Whether the gate is applied where the product is summed, as one leaf; it rounds as two kernels round."""
+        return self._weight.leaves == 1 and 0 < len(x) <= FEW_ROWS
+
+    def _gated_tile(self, x: Tensor) -> ExactPackedTile:
+        return few_rows_tile(self._weight, len(x), self._weight.num_out // 2)
 
     def _parts(self, x_TI: Tensor, *, wide: bool, first: int = 0) -> Tensor:
         """Summands [S, T, O], as many as keep the device at work; a single one is rounded unless it is to be wide."""

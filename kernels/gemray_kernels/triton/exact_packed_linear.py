@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
-from gemray_kernels.triton.linear import MOST_ROWS
+from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_linear import (
     CODES,
     LEAST_LEFT,
@@ -43,6 +44,21 @@ class ExactPackedTile:
     """The weight is the left operand of the tile product."""
 
 
+def exact_packed_gated(x_TH: Tensor, weight: TiledWeight, tile: ExactPackedTile, gate: Gate) -> Tensor:
+    """``act(x · gateᵀ) · (x · upᵀ)`` [T, I] of ``weight = [gate; up]``, rounded as separate kernels round.
+
+    Args:
+        x_TH: at most 64 bfloat16 rows, inputs contiguous.
+        weight: without a leading dimension, of as many leaves as a program adds up.
+        tile: of half of the weight's outputs.
+        gate: the activation.
+
+    Raises:
+        ValueError: rows do not lie as said, or the leaves do not fit.
+    """
+    return _products(x_TH, weight, tile, weight.num_out // 2, x_TH.dtype, 0, gate)[0]
+
+
 def exact_packed_summands(
     x_TI: Tensor, weight: TiledWeight, tile: ExactPackedTile, *, out_dtype: torch.dtype, first: int = 0
 ) -> Tensor:
@@ -58,8 +74,19 @@ def exact_packed_summands(
     Raises:
         ValueError: rows do not lie as said, or the leaves do not fit.
     """
+    return _products(x_TI, weight, tile, weight.num_out - first, out_dtype, first, Gate.NONE)
+
+
+def _products(
+    x_TI: Tensor,
+    weight: TiledWeight,
+    tile: ExactPackedTile,
+    num_out: int,
+    out_dtype: torch.dtype,
+    first: int,
+    gate: Gate,
+) -> Tensor:
     num_rows, num_in = x_TI.shape
-    num_out = weight.num_out - first
     if num_rows > MOST_ROWS or x_TI.stride(1) != 1 or num_in != weight.num_in or weight.leaves % tile.leaves:
         raise ValueError(
             f"x {list(x_TI.shape)} with strides {x_TI.stride()}, {tile.leaves} leaves a program, and a weight of "
@@ -92,6 +119,7 @@ def exact_packed_summands(
         SCALING=weight.scaling.value,
         WORDS=unit.words,
         PLANES=unit.planes,
+        GATE=gate.value,
         BLOCK_T=rows,
         BLOCK_O=tile.outputs,
         EVEN_I=weight.leaf % unit.inputs == 0,
@@ -269,6 +297,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     SCALING: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    GATE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
     EVEN_I: tl.constexpr,
@@ -312,4 +341,18 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
         x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, words_stride, scale_stride, UNITS, LEAVES, CODE,
         SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
-    tl.store(to, result.to(out_STO.dtype.element_ty), mask=in_out & is_row)
+    dtype = out_STO.dtype.element_ty
+    if GATE > 0:
+        factor = load_tile(factor_at + num_out, in_out, not EVEN_O)
+        up = packed_subtree(
+            x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_row, in_out, c_x, leaf, words_stride,
+            scale_stride, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+        )  # fmt: skip
+        # Rounded as a stored projection, then as a stored activation.
+        result = result.to(dtype).to(tl.float32)
+        if GATE == 1:  # noqa: SIM108 - chosen at compile time
+            result = gelu_tanh(result)
+        else:
+            result = result / (1.0 + tl.exp(-result))
+        result = result.to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    tl.store(to, result.to(dtype), mask=in_out & is_row)
