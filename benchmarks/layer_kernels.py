@@ -9,6 +9,7 @@ in several processes first. Each line is a batch
 variant takes more or less than that, in microseconds a layer:
 
 - `ahead N`: attention reads lengths and tables, and asks for the first N keys of a chunk, before it waits for queries;
+- `r128`: the same with at most 128 registers a thread;
 - `parts`: the products before norms are cut into fewer parts, which norms read;
 - `norms w8`, `w32`: a row's norms in so many warps (16 for 31B's rows, 8 or less for narrower ones);
 - `-norms`, `-inputs`, `-attention`: the layer without these kernels, in which its results are wrong: most that joining
@@ -91,6 +92,7 @@ class Variant:
 
     name: str
     ahead: int | None = None
+    most_registers: int | None = None
     fewer_parts: bool = False
     norm_warps: int | None = None
     without: str = ""
@@ -101,6 +103,7 @@ VARIANTS = (
     Variant("ahead 0", ahead=0),
     Variant("ahead 32", ahead=32),
     Variant("ahead 64", ahead=64),
+    Variant("ahead 64 r128", ahead=64, most_registers=128),
     Variant("parts", fewer_parts=True),
     Variant("norms w8", norm_warps=8),
     Variant("norms w32", norm_warps=32),
@@ -229,7 +232,7 @@ class Batch:
             causal=True,
             scale=1.0,
             most_rows=self._rows,
-            tile=replace(self._tile, ahead=variant.ahead),
+            tile=replace(self._tile, ahead=variant.ahead, most_registers=variant.most_registers),
         )
 
     def _normed(self, x_TH: Tensor, summands_STH: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:

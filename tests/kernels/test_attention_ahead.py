@@ -17,13 +17,13 @@ WAIT = "griddepcontrol.wait"
 ASKS = "cp.async.bulk.prefetch"
 
 
-def programs(ahead: int | None) -> list[Compiled]:
+def programs(ahead: int | None, most_registers: int | None = None) -> list[Compiled]:
     """The programs of a decode step of 31B's sliding layers."""
     q_TND = torch.empty(1, 32, 256, dtype=torch.bfloat16)
     pages = torch.empty(9, 16, 16, 256, dtype=torch.bfloat16)
     table_SP = torch.zeros(1, 250, dtype=torch.int32)
     start_Z, kv_len_S = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([600], dtype=torch.int32)
-    tile = replace(module.short_tile(torch.bfloat16, 256, 2, 2, 1), ahead=ahead)
+    tile = replace(module.short_tile(torch.bfloat16, 256, 2, 2, 1), ahead=ahead, most_registers=most_registers)
     with mock.patch.object(module, "starts_early", return_value=True):
         return compile_launches(
             lambda: module.paged_attention(
@@ -44,3 +44,9 @@ def test_programs_ask_for_so_many_keys_before_they_wait(ahead: int | None, asked
     assert "cp.async.cg" in after
     assert not attend.stack_bytes, "registers spill"
     assert "ld.global" in combine.ptx.split(WAIT)[0], "lengths are older than what the kernel before wrote"
+
+
+def test_a_tile_holds_its_programs_to_so_many_registers() -> None:
+    attend, combine = programs(64, 96)
+    assert attend.registers is None or attend.registers <= 96
+    assert combine.registers == programs(None)[1].registers

@@ -51,6 +51,8 @@ class Tile:
     ahead: int | None = None
     """Keys that a program asks for before it waits for the queries, a power of two; None for a program that reads
     nothing before it waits. Lengths and tables are then to be older than the kernel that wrote the queries."""
+    most_registers: int | None = None
+    """Registers of a thread, if the compiler is to be held to fewer than it takes."""
 
 
 def paged_attention(
@@ -269,6 +271,7 @@ def short_programs(
             "AHEAD": tile.ahead,
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
+            **({} if tile.most_registers is None else {"maxnreg": tile.most_registers}),
         },
     )
 
