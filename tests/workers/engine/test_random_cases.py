@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from support.checkpoints.tiny import tiny_checkpoint
 from support.processes.gang import RunOnGang
-from support.random_cases.case import DRAFTERS, DrafterName, draw_case
+from support.random_cases.case import DRAFTERS, MAX_TOKENS, DrafterName, draw_case
 from support.random_cases.sweep import Cell, Tally, cells_for, run_cell
+from support.random_cases.verdict import SHORT, free_text
 
 
 @pytest.mark.slow
@@ -58,6 +60,15 @@ def test_a_few_seeds_have_everything() -> None:
     assert {case.limits.padded for case in cases} == {False, True}
     assert any(submit.params.stop_token_ids for case in cases for submit in case.submits)
     assert any(submit.params.bad_words for case in cases for submit in case.submits)
+
+
+def test_a_text_that_is_not_decoded_further_is_the_beginning_of_the_longer_one() -> None:
+    directory = tiny_checkpoint("31B")
+    for number in range(3):
+        short, long = (free_text(directory, number, "auto", "fast", length) for length in (SHORT, MAX_TOKENS))
+        assert len(short.ids) == min(SHORT, len(long.ids))
+        assert (short.ids, short.logprobs) == (long.ids[:SHORT], long.logprobs[:SHORT])
+        assert short.prompt_logprobs == long.prompt_logprobs
 
 
 def test_a_seed_is_a_case_and_a_sweep_has_every_cell() -> None:
