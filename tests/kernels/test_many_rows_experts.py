@@ -20,6 +20,7 @@ TOLERANCE = 1e-6
 HIDDEN, WIDTH = 2816, 704
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_equal_the_reference() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -29,7 +30,7 @@ def test_interpreted_kernels_equal_the_reference() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == 2 * 5 * 3
+    assert len(lines) == 5 * 3
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
 
 
