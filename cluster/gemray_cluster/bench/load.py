@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, get_args
 
+from gemray_cluster.bench.names import check_names
 from gemray_cluster.bench.sampling import SamplingName
 from gemray_workers.errors import InvalidField
 
@@ -79,13 +80,7 @@ class Load:
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str) -> Load:
         """From the ``[load]`` table of a suite's file; raises InvalidField."""
-        known = {field.name: field for field in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise InvalidField(f"load.{name}", values[name], f"one of {', '.join(known)} (in {origin})")
-        for name, field in known.items():
-            if field.default is MISSING and name not in values:
-                raise InvalidField(f"load.{name}", None, f"set (in {origin})")
+        check_names(cls, values, origin, table="load.")
         lengths = {name: Lengths.of(f"load.{name}", values[name]) for name in ("prompt", "output")}
         return cls(**{**values, **lengths, "rates": tuple(values["rates"])})
 

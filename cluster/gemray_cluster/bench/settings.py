@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from gemray_cluster.bench.load import Load
+from gemray_cluster.bench.names import check_names
 from gemray_cluster.bench.sampling import SamplingName
 from gemray_workers.config import (
     AllReduceName,
@@ -142,13 +143,7 @@ class Setup:
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str) -> Setup:
         """From a table of a suite's file; raises InvalidField."""
-        known = {f.name: f for f in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise InvalidField(name, values[name], f"one of {', '.join(known)} (in {origin})")
-        for name, field in known.items():
-            if field.default is MISSING and name not in values:
-                raise InvalidField(name, None, f"set (in {origin})")
+        check_names(cls, values, origin)
         lists = {name: values[name] for name in _LISTS if name in values}
         return cls(**{**values, **{n: tuple(v) if isinstance(v, list | tuple) else (v,) for n, v in lists.items()}})
 
