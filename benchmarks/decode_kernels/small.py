@@ -10,7 +10,8 @@ from decode_kernels.measure import DEVICE, Report, early, error, in_words, media
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.table import REFERENCE, triton_kernels
-from support.kernels.fused_parity import fused_errors, fused_runs
+from support.kernels.fused_parity import fused_runs
+from support.kernels.kernel_parity import kernel_errors
 
 HEADS, KV_HEADS, DIM, HIDDEN = 32, 16, 256, 5376
 
@@ -31,7 +32,7 @@ def check(report: Report, rows: int) -> None:
     for dtype, limit in ((torch.bfloat16, 1e-2), (torch.float32, 3e-6)):
         for on in (False, True):
             with early(on):
-                for name, wrong in fused_errors(triton_kernels(), runs, dtype).items():
+                for name, wrong in kernel_errors(triton_kernels(), runs, dtype).items():
                     if not wrong < limit:
                         report.fault(f"{name} of {rows} rows, {dtype}, early {on}: error {wrong}")
 

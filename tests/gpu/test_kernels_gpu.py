@@ -9,7 +9,7 @@ import torch
 
 from support.kernels import attention_input_rows
 from support.kernels.capture import captured_and_eager
-from support.kernels.fused_parity import fused_errors, fused_runs
+from support.kernels.fused_parity import fused_runs
 from support.kernels.kernel_parity import (
     AttentionCase,
     accepted_transposed,
@@ -179,7 +179,7 @@ def test_fused_kernels(rows: int, dtype: torch.dtype) -> None:
 
     runs = fused_runs("cuda", rows, rows=rows, width=2816, heads=16, kv_heads=8, head_dim=256, experts=128, top_k=8)
     limit = 3e-6 if dtype == torch.float32 else TOLERANCE[dtype]
-    errors = fused_errors(triton_kernels(), runs, dtype)
+    errors = kernel_errors(triton_kernels(), runs, dtype)
     assert not {name: error for name, error in errors.items() if not error < limit}
 
 

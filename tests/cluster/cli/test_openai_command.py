@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import socket
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from gemray.cli.openai import openai
 from gemray.client import InvalidOption
-from support.cluster.command import GEMRAY, gemray
+from support.cluster.command import GEMRAY, end_in_order, gemray, killed_at_last
 from support.waiting import HANG_S
 
 
@@ -54,7 +53,7 @@ async def test_an_open_port_without_tls_is_warned_of() -> None:
         "0",
         stderr=asyncio.subprocess.PIPE,
     )
-    try:
+    async with killed_at_last(process):
         assert process.stderr is not None
         lines = [await asyncio.wait_for(process.stderr.readline(), HANG_S) for _ in range(2)]
         assert lines[0].startswith(b"warning: 0.0.0.0 is reached from other machines")
@@ -63,9 +62,4 @@ async def test_an_open_port_without_tls_is_warned_of() -> None:
             rb"http://127\.0\.0\.1:\1/v1 \(server 127\.0\.0\.1:1\)\n",
             lines[1],
         )
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_in_order(process)

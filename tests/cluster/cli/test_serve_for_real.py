@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.serve_process import GEMRAY, START_S, line_with, ranks_of, served, starting
+from support.cluster.command import GEMRAY, end_in_order, killed_at_last
+from support.cluster.serve_process import START_S, line_with, ranks_of, served, starting
 from support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -123,7 +124,7 @@ async def test_demo_with_openais_api() -> None:
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "demo", "--openai", "--http-port", "0", stderr=asyncio.subprocess.PIPE
     )
-    try:
+    async with killed_at_last(process):
         line = await asyncio.wait_for(line_with(process, "ready: http"), START_S)
         async with openai.AsyncOpenAI(base_url=line.split()[1], api_key="none", timeout=HANG_S) as client:
             (model,) = [model.id async for model in client.models.list()]
@@ -131,12 +132,7 @@ async def test_demo_with_openais_api() -> None:
             answer = await client.chat.completions.create(model=model, messages=[asked], max_tokens=4)
         assert answer.usage is not None
         assert 1 <= answer.usage.completion_tokens <= 4
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_in_order(process)
 
 
 async def test_demo() -> None:

@@ -20,7 +20,8 @@ from gemray.client import AsyncClient, Retry
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.serve_process import GEMRAY, PATIENCE, START_S, line_with, ranks_of, ray_of, served, starting
+from support.cluster.command import GEMRAY, killed_at_last
+from support.cluster.serve_process import PATIENCE, START_S, line_with, ranks_of, ray_of, served, starting
 from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -257,7 +258,7 @@ async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
         process = await asyncio.create_subprocess_exec(
             *GEMRAY, "serve", *flags, "--local-num-cpus", "1", "--local-num-gpus", "0", stderr=full
         )
-    try:
+    async with killed_at_last(process):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             health: Any = health_pb2_grpc.HealthStub(channel)
             async with asyncio.timeout(START_S):
@@ -268,10 +269,6 @@ async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
             process.terminate()
             await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
         assert await asyncio.wait_for(process.wait(), HANG_S) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def is_serving(health: Any) -> bool:

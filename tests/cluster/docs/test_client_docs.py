@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import shlex
-import signal
 import sys
 import sysconfig
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ from gemray.openai import chat_request, completion_request
 from gemray.openai.fields import Fields
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.server.server import GenerationServer
-from support.cluster.command import GEMRAY
+from support.cluster.command import GEMRAY, end_in_order, killed_at_last
 from support.cluster.embedded_server import embedded_server
 from support.cluster.node import node_environment
 from support.waiting import HANG_S
@@ -63,18 +62,13 @@ async def ports(server: GenerationServer) -> AsyncIterator[dict[str, str]]:
 async def _gateway(command: str) -> AsyncIterator[str]:
     """The port of the gateway that a documented command starts, which ends in order when it is told to."""
     process = await asyncio.create_subprocess_exec(*GEMRAY, *shlex.split(command)[1:], stderr=asyncio.subprocess.PIPE)
-    try:
+    async with killed_at_last(process):
         assert process.stderr is not None
         line = (await asyncio.wait_for(process.stderr.readline(), HANG_S)).decode()
         ready = re.match(r"ready: http://127\.0\.0\.1:(\d+)/v1 ", line)
         assert ready, line
         yield ready[1]
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_in_order(process)
 
 
 @ONE_MODULE

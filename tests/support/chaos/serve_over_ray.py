@@ -16,8 +16,8 @@ from support.chaos.census import Census, take_census
 from support.chaos.census_of_ray import gcs_address_of, num_placement_groups
 from support.chaos.family import DRAFT_TOKENS, DRAFTER
 from support.chaos.server_process import START_S
+from support.cluster.command import GEMRAY
 from support.cluster.ray_patience import RAY_PATIENCE
-from support.cluster.serve_process import GEMRAY
 from support.waiting import eventually
 
 REPLICAS, RANKS = 2, 2

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from support.waiting import HANG_S
 
@@ -20,3 +23,20 @@ async def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(*GEMRAY, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
     out, err = await asyncio.wait_for(process.communicate(stdin.encode()), HANG_S)
     return process.returncode or 0, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def killed_at_last(process: asyncio.subprocess.Process) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The process, which is killed where it still runs at the end."""
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def end_in_order(process: asyncio.subprocess.Process) -> None:
+    """Tell it to end, and wait until it has, with status 0."""
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), HANG_S) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import grpc
 from psutil import Process
 
+from support.cluster.command import GEMRAY, killed_at_last
 from support.waiting import HANG_S
 
-GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 START_S = HANG_S
 PATIENCE = [f"--{name}={HANG_S:g}" for name in ("heartbeat-deadline-s", "collective-timeout-s", "drain-deadline-s")]
 """Flags of a server on a slow and shared machine."""
@@ -27,12 +26,8 @@ async def starting(model: Path, *more: str, port: int = 0) -> AsyncIterator[asyn
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
     )
-    try:
+    async with killed_at_last(process):
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 @asynccontextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -12,9 +10,8 @@ from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.reference.rope import inverse_frequencies
 from gemray_kernels.slot_tables import Columns
 from gemray_kernels.table import REFERENCE, Kernels
-from support.kernels.kernel_parity import poisoned_memory, relative_error
+from support.kernels.kernel_parity import Run
 
-Run = Callable[[Kernels, torch.dtype], Tensor]
 EPS = 1e-6
 
 
@@ -158,13 +155,3 @@ def fused_runs(
         "gated, weight first": gated(LinearTile(64, 32, 4, 3), Gate.GELU),
         "gated, rows first": gated(LinearTile(32, 32, 4, 3, weight_first=False), Gate.SILU),
     }
-
-
-def fused_errors(kernels: Kernels, runs: dict[str, Run], dtype: torch.dtype) -> dict[str, float]:
-    """By name, each kernel's relative error in `dtype` against the reference in float64."""
-    errors = {}
-    for name, run in runs.items():
-        with poisoned_memory():
-            found = run(kernels, dtype)
-        errors[name] = relative_error(found, run(REFERENCE, torch.float64))
-    return errors
