@@ -11,7 +11,7 @@ from gemray_cluster.cli.ray_environment import prepare_ray_environment
 
 @with_settings
 def check(flags: dict[str, str | None]) -> None:
-    """Look at what `gemray serve` with the same flags would need, and say in sentences what is there.
+    """Check whether `gemray serve` would start with the same flags, and say what is missing.
 
     Ports, the model here and on each node, Ray, room for the ranks by node, /dev/shm, the network interface. Nothing
     is loaded. Ends with 1 when something would keep the server from starting.

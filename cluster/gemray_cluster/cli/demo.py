@@ -17,7 +17,7 @@ def demo(
     max_tokens: Annotated[int, typer.Option(metavar="INTEGER", help="Most tokens to generate.")] = 120,
     temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0 is greedy.")] = 0.0,
     seed: Annotated[
-        int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers, in bfloat16 up to near ties.")
+        int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers, in fast bfloat16 up to near ties.")
     ] = 0,
     openai: Annotated[
         bool, typer.Option("--openai", help="Instead, serve the model with OpenAI's HTTP API until Ctrl-C.")

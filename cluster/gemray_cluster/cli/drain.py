@@ -50,7 +50,7 @@ def drain(
 
     It takes no new requests, tells its clients to go elsewhere, lets live requests finish for at most its own
     --drain-deadline-s, and ends. A server that already drains goes on with it. Exits with 0 when it has ended and no
-    request was cut, with 5 when some were, and with 1 when it has not ended in time or nobody knows how.
+    request was cut, with 5 when some were, and with 1 when it has not ended in time or has ended otherwise.
     """
     server = _server(pid)
     until = None if deadline_s is None else time.monotonic() + deadline_s

@@ -91,7 +91,7 @@ class ServeSettings:
     numerics: str | None = _engine(
         one_of("fast", "exact"),
         "exact: the same request has the same tokens whatever the batch, the drafter and the ranks, to the bit; fast: "
-        "in bfloat16 near ties may part (default fast).",
+        "in bfloat16 tokens may differ at near ties (default fast).",
     )
     kv_memory: int | str = _engine(
         SIZE_OR_AUTO,
@@ -166,7 +166,7 @@ class ServeSettings:
         SWITCH, "On GPUs, run cycles kernel by kernel instead of as CUDA graphs captured at start.", False
     )
     prefix_cache: bool = _engine(
-        SWITCH, "Start requests behind the beginnings of texts whose KV is still in memory (on by default).", True
+        SWITCH, "Do not compute the beginning of a prompt again whose KV is still in memory (on by default).", True
     )
     lag: int | None = _engine(
         INTEGER,
@@ -211,14 +211,14 @@ class ServeSettings:
     )
     max_replicas: int | None = _cluster(
         INTEGER,
-        "Replicas that are started when requests wait, where the cluster has or gets the room (default replicas).",
+        "Most replicas: more are started when requests wait and the cluster has or gets the room (default replicas).",
         bounds=">= 1",
     )
     scale_up_s: float | None = _cluster(
-        SECONDS, "How long requests have waited when another replica is started (default 10).", bounds="> 0"
+        SECONDS, "How long requests must have waited before another replica is started (default 10).", bounds="> 0"
     )
     scale_down_s: float | None = _cluster(
-        SECONDS, "How long one replica less has sufficed when one is ended (default 300).", bounds="> 0"
+        SECONDS, "How long one replica less must have sufficed before one is ended (default 300).", bounds="> 0"
     )
 
     served_model_name: str | None = _server(
@@ -243,7 +243,7 @@ class ServeSettings:
         SECONDS, "Deadline for live requests at shutdown (default 30).", bounds=">= 0"
     )
     drain_notice_s: float | None = _server(
-        SECONDS, "How long health says so before connections are told to go away (default 1).", bounds=">= 0"
+        SECONDS, "How long health is NOT_SERVING before connections are told to go away (default 1).", bounds=">= 0"
     )
     max_connection_age_s: float | None = _server(
         SECONDS, "Age at which a connection is told to go away; its streams go on (default: none).", bounds="> 0"

@@ -39,7 +39,10 @@ TopP = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 < P <= 1."
 Seed = Annotated[
     int | None,
     typer.Option(
-        metavar="INTEGER", min=0, max=2**64 - 1, help="Equal seeds give equal answers, in bfloat16 up to near ties."
+        metavar="INTEGER",
+        min=0,
+        max=2**64 - 1,
+        help="Equal seeds give equal answers, in fast bfloat16 up to near ties.",
     ),
 ]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]

@@ -8,10 +8,10 @@ from gemray.v1 import generation_pb2 as gemray_dot_v1_dot_generation__pb2
 class GenerationServiceStub(object):
     """Text generation by a gang of tensor-parallel workers.
 
-    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64 that holds without
-    exception, in float32 in all that was tried; in bfloat16 up to near ties, where batch, chunks, TP, drafts or a replay
-    may turn the choice between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo
-    tells the dtype.
+    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64, and with exact
+    numerics in every dtype, that holds without exception. With fast numerics it held in float32 in all that was tried; in
+    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts or a replay may turn the choice between two tokens
+    whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and the numerics.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
@@ -61,10 +61,10 @@ class GenerationServiceStub(object):
 class GenerationServiceServicer(object):
     """Text generation by a gang of tensor-parallel workers.
 
-    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64 that holds without
-    exception, in float32 in all that was tried; in bfloat16 up to near ties, where batch, chunks, TP, drafts or a replay
-    may turn the choice between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo
-    tells the dtype.
+    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64, and with exact
+    numerics in every dtype, that holds without exception. With fast numerics it held in float32 in all that was tried; in
+    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts or a replay may turn the choice between two tokens
+    whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and the numerics.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
@@ -160,10 +160,10 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 class GenerationService(object):
     """Text generation by a gang of tensor-parallel workers.
 
-    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64 that holds without
-    exception, in float32 in all that was tried; in bfloat16 up to near ties, where batch, chunks, TP, drafts or a replay
-    may turn the choice between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo
-    tells the dtype.
+    One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64, and with exact
+    numerics in every dtype, that holds without exception. With fast numerics it held in float32 in all that was tried; in
+    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts or a replay may turn the choice between two tokens
+    whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and the numerics.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
