@@ -18,6 +18,7 @@ from gemray_workers.drafters.dflash.config import DFlashConfig
 from gemray_workers.drafters.dflash.model import DFlashModel
 from gemray_workers.drafters.mtp.assistant import AssistantModel
 from gemray_workers.drafters.mtp.config import AssistantConfig
+from gemray_workers.drafters.protocol import DrafterTraits
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.model.target import TargetModel, first_narrowed
 from gemray_workers.parallel.shard_indices import ShardIndices
@@ -48,7 +49,13 @@ class Reads:
     """One draft step of MTP, or one block of DFlash."""
 
 
-def floor_of(config: EngineConfig, batch: int, bandwidth: float, experts_touched: float | None = None) -> Floor:
+def floor_of(
+    config: EngineConfig,
+    batch: int,
+    bandwidth: float,
+    experts_touched: float | None = None,
+    drafter: int | None = 0,
+) -> Floor:
     """Compute the floor of one cycle of `batch` sequences that all draft as many tokens as they may.
 
     Args:
@@ -56,11 +63,12 @@ def floor_of(config: EngineConfig, batch: int, bandwidth: float, experts_touched
         batch: sequences.
         bandwidth: bytes a second that the device reads.
         experts_touched: of each layer, where it is known; else what independent rows are expected to touch.
+        drafter: which of the plan's drafters drafts; None for none. What a second one reads to follow is left out.
     """
     blueprint = Blueprint.of(config)
-    traits = blueprint.drafter.traits
-    num_drafts = traits.num_draft_tokens
-    reads = _reads(config, blueprint, batch)
+    drafts = None if drafter is None else next(iter(blueprint.drafter.members[drafter:]), None)
+    num_drafts = 0 if drafts is None else drafts.num_draft_tokens
+    reads = _reads(config, blueprint, batch, drafts)
     moe = blueprint.model.moe
     share, touched = 1.0, None
     if moe is not None:
@@ -69,20 +77,20 @@ def floor_of(config: EngineConfig, batch: int, bandwidth: float, experts_touched
         touched = expected if experts_touched is None else experts_touched
         share = touched / moe.num_experts
     target = reads.dense + round(share * reads.experts)
-    drafter = reads.drafter * (num_drafts if traits.method == "mtp" else 1)
+    drafter_bytes = reads.drafter * (num_drafts if drafts is not None and drafts.method == "mtp" else 1)
     return Floor(
         target_bytes=target,
-        drafter_bytes=drafter,
+        drafter_bytes=drafter_bytes,
         experts_touched=touched,
         bandwidth=bandwidth,
-        ms=1000 * (target + drafter) / bandwidth,
+        ms=1000 * (target + drafter_bytes) / bandwidth,
     )
 
 
 def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: float, bandwidth: float) -> PrefillFloor:
     """Compute the floor of one prompt on one rank, drafters left out."""
     blueprint = Blueprint.of(config)
-    reads = _reads(config, blueprint, 1)
+    reads = _reads(config, blueprint, 1, None)
     moe = blueprint.model.moe
     share = 1.0 if moe is None else moe.top_k / moe.num_experts
     met_by_one = reads.last_dense_weights + share * reads.last_expert_weights
@@ -98,7 +106,7 @@ def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: floa
     )
 
 
-def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
+def _reads(config: EngineConfig, blueprint: Blueprint, batch: int, drafts: DrafterTraits | None) -> Reads:
     comm = SilentCommunicator(0, config.tensor_parallel_size)
     target = TargetModel(blueprint.model, comm, dtype=config.torch_dtype, device=_META)
     weights = target.weight_targets()
@@ -112,13 +120,13 @@ def _reads(config: EngineConfig, blueprint: Blueprint, batch: int) -> Reads:
     first = first_narrowed(blueprint.model, blueprint.drafter.traits.captured_layers)
     last = [t for t in weights if _meets_outputs_alone(t.name, blueprint.model, first)]
     last_expert_weights = _weights([t for t in last if ".experts." in t.name])
-    match blueprint.drafter.traits.method:
-        case "mtp":
-            drafter = _assistant_bytes(config, blueprint, target.shard, comm, batch)
-        case "dflash":
+    match drafts:
+        case DrafterTraits(method="mtp", path=path):
+            drafter = _assistant_bytes(path, config, blueprint, target.shard, comm, batch)
+        case DrafterTraits(method="dflash", path=path):
             own = SilentCommunicator(0, 1) if config.drafter_placement == "dedicated" else comm
             drafters_head = head * (config.tensor_parallel_size // own.size)
-            drafter = _block_drafter_bytes(config, blueprint, own) + drafters_head
+            drafter = _block_drafter_bytes(path, config, blueprint, own) + drafters_head
         case _:
             drafter = 0
     return Reads(
@@ -143,10 +151,9 @@ def _meets_outputs_alone(name: str, model: ModelConfig, first: int) -> bool:
 
 
 def _assistant_bytes(
-    config: EngineConfig, blueprint: Blueprint, shard: ShardIndices, comm: SilentCommunicator, batch: int
+    path: str, config: EngineConfig, blueprint: Blueprint, shard: ShardIndices, comm: SilentCommunicator, batch: int
 ) -> int:
-    assert config.drafter_path is not None
-    assistant = AssistantConfig.from_directory(config.drafter_path, blueprint.model)
+    assistant = AssistantConfig.from_directory(path, blueprint.model)
     model = AssistantModel(assistant, shard, comm, dtype=config.torch_dtype, device=_META)
     weights = [t for t in model.weight_targets() if not t.name.endswith("token_ordering")]
     if assistant.centroids is None:
@@ -157,9 +164,8 @@ def _assistant_bytes(
     return _bytes(weights) - _bytes(table) + round(share * _bytes(table))
 
 
-def _block_drafter_bytes(config: EngineConfig, blueprint: Blueprint, comm: SilentCommunicator) -> int:
-    assert config.drafter_path is not None
-    drafter = DFlashConfig.from_directory(config.drafter_path, blueprint.model)
+def _block_drafter_bytes(path: str, config: EngineConfig, blueprint: Blueprint, comm: SilentCommunicator) -> int:
+    drafter = DFlashConfig.from_directory(path, blueprint.model)
     return _bytes(DFlashModel(drafter, comm, dtype=config.torch_dtype, device=_META).weight_targets())
 
 

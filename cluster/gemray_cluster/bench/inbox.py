@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from gemray_workers.errors import GemrayError
 from gemray_workers.messages import FromGang, StepOutput, Stop, Submit, ToGang
@@ -27,6 +28,8 @@ class Step:
     gap: float
     """Seconds of the device between the cycle before and this one."""
     num_tokens: int
+    rounds: tuple[int, ...] = ()
+    """How many sequences each drafter drafted for in this step."""
 
 
 class MeasuringInbox:
@@ -51,6 +54,7 @@ class MeasuringInbox:
         self._over = self._told_to_stop = False
         self._began = self._previous = 0.0
         self._draft = self._verify = self._gap = 0.0
+        self._rounds: tuple[int, ...] = ()
         self.prefill_seconds = 0.0
         self.steps: list[Step] = []
 
@@ -84,6 +88,7 @@ class MeasuringInbox:
         self._previous = self._clock()
         self._draft, self._verify = message.stats.draft_seconds, message.stats.verify_seconds
         self._gap = message.stats.gap_seconds
+        self._rounds = _rounds(message)
 
     def _note(self, message: StepOutput, now: float) -> None:
         self._num_decoded += 1
@@ -95,8 +100,13 @@ class MeasuringInbox:
                     message.stats.verify_seconds - self._verify,
                     message.stats.gap_seconds - self._gap,
                     sum(len(delta.token_ids) for delta in message.deltas),
+                    tuple(now - then for now, then in zip_longest(_rounds(message), self._rounds, fillvalue=0)),
                 )
             )
         self._over = self._num_decoded >= self._last_step
         if self._on_step is not None:
             self._on_step(self._num_decoded)
+
+
+def _rounds(message: StepOutput) -> tuple[int, ...]:
+    return tuple(drafter.rounds for drafter in message.stats.speculation.by_drafter)

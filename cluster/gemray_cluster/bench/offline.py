@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
 from gemray_cluster.bench.experts import ExpertsWatch
 from gemray_cluster.bench.inbox import MeasuringInbox, OnStep
-from gemray_cluster.bench.load import Arrival, Load
+from gemray_cluster.bench.load import Arrival
 from gemray_cluster.bench.probes import Probes
 from gemray_cluster.bench.profile import CycleProfile
 from gemray_cluster.bench.rate_inbox import RateInbox
@@ -107,12 +108,12 @@ class OfflineRank:
     def _rate(self, work: Rate) -> RateRow | None:
         load, vocab_size = work.load, self._model.vocab_size
         if not self._is_warm:
-            self._serve(load, load.warm_up(vocab_size))
+            self._serve(work, load.warm_up(vocab_size))
             self._is_warm = True
-        inbox = self._serve(load, load.arrivals(work.per_s, vocab_size))
+        inbox = self._serve(work, load.arrivals(work.per_s, vocab_size))
         return None if inbox is None else self._maker.rate(work, list(inbox.answers.values()))
 
-    def _serve(self, load: Load, arrivals: Sequence[Arrival]) -> RateInbox | None:
+    def _serve(self, work: Rate, arrivals: Sequence[Arrival]) -> RateInbox | None:
         """Run a load once; on rank 0 what it saw."""
         inbox = None
         if self._rank == 0:
@@ -124,7 +125,10 @@ class OfflineRank:
                             request_id=str(i),
                             prompt_ids=arrival.prompt_ids,
                             params=SamplingParams(
-                                **SAMPLING[load.sampling], seed=arrival.seed, max_tokens=arrival.num_tokens
+                                **SAMPLING[work.load.sampling],
+                                seed=arrival.seed,
+                                max_tokens=arrival.num_tokens,
+                                draft_method=work.draft_method,
                             ),
                         ),
                     )
@@ -139,7 +143,7 @@ class OfflineRank:
         if self._moe is None:
             return None
         watch = ExpertsWatch(self._moe.num_experts, first=self._setup.warm_up_steps, steps=WATCHED_CYCLES)
-        planned = Decode(batch=work.batch, sampling=work.sampling, lag=0)  # a step is then over when it is published
+        planned = replace(work, lag=0)  # a step is then over when it is published
         self._run(planned, steps=WATCHED_CYCLES, watch=watch, on_step=watch.on_step)
         return watch.result() if self._rank == 0 else None
 
@@ -150,7 +154,8 @@ class OfflineRank:
         if self._rank != 0:
             return None
         if directory is not None:
-            name = f"{self._setup.name}-batch{work.batch}-{work.sampling}-lag{work.lag}"
+            drafter = "" if work.draft_method == "auto" else f"-{work.draft_method}"
+            name = f"{self._setup.name}-batch{work.batch}-{work.sampling}-lag{work.lag}{drafter}"
             profile.write(directory / f"profile-{name}.txt")
         return profile.busy_ms
 
@@ -188,7 +193,12 @@ class OfflineRank:
             Submit(
                 request_id=str(i),
                 prompt_ids=[ids.randrange(self._model.vocab_size) for _ in range(prompt_len)],
-                params=SamplingParams(**SAMPLING[work.sampling], seed=i, max_tokens=min(max_tokens, longest)),
+                params=SamplingParams(
+                    **SAMPLING[work.sampling],
+                    seed=i,
+                    max_tokens=min(max_tokens, longest),
+                    draft_method=work.draft_method,
+                ),
             )
             for i in range(work.batch)
         ]

@@ -130,7 +130,7 @@ def _rates(pyplot: Any, rows: Sequence[RateRow]) -> Any:
 
 
 def _label(row: Row) -> str:
-    method = f"{row.method} {row.draft_tokens}" if row.draft_tokens else "no drafter"
+    method = row.drafting if row.draft_tokens else "no drafter"
     ranks = f" TP{row.tp}" if row.tp > 1 else ""
     return f"{row.model}{ranks}, {method}, batch {row.batch}, {row.sampling}, lag {row.lag}"
 

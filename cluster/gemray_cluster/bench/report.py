@@ -55,7 +55,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     method: str
+    """The drafter that drafts; ``mtp+dflash`` where the engine chooses between both."""
     drafter: str | None
+    """The setup's, two of them as ``NAME + NAME``."""
+    draft_method: str = "auto"
+    """What the requests name."""
+    rounds: dict[str, int] = {}
+    """How often each drafter drafted for a sequence in the measured steps, by its method; empty where there is one."""
     placement: str
     tp: int
     dtype: str
@@ -99,6 +105,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     choices: dict[str, str]
     """Attention backends and the like."""
     device: str
+
+    @property
+    def drafting(self) -> str:
+        """Who drafts, and how many tokens at most, for people; with two drafters also what each did."""
+        method = f"{self.method} {self.draft_tokens}" if self.draft_tokens else self.method
+        if self.draft_method != "auto":
+            return f"{method}, named"
+        rounds = ", ".join(f"{name} {count}" for name, count in self.rounds.items())
+        return f"{method} (rounds: {rounds})" if rounds else method
 
 
 class PrefillFloor(msgspec.Struct, frozen=True, kw_only=True):

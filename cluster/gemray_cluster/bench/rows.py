@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -14,6 +15,33 @@ from gemray_cluster.bench.inbox import MeasurementFailed, Step
 from gemray_cluster.bench.report import ExpertsTouched, PrefillRow, RateRow, Row, Spread
 from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup
 from gemray_workers.messages import ModelInfo, RankInfo
+from gemray_workers.sampling.params import DraftMethod
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Who drafts in a row."""
+
+    method: str
+    num_draft_tokens: int
+    drafter: int | None
+    """Its place among the model's; of two between which the engine chose the one that drafted more. None for none."""
+    rounds: dict[str, int]
+    """As in `Row`."""
+
+    @classmethod
+    def of(cls, model: ModelInfo, draft_method: DraftMethod, rounds: Sequence[int] = ()) -> Drafting:
+        """As the requests' `draft_method` says, whose steps had so many `rounds` of each drafter."""
+        methods = [drafter.method for drafter in model.drafters]
+        if draft_method == "none" or not methods:
+            return cls("none", 0, None, {})
+        known = dict(enumerate(rounds))
+        by_method = {method: known.get(i, 0) for i, method in enumerate(methods)} if len(methods) > 1 else {}
+        if draft_method == "auto":
+            busiest = max(range(len(methods)), key=lambda i: known.get(i, 0))
+            return cls(model.drafter_method, model.num_draft_tokens, busiest, by_method)
+        place = methods.index(draft_method)
+        return cls(draft_method, model.drafters[place].num_draft_tokens, place, by_method)
 
 
 @dataclass(frozen=True)
@@ -50,16 +78,20 @@ class RowMaker:
         """A batch's row."""
         setup = self.setup
         num_tokens = sum(step.num_tokens for step in steps)
+        rounds = [sum(counts) for counts in zip_longest(*(step.rounds for step in steps), fillvalue=0)]
+        drafting = Drafting.of(self.model, work.draft_method, rounds)
         return Row(
             name=setup.name,
             model=Path(setup.model).name,
-            method=self.model.drafter_method,
-            drafter=None if setup.drafter is None else Path(setup.drafter).name,
+            method=drafting.method,
+            drafter=" + ".join(Path(directory).name for directory in setup.drafter) or None,
+            draft_method=work.draft_method,
+            rounds=drafting.rounds,
             placement=setup.drafter_placement,
             tp=setup.tp,
             dtype=setup.dtype,
             numerics=setup.numerics,
-            draft_tokens=self.model.num_draft_tokens,
+            draft_tokens=drafting.num_draft_tokens,
             batch=work.batch,
             sampling=work.sampling,
             lag=work.lag,
@@ -77,7 +109,11 @@ class RowMaker:
             busy_ms=busy_ms,
             experts=experts,
             floor=floor_of(
-                setup.engine_config(), work.batch, self.bandwidth, None if experts is None else experts.mean
+                setup.engine_config(),
+                work.batch,
+                self.bandwidth,
+                None if experts is None else experts.mean,
+                drafting.drafter,
             ),
             weight_bytes=self.info.weight_bytes,
             peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
@@ -107,7 +143,7 @@ class RowMaker:
 
     def rate(self, work: Rate, answers: Sequence[Answer]) -> RateRow:
         """A rate's row."""
-        method = self.model.drafter_method
+        method = Drafting.of(self.model, work.draft_method).method
         return rate_row(
             self.setup.name, "engine", work.load, work.per_s, answers, method=method, device=self.info.device
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,15 +111,21 @@ def _print(report: Report, output: Path, console: Console) -> None:
 
 
 def run_online(
-    server: ServerAddress, batches: Sequence[int], prompt_len: int, max_tokens: int, output: Path, console: Console
+    server: ServerAddress,
+    batches: Sequence[int],
+    prompt_len: int,
+    max_tokens: int,
+    output: Path,
+    console: Console,
+    draft_methods: Sequence[str] = ("auto",),
 ) -> Report:
-    """Measure a running server under each number of concurrent requests."""
+    """Measure a running server under each number of concurrent requests, which name each of `draft_methods`."""
     from gemray_cluster.bench.online import measure_server  # gRPC, which measuring offline does without
 
     report = _new_report((), None)
     output.mkdir(parents=True, exist_ok=True)
-    for batch in batches:
-        row, devices = measure_server(server, batch, prompt_len, max_tokens)
+    for draft_method, batch in product(draft_methods, batches):
+        row, devices = measure_server(server, batch, prompt_len, max_tokens, draft_method)
         report.online.append(row)
         report.devices = devices
         _write(report, output, None)

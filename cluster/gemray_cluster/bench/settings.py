@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +11,7 @@ from typing import Any, get_args
 from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.names import check_names
 from gemray_cluster.bench.sampling import SamplingName
+from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.config import (
     AllReduceName,
     DeviceName,
@@ -21,12 +22,14 @@ from gemray_workers.config import (
     NumericsName,
     PlacementName,
 )
+from gemray_workers.drafters.formats import served_format
 from gemray_workers.errors import InvalidField
+from gemray_workers.sampling.params import DraftMethod
 
 KV_MEMORY = 12 << 30
 """A cap: pools take no more pages than the batch can fill."""
 MAX_STEP_TOKENS = 4096
-_LISTS = ("batch", "sampling", "lag", "prefill")
+_LISTS = ("drafter", "draft_method", "batch", "sampling", "lag", "prefill")
 """Settings that may also be given as one value."""
 
 
@@ -37,9 +40,10 @@ class Decode:
     batch: int
     sampling: SamplingName
     lag: int
+    draft_method: DraftMethod = "auto"
 
     def __str__(self) -> str:
-        return f"batch {self.batch}, {self.sampling}, lag {self.lag}"
+        return f"batch {self.batch}, {self.sampling}, lag {self.lag}{_named(self.draft_method)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +62,14 @@ class Rate:
 
     load: Load
     per_s: float
+    draft_method: DraftMethod = "auto"
 
     def __str__(self) -> str:
-        return f"{self.per_s:g} requests/s"
+        return f"{self.per_s:g} requests/s{_named(self.draft_method)}"
+
+
+def _named(draft_method: DraftMethod) -> str:
+    return "" if draft_method == "auto" else f", {draft_method} named"
 
 
 Work = Decode | Prefill | Rate
@@ -68,12 +77,16 @@ Work = Decode | Prefill | Rate
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """An engine, loaded once, and its work: a row for each batch, sampling and lag, and one for each prompt length."""
+    """An engine, loaded once, and its work: rows of batches, of prompts, and of requests that arrive at a rate."""
 
     name: str
     model: str
     """A directory; with `random_weights` its config.json is enough."""
-    drafter: str | None = None
+    drafter: tuple[str, ...] = ()
+    """Directories: one, or those of an MTP assistant and a DFlash drafter."""
+    draft_method: tuple[DraftMethod, ...] = ("auto",)
+    """What requests name: a drafter of the setup, ``none``, or ``auto``, which leaves the choice to the engine. Rows of
+    batches and of rates are measured with each."""
     method: MethodName = "auto"
     draft_tokens: int | None = None
     drafter_placement: PlacementName = "colocated"
@@ -127,8 +140,7 @@ class Setup:
             raise InvalidField("lag", self.lag, "0 or 1, or both")
         if not self.work:
             raise InvalidField("batch", self.batch, "integers >= 1, or empty with prompts or a load to measure")
-        if self.draft_tokens and self.drafter is None:
-            raise InvalidField("draft_tokens", self.draft_tokens, "unset or 0, as there is no drafter")
+        self._check_drafters()
         if self.acceptance_length is None:
             return
         if not self.random_weights:
@@ -139,6 +151,14 @@ class Setup:
             )
         if self.acceptance_length < 1:
             raise InvalidField("acceptance_length", self.acceptance_length, "a number >= 1")
+
+    def _check_drafters(self) -> None:
+        if len(self.drafter) > 2:
+            raise InvalidField("drafter", ", ".join(self.drafter), "one, or one MTP assistant and one DFlash drafter")
+        if unknown := [name for name in self.draft_method if name not in get_args(DraftMethod)]:
+            raise InvalidField("draft_method", unknown[0], f"one of {', '.join(get_args(DraftMethod))}")
+        if self.draft_tokens and not self.drafter:
+            raise InvalidField("draft_tokens", self.draft_tokens, "unset or 0, as there is no drafter")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str) -> Setup:
@@ -151,15 +171,19 @@ class Setup:
     def work(self) -> tuple[Work, ...]:
         """Every row, in the order in which they are measured."""
         decodes = (
-            Decode(batch=batch, sampling=sampling, lag=lag)
+            Decode(batch=batch, sampling=sampling, lag=lag, draft_method=draft_method)
+            for draft_method in self.draft_method
             for lag in self.lag
             for sampling in self.sampling
             for batch in self.batch
         )
         prefills = (Prefill(num_tokens=num_tokens) for num_tokens in self.prefill)
-        load = self.load
-        rates = () if load is None else (Rate(load=load, per_s=per_s) for per_s in load.rates)
-        return (*decodes, *prefills, *rates)
+        return (*decodes, *prefills, *(() if self.load is None else self._rates(self.load)))
+
+    def _rates(self, load: Load) -> Iterator[Rate]:
+        for draft_method in self.draft_method:
+            for per_s in load.rates:
+                yield Rate(load=load, per_s=per_s, draft_method=draft_method)
 
     @property
     def gang_size(self) -> int:
@@ -167,14 +191,21 @@ class Setup:
         return self.tp + (self.drafter_placement == "dedicated")
 
     def require_files(self) -> None:
-        """Raise InvalidField where a directory holds no model: now, and not after processes have started."""
-        for name, directory in (("model", self.model), ("drafter", self.drafter)):
-            if directory is not None and not (Path(directory) / "config.json").is_file():
+        """Raise InvalidField where a directory holds no model, or a row names a drafter that the setup does not have:
+        now, and not after processes have started."""
+        for name, directory in (("model", self.model), *(("drafter", directory) for directory in self.drafter)):
+            if not (Path(directory) / "config.json").is_file():
                 raise InvalidField(name, directory, "a directory with a config.json, or the name of an embedded model")
+        self.engine_config()  # refuses what two drafters cannot be together
+        directories = () if self.method == "none" else map(Path, self.drafter)
+        kinds = [served_format(read_json_object(path / "config.json"), path) for path in directories]
+        allowed = ("auto", "none", *sorted(kinds))
+        if unknown := [name for name in self.draft_method if name not in allowed]:
+            raise InvalidField("draft_method", unknown[0], f"one of {', '.join(allowed)}: drafters of the setup")
 
     def engine_config(self) -> EngineConfig:
         """The engine's settings: room for the largest batch and the longest prompt, and no more."""
-        drafts = 0 if self.drafter is None or self.method == "none" else (self.draft_tokens or 16)
+        drafts = 0 if not self.drafter or self.method == "none" else (self.draft_tokens or 16)
         each = drafts + 1 if self.acceptance_length is None else math.ceil(self.acceptance_length)
         cycles = self.warm_up_steps + self.steps + 8
         max_num_seqs = self.max_num_seqs or max(self.batch, default=1)
@@ -195,7 +226,8 @@ class Setup:
             max_step_tokens=max_step_tokens,
             prefill_chunk=self.prefill_chunk or min(max(prompts), max_step_tokens),
             page_size=self.page_size,
-            drafter_path=self.drafter,
+            drafter_path=next(iter(self.drafter), None),
+            second_drafter_path=next(iter(self.drafter[1:]), None),
             method=self.method,
             num_draft_tokens=self.draft_tokens,
             drafter_placement=self.drafter_placement,

@@ -26,9 +26,11 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
     load = load_of(content, path)
     for table in content.get("setup", []):
         values = {**content.get("defaults", {}), **table}
-        for name in ("model", "drafter"):
-            if values.get(name):
-                values[name] = directory_of(name, values[name], path.parent)
+        if values.get("model"):
+            values["model"] = directory_of("model", values["model"], path.parent)
+        if drafters := values.get("drafter"):
+            drafters = [drafters] if isinstance(drafters, str) else drafters
+            values["drafter"] = [directory_of("drafter", drafter, path.parent) for drafter in drafters]
         loaded = {} if load is None else {"load": load}
         setups.append(Setup.of({**loaded, **values, **changes}, str(path)))
     if not setups:

@@ -138,7 +138,7 @@ def _markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> li
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
-    method = row.method if not row.draft_tokens else f"{row.method} {row.draft_tokens}"
+    method = row.drafting
     if row.placement == "dedicated":
         method += " dedicated"
     return (
@@ -168,7 +168,7 @@ def _model(row: Row | PrefillRow) -> str:
 
 def _beside_greedy(row: Row, rows: Sequence[Row]) -> float | None:
     """Time of a step over that of the greedy row of the same work."""
-    same = ("name", "batch", "lag", "draft_tokens")
+    same = ("name", "batch", "lag", "draft_tokens", "draft_method")
     for other in rows:
         if other.sampling == "greedy" != row.sampling and all(getattr(other, f) == getattr(row, f) for f in same):
             return row.step.median / other.step.median

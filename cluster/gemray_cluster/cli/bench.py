@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from gemray.cli.connection import Credentials, with_credentials
 from gemray_workers.errors import InvalidField
+from gemray_workers.sampling.params import DraftMethod
 
 
 @with_credentials
@@ -35,7 +36,18 @@ def bench(
         ),
     ] = None,
     drafter: Annotated[
-        str | None, typer.Option(metavar="PATH|NAME", help="A drafter's directory, or an embedded drafter.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATH|NAME",
+            help="A drafter's directory, or an embedded drafter; given twice, an MTP assistant and a DFlash drafter.",
+        ),
+    ] = None,
+    draft_method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHODS",
+            help="What requests name: auto (the default), none, mtp or dflash, or several, e.g. auto,mtp.",
+        ),
     ] = None,
     method: Annotated[str | None, typer.Option(metavar="METHOD", help="auto, none, mtp or dflash.")] = None,
     draft_tokens: Annotated[
@@ -97,7 +109,8 @@ def bench(
     console = Console() if sys.stdout.isatty() else Console(width=240)
     given = {
         "model": None if model is None else directory_of("model", model),
-        "drafter": None if drafter is None else directory_of("drafter", drafter),
+        "drafter": tuple(directory_of("drafter", path) for path in drafter) if drafter else None,
+        "draft_method": None if draft_method is None else _methods(draft_method),
         "method": method,
         "draft_tokens": draft_tokens,
         "drafter_placement": drafter_placement,
@@ -124,15 +137,23 @@ def bench(
         setups = _setups(suite, only or [], flags)
         report = run_offline(setups, Path(output), None if peers is None else Path(peers), console, time_limit)
         raise typer.Exit(1 if report.failures else 0)
-    if beyond := flags.keys() - {"batch", "prompt_len", "steps"}:
+    if beyond := flags.keys() - {"batch", "prompt_len", "steps", "draft_method"}:
         raise InvalidField("address", address, f"unset with --{', --'.join(sorted(beyond)).replace('_', '-')}")
     server = credentials.at(address)
     if suite is not None:
         if flags:
-            raise InvalidField("suite", suite, "unset with --batch, --prompt-len and --steps, or they with it")
+            raise InvalidField("suite", suite, "unset with --batch, --prompt-len, --steps and --draft-method")
         run_load(server, _load(suite), Path(output), console)
         return
-    run_online(server, _integers("batch", batch or "1,8"), prompt_len or 512, steps or 128, Path(output), console)
+    run_online(
+        server,
+        _integers("batch", batch or "1,8"),
+        prompt_len or 512,
+        steps or 128,
+        Path(output),
+        console,
+        _methods(draft_method or "auto"),
+    )
 
 
 def _setups(suite: str | None, only: list[str], flags: dict[str, Any]) -> Any:
@@ -175,6 +196,13 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InvalidField(name, text, "integers, e.g. 1,8") from None
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    methods = tuple(text.split(","))
+    if unknown := [method for method in methods if method not in get_args(DraftMethod)]:
+        raise InvalidField("draft_method", unknown[0], f"one of {', '.join(get_args(DraftMethod))}")
+    return methods
 
 
 def _size(name: str, text: str) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from gemray_cluster.bench.report import Report
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import serving
 from support.waiting import HANG_S
 
@@ -36,3 +36,20 @@ async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_
     assert len({*salts}) == 4, "what is measured would be found in the server's prefix cache"
     assert all(row.first_token.samples == row.batch and row.tokens_per_s > 0 for row in report.online)
     assert "first token ms" in out.decode()
+    assert {submit.params.draft_method for submit in gang.submitted} == {"auto"}
+
+
+async def test_requests_to_a_server_name_a_drafter(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    gang = FakeGang(Script([180, 213, 106]), gang_info=gang_info(num_draft_tokens=4, two_drafters=True))
+    async with serving(tokenizer, gang) as running:
+        process = await asyncio.create_subprocess_exec(
+            *GEMRAY, "bench", "--address", running.server.address, "--batch", "1", "--prompt-len", "5",
+            "--steps", "3", "--draft-method", "auto,dflash,none", "--output", str(tmp_path),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, err = await asyncio.wait_for(process.communicate(), HANG_S)
+    assert process.returncode == 0, err.decode()
+    report = msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report)
+    assert [row.method for row in report.online] == ["mtp+dflash", "dflash", "none"]
+    named = [submit.params.draft_method for submit in gang.submitted]
+    assert named == ["auto", "auto", "dflash", "dflash", "none", "none"]

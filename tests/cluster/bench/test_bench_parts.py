@@ -146,7 +146,7 @@ def setup_of(model: str, drafter: str | None = None, *, batch: int = 1, **change
         {
             "name": model,
             "model": str(CONFIGS / model),
-            "drafter": None if drafter is None else str(CONFIGS / drafter),
+            "drafter": [] if drafter is None else [str(CONFIGS / drafter)],
             "device": "cpu",
             "batch": batch,
             "random_weights": True,
@@ -169,6 +169,18 @@ def test_floors_of_the_published_shapes() -> None:
     assert floor_ms("31B-it") == pytest.approx(20.1, abs=0.05)
     assert floor_ms("31B-it", tp=2) == pytest.approx(10.0, abs=0.05)
     assert floor_ms("31B-it", "31B-it-assistant", draft_tokens=4) == pytest.approx(21.3, abs=0.05)
+
+
+def test_of_two_drafters_the_one_that_drafts_is_counted() -> None:
+    names = ("31B-it-DFlash", "31B-it-assistant")
+    both = Setup.of(
+        {"name": "both", "model": str(CONFIGS / "31B-it"), "drafter": [str(CONFIGS / name) for name in names],
+         "device": "cpu", "random_weights": True}, "a test",
+    )  # fmt: skip
+    alone = [floor_ms("31B-it", names[1]), floor_ms("31B-it", names[0])]
+    config = both.engine_config()
+    assert [floor_of(config, 1, PAPER_BANDWIDTH, drafter=i).ms for i in (0, 1)] == alone, "MTP comes first"
+    assert floor_of(config, 1, PAPER_BANDWIDTH, drafter=None).ms == floor_ms("31B-it")
 
 
 def prompt_operations(model: str, num_tokens: int, drafter: str | None = None) -> int:
