@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 
+from gemray.channel_options import host_and_port
 from gemray_cluster.check.result import CheckResult, fail, ok
 
 
@@ -27,8 +28,8 @@ def check_port(name: str, host: str, port: int) -> CheckResult:
         hint = f"; an IPv6 address is written as {host.strip('[]')}" if host.startswith("[") else ""
         return fail(name, f"{host} is no address of this host ({error.strerror}){hint}.")
     except OSError as error:
-        return fail(name, f"{host}:{port} {_reason(error, host, port)}.")
-    return ok(name, f"{host}:{port} is free." if port else f"any free port of {host}.")
+        return fail(name, f"{host_and_port(host, port)} {_reason(error, host, port)}.")
+    return ok(name, f"{host_and_port(host, port)} is free." if port else f"any free port of {host}.")
 
 
 def _reason(error: OSError, host: str, port: int) -> str:

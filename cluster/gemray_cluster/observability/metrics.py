@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gemray.channel_options import host_and_port
 from gemray_cluster.gang.client import GangState, ReplicaStatus
 from gemray_cluster.observability.engine_series import SeriesFamilies, add_replica, add_state
 from gemray_cluster.observability.phases import Phase, Phases
@@ -142,7 +143,8 @@ class MetricsServer:
             self._thread: Thread
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
-            raise GemrayError(f"cannot serve metrics on {host}:{port}: {error.strerror}; see --metrics-port") from error
+            where = host_and_port(host, port)
+            raise GemrayError(f"cannot serve metrics on {where}: {error.strerror}; see --metrics-port") from error
 
     @property
     def port(self) -> int:

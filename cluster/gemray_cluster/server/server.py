@@ -155,4 +155,4 @@ def _check_address(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen()
     except OSError as error:
-        raise AddressUnavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise AddressUnavailable(f"cannot listen on {host_and_port(host, port)}: {error.strerror or error}") from error

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from typing_extensions import override
 
-from gemray.channel_options import listening_in_words
+from gemray.channel_options import host_and_port, listening_in_words
 from gemray.client import InvalidOption
 from gemray.client.tls import read_key_pair
 
@@ -57,7 +57,7 @@ class Listening:
         except OSError as error:
             raise InvalidOption(
                 "host, port",
-                f"{self.host}:{self.port}",
+                host_and_port(self.host, self.port),
                 f"an address of this machine with a free port ({error.strerror})",
             ) from error
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from gemray.client import InvalidOption
+from gemray.openai.serve import Listening
 from gemray_cluster.check import run
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.result import CheckResult, Status
 from gemray_cluster.check.server_files import check_server_files
+from gemray_cluster.observability.metrics import MetricsServer
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.server.config import ServerConfig
+from gemray_cluster.server.errors import AddressUnavailable
+from gemray_cluster.server.server import _check_address
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.embedded import embedded_path
 from gemray_workers.errors import GemrayError, InvalidField
@@ -64,6 +71,20 @@ def test_an_address_in_brackets_comes_with_the_one_to_write() -> None:
     result = check_port("grpc port", "[::1]", 0)
     assert result.status is Status.FAIL
     assert "an IPv6 address is written as ::1" in result.sentence
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_a_taken_address_is_written_as_clients_write_it() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        assert f"[::1]:{port} is taken" in check_port("grpc port", "::1", port).sentence
+        with pytest.raises(AddressUnavailable, match=rf"cannot listen on \[::1\]:{port}: Address already in use"):
+            _check_address("::1", port)
+        with pytest.raises(InvalidOption, match=rf"'\[::1\]:{port}'"):
+            Listening("::1", port).open()
+        with pytest.raises(GemrayError, match=rf"cannot serve metrics on \[::1\]:{port}"):
+            MetricsServer(CollectorRegistry(), host="::1", port=port)
+    assert f"[::1]:{port} is free" in check_port("grpc port", "::1", port).sentence
 
 
 def test_two_servers_on_one_port() -> None:
