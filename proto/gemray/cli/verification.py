@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 
 from gemray.client import RequestFailed
 from gemray.v1 import generation_pb2 as pb
@@ -82,18 +84,34 @@ def runs_of(drafters: Sequence[str]) -> list[Run]:
     return [*runs, Run("together, as served", "auto", together=True, checksums=False)]
 
 
-def compare(ask: Ask, asked: Sequence[pb.GenerateRequest], runs: Sequence[Run]) -> Iterator[Comparison]:
-    """Send all requests in each way; one comparison for each run behind the first.
+def compare(
+    ask: Ask, asked: Sequence[pb.GenerateRequest], runs: Sequence[Run], reference: Sequence[pb.GenerateResponse]
+) -> Iterator[Comparison]:
+    """Send all requests in each way; one comparison with the reference for each run.
 
     Raises:
         RequestFailed: an answer comes without the checksums that were asked for.
     """
-    reference = _answers(ask, asked, runs[0])
-    for run in runs[1:]:
-        yield _compared(run, reference, _answers(ask, asked, run))
+    for run in runs:
+        yield _compared(run, reference, answers_of(ask, asked, run))
 
 
-def _answers(ask: Ask, asked: Sequence[pb.GenerateRequest], run: Run) -> list[pb.GenerateResponse]:
+def digest_of(answers: Sequence[pb.GenerateResponse]) -> str:
+    """A hash in hex of ids, log-probabilities and checksums: servers that compute the same bits have the same one."""
+    told = sha256()
+    for answer in answers:
+        told.update(struct.pack("<Q", len(answer.logprobs)))
+        for entry in answer.logprobs:
+            told.update(struct.pack("<IdQ", entry.token_id, entry.logprob, entry.logits_checksum))
+    return told.hexdigest()
+
+
+def answers_of(ask: Ask, asked: Sequence[pb.GenerateRequest], run: Run) -> list[pb.GenerateResponse]:
+    """Send all requests in one way.
+
+    Raises:
+        RequestFailed: an answer comes without the checksums that were asked for.
+    """
     sent = []
     for request in asked:
         copy = pb.GenerateRequest()

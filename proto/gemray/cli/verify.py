@@ -31,7 +31,8 @@ def verify(
     """Send fixed requests alone, together and with each drafter, and compare the answers bit by bit.
 
     Exits with 0 if all ids, log-probabilities and checksums of logits are equal, which a server with numerics exact
-    promises; else with 1.
+    promises; else with 1. The digest is for comparing servers, such as one rank and two: asked with the same flags,
+    servers of one max_model_len have the same digest if they compute the same bits.
     """
     from gemray.cli import verification
     from gemray.cli.account import tell
@@ -63,19 +64,22 @@ def verify(
             return client.generate(request, timeout_s=timeout)
 
         tell(f"{requests} requests in {len(runs)} runs, beginning with each alone")
+        reference = verification.answers_of(ask, asked, runs[0])
+        digest = verification.digest_of(reference)
+        tell(f"{runs[0].name}: digest {digest}")
         found = []
-        for comparison in verification.compare(ask, asked, runs):
+        for comparison in verification.compare(ask, asked, runs[1:], reference):
             tell(f"{comparison.run.name}: {comparison.first or 'equal'}")
             found.append(comparison)
     if json:
-        _print_json(model, requests, found)
+        _print_json(model, requests, digest, found)
     else:
-        _print_table(model, requests, found)
+        _print_table(model, requests, digest, found)
     if not all(comparison.is_equal for comparison in found):
         raise typer.Exit(FAILED)
 
 
-def _print_json(model: pb.GetModelInfoResponse, count: int, found: Iterable[Comparison]) -> None:
+def _print_json(model: pb.GetModelInfoResponse, count: int, digest: str, found: Iterable[Comparison]) -> None:
     from json import dumps
 
     runs = [
@@ -95,10 +99,11 @@ def _print_json(model: pb.GetModelInfoResponse, count: int, found: Iterable[Comp
         "numerics": model.numerics,
         "tensor_parallel_size": model.tensor_parallel_size,
     }
-    print(dumps({**told, "equal": not any(run["first"] for run in runs), "runs": runs}, indent=2, ensure_ascii=False))
+    equal = not any(run["first"] for run in runs)
+    print(dumps({**told, "digest": digest, "equal": equal, "runs": runs}, indent=2, ensure_ascii=False))
 
 
-def _print_table(model: pb.GetModelInfoResponse, count: int, found: list[Comparison]) -> None:
+def _print_table(model: pb.GetModelInfoResponse, count: int, digest: str, found: list[Comparison]) -> None:
     from rich.table import Table
 
     from gemray.cli.tables import console
@@ -112,6 +117,7 @@ def _print_table(model: pb.GetModelInfoResponse, count: int, found: list[Compari
         logits = str(each.other_logits) if each.run.checksums else "not asked for"
         table.add_row(each.run.name, str(each.num_tokens), str(each.other_ids), logits, each.first or "none")
     console().print(table)
+    print(f"Digest of the requests sent alone, without drafts: {digest}")
     if all(each.is_equal for each in found):
         print("Every run gave the answers of the requests sent alone, without drafts: equal ids and equal bits.")
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gemray.cli.verification import Comparison, Run, compare, requests, runs_of
+from gemray.cli.verification import Comparison, Run, answers_of, compare, digest_of, requests, runs_of
 from gemray.client import RequestFailed
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
@@ -41,7 +41,8 @@ def spoiled(
             spoil(told)
         return told
 
-    return list(compare(ask, requests(6, 5, 300), RUNS))
+    asked = requests(6, 5, 300)
+    return list(compare(ask, asked, RUNS[1:], answers_of(ask, asked, RUNS[0])))
 
 
 def _next_float(told: pb.GenerateResponse) -> None:
@@ -136,8 +137,16 @@ def test_all_requests_of_a_run_are_under_way_at_one_time() -> None:
             all_there.wait()
         return answer(request)
 
-    runs = [Run("alone", "none", together=False), Run("together", "auto", together=True)]
-    assert all(each.is_equal for each in compare(ask, requests(6, 5, 300), runs))
+    answers = answers_of(ask, requests(6, 5, 300), Run("together", "auto", together=True))
+    assert len(answers) == 6
+
+
+@pytest.mark.parametrize("spoil", [_next_float, _other_checksum, _other_id, _shorter])
+def test_servers_of_equal_bits_have_equal_digests(spoil: Callable[[pb.GenerateResponse], None]) -> None:
+    asked = requests(6, 5, 300)
+    one, other, third = (answers_of(answer, asked, RUNS[0]) for _ in range(3))
+    spoil(third[3])
+    assert digest_of(one) == digest_of(other) != digest_of(third)
 
 
 class _Spoiling(FakeGang):
@@ -161,10 +170,12 @@ async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_eq
         assert code == (0 if is_equal else 1)
         first, *told_runs = err.splitlines()
         assert first == "3 requests in 6 runs, beginning with each alone"
+        alone, *told_runs = told_runs
         assert [line.partition(": ")[0] for line in told_runs] == [run.name for run in RUNS[1:]]
         assert all(line.endswith(": equal") for line in told_runs) is is_equal
         told = json.loads(out)
         assert (told["equal"], told["numerics"]) == (is_equal, "fast")
+        assert alone == f"alone: digest {told['digest']}"
         assert {each["run"]: each["other_logits"] for each in told["runs"]} == {
             "alone, once more": 0,
             "alone, mtp": 0 if is_equal else 3,
@@ -175,6 +186,7 @@ async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_eq
         code, out, err = await run(*arguments)
         assert code == (0 if is_equal else 1)
         assert "float32, numerics fast, TP " in " ".join(out.split())
+        assert told["digest"] in out
         assert ("Every run gave the answers" in out) is is_equal
         assert ("Every run gave the ids" in out) is not is_equal
         assert ("answer 0, token 0: logits" in out) is not is_equal
