@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,6 +26,8 @@ AUTH_MODE = "RAY_AUTH_MODE"
 NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
+_LEAST_TEMPORARY_BYTES = 64 * 2**20
+"""Sockets and logs of a Ray session take a few MiB to begin with."""
 _RETRY_S = 0.5
 _ANSWER_S = 2.0
 _CLOSE_DEADLINE_S = 10.0
@@ -188,7 +193,21 @@ def _start_here(config: ClusterConfig) -> None:
                 object_store_memory=_OBJECT_STORE_BYTES,
             )
     except Exception as error:
-        raise ClusterUnreachable(f"cannot start Ray on this machine: {error}") from error
+        raise ClusterUnreachable(f"cannot start Ray on this machine: {str(error).rstrip('.')}{_hint(error)}") from error
+
+
+def _hint(error: Exception) -> str:
+    """What to do about a home or a temporary directory that Ray cannot write to: it says little of either."""
+    if isinstance(error, OSError) and error.filename is not None and ".ray" in Path(error.filename).parts:
+        return ": its token would lie there; set RAY_AUTH_TOKEN, or HOME to a directory that can be written"
+    directory = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError:  # Ray makes it where it can
+        return ""
+    if free < _LEAST_TEMPORARY_BYTES:
+        return f": {directory}, where it keeps its session, has {free >> 20} MiB free; RAY_TMPDIR names another place"
+    return ""
 
 
 def _init(**arguments: Any) -> None:

@@ -1,0 +1,59 @@
+"""Why Ray cannot start on this machine is told with what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.ray_runtime import session
+
+
+def _failing_with(error: Exception) -> Any:
+    def init(**arguments: Any) -> None:
+        raise error
+
+    return init
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Ray does not start; its temporary directory is a test's, with room."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 40))
+    return monkeypatch
+
+
+def _message() -> str:
+    with pytest.raises(session.ClusterUnreachable) as error:
+        session._start_here(ClusterConfig())
+    return str(error.value)
+
+
+def test_a_home_that_cannot_be_written(no_ray: pytest.MonkeyPatch) -> None:
+    refused = OSError(errno.EROFS, os.strerror(errno.EROFS), "/home/someone/.ray")
+    no_ray.setattr(session, "_init", _failing_with(refused))
+    assert "Read-only file system: '/home/someone/.ray': its token would lie there; set RAY_AUTH_TOKEN" in _message()
+
+
+def test_a_full_temporary_directory(no_ray: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_ray.setattr(session, "_init", _failing_with(RuntimeError("The current node timed out during startup.")))
+    no_ray.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 << 20))
+    assert f"timed out during startup: {tmp_path}, where it keeps its session, has 3 MiB free" in _message()
+
+
+def test_anything_else_is_told_as_ray_tells_it(no_ray: pytest.MonkeyPatch) -> None:
+    no_ray.setattr(session, "_init", _failing_with(RuntimeError("Something else.")))
+    assert _message() == "cannot start Ray on this machine: Something else"
+
+
+def test_a_temporary_directory_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "later"))
+    monkeypatch.setattr(session, "_init", _failing_with(RuntimeError("Something else.")))
+    assert _message() == "cannot start Ray on this machine: Something else"
