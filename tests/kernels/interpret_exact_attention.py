@@ -57,12 +57,18 @@ def errors() -> Iterator[tuple[str, float]]:
         yield f"prompts, restarts {restarts}", case.error(prompts(restarts=restarts), torch.float32, "cpu", 1)
     with mock.patch.multiple(prompt_attention, WEIGHTS_BYTES=1, ROUND_KEYS=128):
         yield "prompts, round by round", case.error(prompts(restarts=False), torch.float32, "cpu", 1)
+    scratch = torch.full((1 << 20,), 255, dtype=torch.uint8)
+    with mock.patch.object(prompt_attention, "ROUND_KEYS", 128):
+        kernel = prompts(restarts=False, scratch=scratch[: 400 << 10])
+        yield "prompts, rounds that fit a scratch", case.error(kernel, torch.float32, "cpu", 1)
+    shared = partial(exact_paged_attention, scratch=scratch)
+    yield "few rows in a scratch", AttentionCase(RAGGED, 4, 2, 24).error(shared, torch.float32, "cpu", 1)
     windowed = AttentionCase(LONG, 2, 1, 16, window=40)
     yield "prompts, windowed", windowed.error(prompts(restarts=True), torch.float32, "cpu", 1)
     yield "8-bit pages", AttentionCase(LONG[:2], 2, 1, 16).fp8_error(prompts(restarts=True), torch.float32, "cpu", 1)
 
 
-def prompts(*, restarts: bool) -> Any:
+def prompts(*, restarts: bool, scratch: Tensor | None = None) -> Any:
     """Attention in float32 with the kernels for prompts, whose sequences of few rows it leaves to the others."""
 
     def kernel(q_TND: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -85,6 +91,7 @@ def prompts(*, restarts: bool) -> Any:
             tiles=SMALL,
             block_seqs=64,
             early=False,
+            scratch=scratch,
         )
         for first, last in pairwise(start_Z.tolist()):
             if last - first > FEW_ROWS:

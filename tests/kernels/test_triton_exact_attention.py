@@ -29,7 +29,7 @@ def test_interpreted_kernels_are_right_and_exact() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert [kind for kind, _, _ in lines] == ["error"] * 8 + ["differences"] * 13 + ["fault"] * 3
+    assert [kind for kind, _, _ in lines] == ["error"] * 10 + ["differences"] * 13 + ["fault"] * 3
     for kind, name, number in lines:
         expected = {"error": float(number) < 1e-6, "differences": number == "0", "fault": number != "0"}[kind]
         assert expected, (kind, name, number)

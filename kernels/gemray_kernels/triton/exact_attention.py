@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gemray_kernels.attention_scratch import PROGRAMS_PER_ROW_BLOCK, carved
 from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.paged_attention import FEW_ROWS
@@ -23,7 +24,6 @@ from gemray_kernels.triton.exact_softmax import num_chunks, smallest_chunk
 from gemray_kernels.triton.paged_attention import (
     LEAST_BLOCK_OF_SEQUENCES,
     LOG2_E,
-    PROGRAMS_PER_ROW_BLOCK,
     Tile,
     check_tensors,
     short_tile,
@@ -53,6 +53,7 @@ def exact_paged_attention(
     most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    scratch: Tensor | None = None,
     tile: Tile | None = None,
     prompt_tiles: PromptTiles | None = None,
     partial_bytes: int = PARTIAL_BYTES,
@@ -64,6 +65,8 @@ def exact_paged_attention(
     2^-10 (in powers of two). float32 is for comparisons: prompts are attended as decode steps are.
 
     Args:
+        scratch: as of `gemray_kernels.triton.paged_attention`, for partial sums alone: a captured prompt has rounds for
+            all keys that its sequence may have, fewer where it has memory of its own.
         tile: of few rows; chosen when None.
         prompt_tiles: of many; chosen when None.
         partial_bytes: of partial sums, at most. The others are the reference's.
@@ -96,8 +99,9 @@ def exact_paged_attention(
     slots_R = num_rows if by_row else num_seqs * FEW_ROWS
     split = slots_R * num_heads * most_chunks * (head_dim + 2) * 4 <= partial_bytes
     held = (slots_R, num_heads, most_chunks) if split else (1, 1, 1)
-    partial_o = torch.empty(*held, head_dim, dtype=torch.float32, device=q_TND.device)
-    partial_ml = torch.empty(*held, 2, dtype=torch.float32, device=q_TND.device)
+    partial_o, partial_ml = carved(
+        scratch, q_TND.device, ((*held, head_dim), torch.float32), ((*held, 2), torch.float32)
+    )
     programs = min(max(2, min(MOST_PROGRAMS, PROGRAMS_PER_ROW_BLOCK // num_kv_heads)), most_chunks) if split else 1
 
     early = starts_early(q_TND)
@@ -168,6 +172,7 @@ def exact_paged_attention(
             BLOCK_C=triton.next_power_of_2(most_chunks),
             num_warps=4,
         )
+    del partial_o, partial_ml  # a prompt's weights may take their place
     if has_long:
         attend_prompts(
             q_TND,

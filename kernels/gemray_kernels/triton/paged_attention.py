@@ -22,6 +22,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gemray_kernels.attention_scratch import MIN_CHUNK, PROMPT_PAIRS, AttentionShape, Split, carved
 from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.paged_attention import FEW_ROWS
@@ -30,12 +31,7 @@ from gemray_kernels.triton.attend_long import attend_long_kernel
 from gemray_kernels.triton.early_start import starts_early
 from gemray_kernels.triton.prompt_attention import PromptTiles, attend_prompts
 
-MIN_CHUNK = 32
-"""Keys of a chunk, at least."""
-MAX_CHUNKS = 32
 LOG2_E = log2(e)
-PROGRAMS_PER_ROW_BLOCK = 264
-"""Enough programs for one block of rows, all KV heads together; more only add partial results."""
 LEAST_BLOCK_OF_SEQUENCES = 64
 """Batches of up to this many sequences share their programs."""
 
@@ -70,6 +66,7 @@ def paged_attention(
     most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    scratch: Tensor | None = None,
     tile: Tile | None = None,
     long: Tile | None = None,
 ) -> Tensor:
@@ -84,6 +81,8 @@ def paged_attention(
     results would be large.
 
     Args:
+        scratch: uint8 memory that no other stream uses, for what one kernel leaves for the next
+            (`gemray_kernels.attention_scratch`); a call takes memory of its own where it is None or too small.
         tile: of short rows; chosen when None.
         long: of prompt chunks in one kernel; chosen when None, or two kernels. The others are the reference's.
     """
@@ -103,7 +102,15 @@ def paged_attention(
         pairs = group * triton.cdiv(num_rows, num_seqs)
         tile = short_tile(q_TND.dtype, head_dim, pairs, group, num_rows, is_fp8=k_pages.dtype == FP8)
     programs = short_programs(
-        out_TND, k_pages, block_table_SP, num_seqs, window=window, causal=causal, most_rows=most_rows, tile=tile
+        out_TND,
+        k_pages,
+        block_table_SP,
+        num_seqs,
+        window=window,
+        causal=causal,
+        most_rows=most_rows,
+        tile=tile,
+        scratch=scratch,
     )
     strides = (q_TND.stride(0), q_TND.stride(1), *k_pages.stride()[:3], block_table_SP.stride(0))
     attend_kernel[programs.grid](
@@ -145,6 +152,7 @@ def paged_attention(
             block_seqs=programs.both["BLOCK_S"],
             early=early,
             most_keys=most_keys,
+            scratch=scratch,
         )
     elif has_long:
         long = long or long_tile(q_TND.dtype, head_dim, group)
@@ -220,18 +228,18 @@ def short_programs(
     causal: bool,
     most_rows: int | None,
     tile: Tile,
+    scratch: Tensor | None,
 ) -> ShortPrograms:
     """Choose the programs of short rows, and give them room for their partial results."""
     num_rows, num_heads, head_dim = out_TND.shape
     page_size, num_kv_heads = k_pages.shape[1:3]
     group = num_heads // num_kv_heads
-    most_chunks = max(2, min(MAX_CHUNKS, PROGRAMS_PER_ROW_BLOCK // num_kv_heads))
-    table_keys = block_table_SP.shape[1] * page_size
-    if window is not None:
-        table_keys = min(table_keys, window + FEW_ROWS)
-    grid_chunks = min(most_chunks, table_keys // MIN_CHUNK + 2)
-    by_row = num_rows <= num_seqs * FEW_ROWS
-    parts = (num_rows if by_row else num_seqs * FEW_ROWS, num_heads, grid_chunks)
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, window, block_table_SP.shape[1] * page_size)
+    split = Split.of(shape, num_rows, num_seqs)
+    parts = (split.slots, num_heads, split.grid_chunks)
+    partial_o, partial_ml = carved(
+        scratch, out_TND.device, ((*parts, head_dim), torch.float32), ((*parts, 2), torch.float32)
+    )
     early = starts_early(out_TND)
     has_long = most_of(num_rows, most_rows) > FEW_ROWS
     block_rows = tile.pairs // group
@@ -242,10 +250,10 @@ def short_programs(
     # Which sequence a block belongs to is looked up, but where few rows make so few blocks a sequence.
     search = blocks <= num_seqs * blocks_per_seq or (num_rows > FEW_ROWS and not has_long)
     return ShortPrograms(
-        grid=(blocks if search else num_seqs * blocks_per_seq, num_kv_heads, grid_chunks),
+        grid=(blocks if search else num_seqs * blocks_per_seq, num_kv_heads, split.grid_chunks),
         blocks_per_seq=blocks_per_seq,
-        partial_o=torch.empty(*parts, head_dim, dtype=torch.float32, device=out_TND.device),
-        partial_ml=torch.empty(*parts, 2, dtype=torch.float32, device=out_TND.device),
+        partial_o=partial_o,
+        partial_ml=partial_ml,
         both={
             "WINDOW": window or 0,
             "CAUSAL": causal,
@@ -253,11 +261,11 @@ def short_programs(
             "GROUP": group,
             "HEAD_DIM": head_dim,
             "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-            "MOST_CHUNKS": most_chunks,
-            "GRID_CHUNKS": grid_chunks,
+            "MOST_CHUNKS": split.most_chunks,
+            "GRID_CHUNKS": split.grid_chunks,
             "MIN_CHUNK": MIN_CHUNK,
             "MAX_SPLIT_ROWS": FEW_ROWS,
-            "BY_ROW": by_row,
+            "BY_ROW": split.by_row,
             "BLOCK_S": max(LEAST_BLOCK_OF_SEQUENCES, triton.next_power_of_2(num_seqs)),
             "EARLY": early,
             "launch_pdl": early,
@@ -325,7 +333,7 @@ def prompt_tiles(group: int, *, is_fp8: bool) -> PromptTiles:
     Two programs a multiprocessor that spill a few registers are faster than one that does not, as measured with
     bfloat16 pages; widened values take yet more registers.
     """
-    pairs = max(128, triton.next_power_of_2(group))
+    pairs = max(PROMPT_PAIRS, triton.next_power_of_2(group))
     return PromptTiles(pairs, 32, 8, 5, 128, 128, 64, 8, 5, 128, None if is_fp8 else 128)
 
 

@@ -11,17 +11,11 @@ import torch
 import triton
 from torch import Tensor
 
+from gemray_kernels.attention_scratch import KEYS, ROUND_KEYS, WEIGHTS_BYTES, carved
 from gemray_kernels.fp8_kv import FP8
 from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.attend_in_two import attend_values_kernel, attend_weights_kernel
-from gemray_kernels.triton.exact_softmax import LARGE_CHUNK, SMALL_CHUNKS_END, smallest_chunk
-
-KEYS = 128
-"""Keys of a tile."""
-ROUND_KEYS: int = LARGE_CHUNK.value
-"""Keys of a round without a window, or a multiple of it: no chunk lies in two rounds."""
-WEIGHTS_BYTES = 1 << 30
-"""Weights of a round, about; the longest that a batch may see takes fewer rounds where its rows are few."""
+from gemray_kernels.triton.exact_softmax import SMALL_CHUNKS_END, smallest_chunk
 
 
 @dataclass(frozen=True)
@@ -73,6 +67,7 @@ def attend_prompts(
     block_seqs: int,
     early: bool,
     most_keys: int | None = None,
+    scratch: Tensor | None = None,
 ) -> None:
     """Attend causally with the rows of sequences of more than `FEW_ROWS` rows.
 
@@ -88,6 +83,8 @@ def attend_prompts(
         block_seqs: power of two that is at least the number of sequences.
         early: whether the kernels may start before the one before them ends.
         most_keys: of such a sequence; what block tables hold when None, in as many rounds.
+        scratch: uint8 memory for weights, scales and sums between kernels; a round has as many keys as it holds, and a
+            call takes memory of its own where it is None or holds no round.
     """
     num_rows, num_heads, head_dim = q_TND.shape
     num_seqs, num_kv_heads, page_size = len(kv_len_S), k_pages.shape[2], k_pages.shape[1]
@@ -98,17 +95,23 @@ def attend_prompts(
     key_bytes = blocks * num_kv_heads * tiles.pairs * q_TND.element_size()
     table_keys = block_table_SP.shape[1] * page_size
     most_keys = table_keys if most_keys is None else min(max(1, most_keys), table_keys)
-    rounds = rounds_of(most_keys, window, block_rows, chunk, key_bytes)
-    device = q_TND.device
+    bytes_beside = blocks * num_kv_heads * 3 * tiles.pairs * 4 + 4 * out_TND.numel() + 1024
+    weights_bytes = WEIGHTS_BYTES
+    if scratch is not None:
+        # Two scales of 4 bytes for each tile's pair, beside its weights.
+        per_tile = KEYS * q_TND.element_size()
+        weights_bytes = min(weights_bytes, (scratch.numel() - bytes_beside) * per_tile // (per_tile + 8))
+    rounds = rounds_of(most_keys, window, block_rows, chunk, key_bytes, weights_bytes)
     most_tiles = max(part.num_tiles for part in rounds)
-    weights_BKXML = torch.empty(
-        blocks * num_kv_heads * tiles.pairs * max(part.num_tiles * part.tile_keys for part in rounds),
-        dtype=q_TND.dtype,
-        device=device,
+    round_keys = max(part.num_tiles * part.tile_keys for part in rounds)
+    weights_BKXML, scales_BKX2M, totals_BK3M, carried_TND = carved(
+        scratch,
+        q_TND.device,
+        ((blocks * num_kv_heads * tiles.pairs * round_keys,), q_TND.dtype),
+        ((blocks, num_kv_heads, most_tiles, 2, tiles.pairs), torch.float32),
+        ((blocks, num_kv_heads, 3, tiles.pairs), torch.float32),
+        (out_TND.shape if len(rounds) > 1 else (1,), torch.float32),
     )
-    scales_BKX2M = torch.empty(blocks, num_kv_heads, most_tiles, 2, tiles.pairs, dtype=torch.float32, device=device)
-    totals_BK3M = torch.empty(blocks, num_kv_heads, 3, tiles.pairs, dtype=torch.float32, device=device)
-    carried_TND = torch.empty(out_TND.shape if len(rounds) > 1 else (1,), dtype=torch.float32, device=device)
     common = {
         "WINDOW": window or 0,
         "GROUP": group,
@@ -175,7 +178,9 @@ def attend_prompts(
         )
 
 
-def rounds_of(most_keys: int, window: int | None, block_rows: int, chunk: int, key_bytes: int) -> list[Round]:
+def rounds_of(
+    most_keys: int, window: int | None, block_rows: int, chunk: int, key_bytes: int, weights_bytes: int
+) -> list[Round]:
     """Rounds that cover what a block of rows may see; a tile has no more keys than the chunks in its round.
 
     Args:
@@ -184,6 +189,7 @@ def rounds_of(most_keys: int, window: int | None, block_rows: int, chunk: int, k
         block_rows: rows of a block.
         chunk: keys of the smallest chunk; 0 where sums are not cut.
         key_bytes: weights of one key.
+        weights_bytes: of a round, about.
     """
     if window is not None:
         keys = chunk or KEYS
@@ -194,7 +200,7 @@ def rounds_of(most_keys: int, window: int | None, block_rows: int, chunk: int, k
         small: int = min(SMALL_CHUNKS_END.value, triton.cdiv(most_keys, chunk) * chunk)
         rounds.append(Round(0, small // chunk, chunk))
         first = small
-    length = max(1, WEIGHTS_BYTES // (key_bytes * ROUND_KEYS)) * ROUND_KEYS
+    length = max(1, weights_bytes // (key_bytes * ROUND_KEYS)) * ROUND_KEYS
     while first < most_keys:
         end = min((first // length + 1) * length, triton.cdiv(most_keys, KEYS) * KEYS)
         rounds.append(Round(first // KEYS, (end - first) // KEYS, KEYS))

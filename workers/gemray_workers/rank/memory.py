@@ -23,6 +23,7 @@ from gemray_workers.messages import MemoryInfo
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import compute_dtype
 from gemray_workers.parallel.silent_communicator import SilentCommunicator
+from gemray_workers.rank.attention_memory import attention_scratch_bytes
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.card_memory import CardMemory
 
@@ -226,9 +227,16 @@ def _work_bytes(blueprint: Blueprint) -> int:
     config, model, scheduler = blueprint.config, blueprint.model, blueprint.scheduler
     tp = config.tensor_parallel_size
     intermediate_size = max(layer.intermediate_size for layer in model.layers) // tp
-    width = _STREAMS * model.hidden_size + 3 * intermediate_size
+    branch = 3 * intermediate_size
+    if model.moe is not None:
+        # Every expert's output is kept until a row's are added, and the dense MLP's beside them.
+        experts = model.moe.top_k * (model.hidden_size + model.moe.intermediate_size // tp)
+        branch = max(branch, experts + model.hidden_size)
+    width = _STREAMS * model.hidden_size + branch
     choosing = min(scheduler.max_step_tokens, scheduler.max_num_seqs * (1 + scheduler.num_draft_tokens))
     logits = choosing * model.vocab_size // tp * compute_dtype(config.torch_dtype).itemsize
     # Prompts may have a packed weight's numbers written down: gate and up are the most of them.
     unpacked = 0 if model.quantization is None else 2 * intermediate_size * model.hidden_size
-    return (scheduler.max_step_tokens * width + unpacked) * config.torch_dtype.itemsize + logits
+    step = (scheduler.max_step_tokens * width + unpacked) * config.torch_dtype.itemsize
+    # Layers are done when tokens are chosen; attention's memory stays.
+    return attention_scratch_bytes(blueprint) + max(step, logits)

@@ -32,6 +32,7 @@ from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.rank.attention_memory import attention_scratch
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.exact_numerics import require_exact_device
@@ -102,6 +103,7 @@ class EngineRank:
         )
         self._work_bytes = needs.work
         self._graph_bytes = 0
+        self._scratch = attention_scratch(self._blueprint, device)
         self._model = self._load_target(progress)
         # Now and not at the first grammar: nothing else of the process runs meanwhile.
         self._vocabulary = (
@@ -351,7 +353,7 @@ class EngineRank:
             self._comm,
             dtype=self._config.torch_dtype,
             device=self._device,
-            attention=attention_kernel(self._blueprint.choices[0], Numerics(self._config.numerics)),
+            attention=attention_kernel(self._blueprint.choices[0], Numerics(self._config.numerics), self._scratch),
             numerics=Numerics(self._config.numerics),
         )
         fill_weights = weight_source(self._config)
@@ -382,7 +384,9 @@ class EngineRank:
                 num_slots=self._config.max_num_seqs,
                 dtype=self._config.torch_dtype,
                 device=self._device,
-                attention=[attention_kernel(choice) for choice in self._blueprint.choices[1:]],
+                attention=[
+                    attention_kernel(choice, Numerics.FAST, self._scratch) for choice in self._blueprint.choices[1:]
+                ],
                 progress=progress,
             )
         )
