@@ -16,7 +16,7 @@ SLOW, QUICK = 20.0, 0.2
 MANY_SHORT = {
     "test_speculation_ids.py": 90.0,
     "test_cli.py": 45.0,
-    "test_engine_lag.py": 35.0,
+    "test_engine_lag.py": 23.0,
     "test_helm_chart.py": 25.0,
 }
 """Files that are long though none of their tests is: CPU seconds on two cores (2026-11-29)."""

@@ -55,8 +55,11 @@ def logprobs(deltas: list[SequenceDelta], name: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("shape", SHAPES)
+IN_TURN = [(shape, DRAFTERS[turn % len(DRAFTERS)]) for index, shape in enumerate(SHAPES) for turn in (index, index + 2)]
+"""Two drafters a shape: what a step in flight may change follows from either, and from no pair of them."""
+
+
+@pytest.mark.parametrize(("shape", "drafter"), IN_TURN)
 def test_a_step_in_flight_changes_nothing(shape: Shape, drafter: str) -> None:
     rig, seed = rig_of(shape, drafter), 5000 + 100 * SHAPES.index(shape)
     submits, plain = with_logprobs(requests_for(drafter, seed)), plain_run(shape, seed)
