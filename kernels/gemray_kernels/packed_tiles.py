@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, Tiling
+from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, Tiling, groups_of
 
 _CHUNK = 1 << 23
 """Codes that are laid out at one time."""
@@ -59,12 +59,17 @@ class TiledWeight:
     words_BOC: Tensor
     """int16."""
     scale_BO: Tensor
-    """Scales of a unit: four bfloat16 in an int64 (int4), four codes in an int32 (nvfp4), or a float32."""
+    """Scales of a unit: four bfloat16 in an int64 (int4), four codes in an int32 (nvfp4), or a float32. Of numbers that
+    find theirs by their place: float32 [G, O]."""
     factor_O: Tensor
     """float32, of the sum of products."""
     num_in: int
     leaves: int = 1
     """Equal parts of the inputs, each of which begins with a unit of its own."""
+    group: int = 1
+    """Inputs that share a scale."""
+    place: int = 0
+    """How many inputs of its group lie before the first one."""
 
     @property
     def num_out(self) -> int:
@@ -108,13 +113,10 @@ def tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int, num_
     return None
 
 
-def exact_tiling_of(
-    code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int, leaves: int
-) -> Tiling | None:
-    """How a weight is laid out for exact numerics: scales go into numbers wherever that takes no more than a plane's.
+def exact_tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int, num_in: int, leaves: int) -> Tiling:
+    """How a weight is laid out for exact numerics: with a scale a plane where that fits, else with one a number.
 
-    Whether NVFP4 is laid out at all depends on nothing but the leaf: its numbers are rounded another way than unpacked
-    ones, and ranks cut weights between leaves.
+    Every scaling has the same numbers, so that ranks may choose differently.
 
     Args:
         code: of its numbers.
@@ -137,7 +139,8 @@ def exact_tiling_of(
             return Tiling(Scaling.CODES, code_bytes, 4 * units, leaves)
     if leaf % unit.inputs == 0 and group % unit.inputs == 0 and first % unit.inputs == 0:
         return Tiling(Scaling.SUMS, code_bytes, 4 * units, leaves)
-    return None
+    groups = groups_of(group, first, num_in)
+    return Tiling(Scaling.EACH, code_bytes, 4 * (groups.stop - groups.start), leaves)
 
 
 @torch.no_grad()
@@ -165,15 +168,21 @@ def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
         )
 
     words = of_leaves(_words)
-    scales = None if tiling.scaling is Scaling.ROW else of_leaves(_scales)
+    scales = None
+    if tiling.scaling is Scaling.EACH:
+        scales = torch.stack([part.scale_OG.float().T for part in each])
+    elif tiling.scaling is not Scaling.ROW:
+        scales = of_leaves(_scales)
     return TiledWeight(
         code=weight.code.name,
         scaling=tiling.scaling,
         words_BOC=_into(weight.codes_OW, words).view(*lead, units, num_out, unit.words),
-        scale_BO=factors if scales is None else _into(weight.scale_OG, scales).view(*lead, units, num_out),
+        scale_BO=factors if scales is None else _into(weight.scale_OG, scales).view(*lead, scales.shape[1], num_out),
         factor_O=factors,
         num_in=weight.num_in,
         leaves=tiling.leaves,
+        group=weight.group,
+        place=weight.first % weight.group,
     )
 
 
@@ -192,7 +201,7 @@ def _words(weight: PackedWeight, tiling: Tiling, unit: Unit, units: int) -> Tens
     for first in range(0, weight.num_out, step):
         part = weight.rows(first, min(step, weight.num_out - first))
         codes_OI = _codes(part)
-        if weight.code.name == "nvfp4":  # whose kernel knows no scale of zero
+        if weight.code.name == "nvfp4" and tiling.scaling is Scaling.CODES:  # which know no scale of zero
             groups = _group_of_places(part, unit.words, -(-weight.num_in // unit.words))
             is_zero = (part.scale_OG.float() == 0)[:, groups].repeat_interleave(unit.words, dim=1)
             codes_OI = codes_OI.masked_fill(is_zero[:, : weight.num_in], 0)

@@ -45,6 +45,8 @@ class Scaling(Enum):
     """Into each number, which is rounded to bfloat16 then."""
     SUMS = 2
     """Into the sum over a unit."""
+    EACH = 3
+    """Into each number, whose group is found by its place: groups may begin and end anywhere."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ SHAPES = {
 }
 """Outputs, inputs and leaves; None where `leaves_of` says how many."""
 CUT = {"26B-A4B down": (2816, 2112, NUM_SHARDS)}
-"""A shape whose leaves end inside units, for formats with one scale a row."""
+"""A shape whose leaves end inside units, and inside groups of any size."""
 ROWS = (1, 2, 8, 16, 17, 32, 33, 64, 65, 300)
 NUM_EXPERTS, TOP_K = 12, 4
 
@@ -73,22 +73,16 @@ def layer(name: str, shape: tuple[int, int, int | None], num_experts: int | None
 
 
 def expert(weight: TiledWeight, number: int) -> TiledWeight:
-    return TiledWeight(
-        code=weight.code,
-        scaling=weight.scaling,
+    return replace(
+        weight,
         words_BOC=weight.words_BOC[number],
         scale_BO=weight.scale_BO[number],
         factor_O=weight.factor_O[number],
-        num_in=weight.num_in,
-        leaves=weight.leaves,
     )
 
 
-CASES = [(name, shape) for name in FORMATS for shape in SHAPES]
-CASES += [(name, shape) for name in ("int8 channel", "fp8 channel") for shape in CUT]
-
-
-@pytest.mark.parametrize(("name", "shape"), CASES)
+@pytest.mark.parametrize("shape", [*SHAPES, *CUT])
+@pytest.mark.parametrize("name", FORMATS)
 def test_products_have_the_bits_of_plain_ones(name: str, shape: str) -> None:
     from gemray_kernels.triton import exact_products
     from gemray_kernels.triton.exact_packed import TiledExactProduct
@@ -115,13 +109,13 @@ def test_products_have_the_bits_of_plain_ones(name: str, shape: str) -> None:
         assert torch.equal(product.linear(x_TI[row : row + 1])[0], whole_TO[row]), row
 
 
+@pytest.mark.parametrize("width", [704, 1024])
 @pytest.mark.parametrize("name", EXPERTS)
-def test_experts_have_the_bits_of_plain_ones(name: str) -> None:
-    """26B-A4B's for a scale a row; for others a width whose leaves groups and units divide."""
+def test_experts_have_the_bits_of_plain_ones(name: str, width: int) -> None:
+    """26B-A4B's width, whose leaves cut groups, and one whose leaves do not."""
     from gemray_kernels.triton import exact_experts
     from gemray_kernels.triton.exact_packed_experts import TiledExactExperts
 
-    width = 704 if name == "int8 channel" else 1024
     gate_up, down = (layer(name, shape, NUM_EXPERTS) for shape in ((2 * width, 2816, 1), (2816, width, NUM_SHARDS)))
     experts = TiledExactExperts(gate_up.tiled, down.tiled)
     x_TH = random_rows(400, 2816, seed=2)
@@ -135,28 +129,18 @@ def test_experts_have_the_bits_of_plain_ones(name: str) -> None:
             assert torch.equal(experts.subtrees(x_TH[:rows], chosen_TK[:rows]), wide_TKH[:rows]), rows
 
 
-@pytest.mark.parametrize("name", ["int4 group 32", "fp8 block 128", "nvfp4"])
-def test_what_no_kernel_takes_has_one_order_too(name: str) -> None:
-    """Leaves of 264 inputs cut groups: numbers are written down for each product, in graphs, too."""
-    from gemray_kernels.triton.exact_packed import packed_product
-
-    weight = random_packed(FORMATS[name], 2816, 2112, device="cuda", leaves=NUM_SHARDS)
-    assert weight.tiling is None
-    product = packed_product(weight, NUM_SHARDS)
-    x_TI = random_rows(130, 2112, seed=3)
-    whole_TO = product.linear(x_TI)
-    for rows in (1, 16, 64, 65):
-        assert torch.equal(product.linear(x_TI[:rows]), whole_TO[:rows]), rows
-    assert all(torch.equal(a, b) for a, b in captured_and_eager(lambda: [product.linear(x_TI[:8])]))
-
-
 @pytest.mark.parametrize("name", EXPERTS)
 def test_a_graph_holds_products_and_no_launch_waits(name: str) -> None:
     from gemray_kernels.triton.exact_packed import TiledExactProduct
 
-    product = TiledExactProduct(layer(name, SHAPES["31B o"]).tiled)
-    inputs = [random_rows(rows, 8192, seed=rows) for rows in (1, 16, 64, 300)]
-    found = captured_and_eager(lambda: [y for x in inputs for y in (product.linear(x), product.summands(x))])
+    products = [TiledExactProduct(layer(name, shape).tiled) for shape in (SHAPES["31B o"], CUT["26B-A4B down"])]
+    inputs = [[random_rows(rows, num_in, seed=rows) for rows in (1, 16, 64, 300)] for num_in in (8192, 2112)]
+
+    def everything() -> list[Tensor]:
+        pairs = zip(products, inputs, strict=True)
+        return [y for product, xs in pairs for x in xs for y in (product.linear(x), product.summands(x))]
+
+    found = captured_and_eager(everything)
     assert all(torch.equal(a, b) for a, b in found)
 
 

@@ -16,6 +16,7 @@ from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.packed_weight import PackedWeight
 from gemray_kernels.reference import exact_linear
 from gemray_kernels.reference.packed_linear import dequantized
+from gemray_kernels.triton import packed_dequantize
 from gemray_kernels.triton.activation import gelu_tanh_and_mul
 from gemray_kernels.triton.exact_packed_experts import TiledExactExperts, exact_expert_linear
 from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_gated, exact_packed_summands
@@ -28,6 +29,8 @@ from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed
 LEAF = {"int4 group 32": 96, "int4 group 128": 160, "fp8 block 128": 128, "nvfp4": 48, "nvfp4 modelopt": 48}
 """Inputs of a leaf; units of 128 (NVFP4: 64) do not divide them where scales let them be cut anywhere."""
 ANY_LEAF = 40
+CUT = {"int4 group 32": 40, "fp8 block 128": 40, "nvfp4": 24}
+"""Inputs of leaves that begin and end inside groups."""
 LAYERS = ("int4 group 32", "int4 group 128", "int8 channel", "fp8 channel", "fp8 block 128", "nvfp4")
 MAGNITUDES = (22, 0, 9, 27, 3, 24, 11, 30)
 NUM_OUT = 24
@@ -37,17 +40,20 @@ def main() -> None:
     """Float32 rows: interpreted bfloat16 is truncated, and these numbers have no digits to lose."""
     for name in LAYERS:
         for leaves in (1, 8):
-            for line in of_layer(name, leaves):
+            for line in of_layer(name, leaves, LEAF.get(name, ANY_LEAF)):
                 print(name, leaves, line, sep="\t")
+    for name, leaf in CUT.items():
+        for line in (*of_layer(name, 8, leaf), *of_second_layer(name, leaf)):
+            print(name, "leaves that cut groups", line, sep="\t")
     for name in EXPERTS:
-        for line in of_second_layer(name):
+        for line in of_second_layer(name, LEAF.get(name, ANY_LEAF)):
             print(name, line, sep="\t")
     for line in of_both_layers("int8 channel"):
         print(line)
 
 
-def weight_of(name: str, leaves: int, *, first: int = 0, num_experts: int | None = None) -> PackedWeight:
-    num_in = LEAF.get(name, ANY_LEAF) * leaves
+def weight_of(name: str, leaves: int, leaf: int, *, first: int = 0, num_experts: int | None = None) -> PackedWeight:
+    num_in = leaf * leaves
     weight = random_packed(
         FORMATS[name], NUM_OUT, num_in, device="cpu", first=first * num_in, num_experts=num_experts, leaves=leaves
     )
@@ -68,13 +74,16 @@ def rows_of(count: int, num_in: int, leaves: int) -> Tensor:
     return (torch.randint(-8, 9, (count, leaves, num_in // leaves), generator=generator) * scale).flatten(1)
 
 
-def of_layer(name: str, leaves: int) -> Iterator[str]:
+def of_layer(name: str, leaves: int, leaf: int) -> Iterator[str]:
     """Tiles of either kind, and programs that add up all leaves or some; eight leaves begin at a later place."""
-    weight = weight_of(name, leaves, first=int(leaves > 1))
+    weight = weight_of(name, leaves, leaf, first=int(leaves > 1))
     x_TI = rows_of(20, weight.num_in, leaves)
-    parts = exact_linear.wide_summands(x_TI, dequantized(copied(weight), torch.float32), leaves)
+    numbers_OI = dequantized(copied(weight), torch.float32)
+    parts = exact_linear.wide_summands(x_TI, numbers_OI, leaves)
     expected, in_order = tree_sum(parts), parts.cumsum(0)[-1]
     tiled = tiles_of(weight)
+    if not torch.equal(packed_dequantize.dequantized(tiled).float(), numbers_OI):
+        yield "numbers that are written down"
     tiles = [ExactPackedTile(32, 4, 2, leaves, weight_first=leaves == 1)]
     if leaves > 1:
         tiles.append(ExactPackedTile(32, 4, 2, 2, weight_first=True))
@@ -97,9 +106,9 @@ def of_layer(name: str, leaves: int) -> Iterator[str]:
         yield "the order of leaves does not show"
 
 
-def of_second_layer(name: str) -> Iterator[str]:
+def of_second_layer(name: str, leaf: int) -> Iterator[str]:
     """Pairs that programs find and pairs that are listed, in small tiles and in larger ones."""
-    down = weight_of(name, 8, num_experts=4)
+    down = weight_of(name, 8, leaf, num_experts=4)
     wide = dequantized(copied(down), torch.float32)
     tiled = tiles_of(down)
     generator = torch.Generator().manual_seed(1)
@@ -125,7 +134,7 @@ def of_second_layer(name: str) -> Iterator[str]:
 
 def of_both_layers(name: str) -> Iterator[str]:
     """Rows alone and among others, few and many, rounded and not."""
-    down = weight_of(name, 8, num_experts=4)
+    down = weight_of(name, 8, ANY_LEAF, num_experts=4)
     gate_up = random_packed(FORMATS[name], 2 * down.num_in, 64, device="cpu", seed=2, num_experts=4, leaves=1)
     experts = TiledExactExperts(tiles_of(with_even_numbers(gate_up)), tiles_of(down))
     generator = torch.Generator().manual_seed(1)

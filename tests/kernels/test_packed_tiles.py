@@ -45,22 +45,22 @@ def test_which_weights_are_laid_out(
         (INT4, 32, torch.bfloat16, 0, 5376, 1, Scaling.CODES),
         (INT4, 128, torch.bfloat16, 10752, 10752, 4, Scaling.CODES),
         (INT4, 128, torch.float32, 0, 21504, 8, Scaling.SUMS),
-        (INT4, 32, torch.bfloat16, 0, 2112, 8, None),
+        (INT4, 32, torch.bfloat16, 0, 2112, 8, Scaling.EACH),
+        (INT4, 32, torch.float32, 0, 5376, 1, Scaling.EACH),
         (INT8, 704, torch.bfloat16, 352, 352, 4, Scaling.ROW),
         (FP8, 128, torch.float32, 0, 21504, 8, Scaling.SUMS),
-        (FP8, 128, torch.float32, 0, 2112, 8, None),
+        (FP8, 128, torch.float32, 0, 2112, 8, Scaling.EACH),
         (NVFP4, 16, E4M3, 0, 21504, 8, Scaling.CODES),
-        (NVFP4, 16, E4M3, 0, 704, 8, None),
-        (NVFP4, 16, E4M3, 0, 88, 1, None),
-        (NVFP4, 16, E4M3, 88, 88, 1, None),
+        (NVFP4, 16, E4M3, 0, 704, 8, Scaling.EACH),
+        (NVFP4, 16, E4M3, 88, 88, 1, Scaling.EACH),
     ],
 )
 def test_which_weights_are_laid_out_leaf_by_leaf(
-    code: Code, group: int, dtype: torch.dtype, first: int, num_in: int, leaves: int, scaling: Scaling | None
+    code: Code, group: int, dtype: torch.dtype, first: int, num_in: int, leaves: int, scaling: Scaling
 ) -> None:
     tiling = exact_tiling_of(code, group, dtype, first, num_in, leaves)
-    assert (None if tiling is None else tiling.scaling) is scaling
-    assert tiling is None or tiling.leaves == leaves
+    assert tiling.scaling is scaling
+    assert tiling.leaves == leaves
 
 
 @pytest.mark.parametrize("name", FORMATS)

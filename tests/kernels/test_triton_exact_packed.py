@@ -68,6 +68,23 @@ def test_products_compile_for_hopper_in_the_order_of_plain_ones(name: str) -> No
         assert found[0].name == "_dequantize_kernel"
 
 
+@pytest.mark.parametrize("name", ["int4 group 32", "fp8 block 128", "nvfp4"])
+def test_leaves_that_cut_groups_have_that_order_too(name: str) -> None:
+    """26B-A4B's, of 264 and 88 inputs."""
+    from gemray_kernels.triton.exact_packed import TiledExactProduct
+    from gemray_kernels.triton.exact_packed_experts import TiledExactExperts
+
+    product = TiledExactProduct(tiled(name, 2816, 2112, 8))
+    experts = TiledExactExperts(tiled(name, 1408, 256, 1, 4), tiled(name, 256, 704, 8, 4))
+    for rows in (1, 64, 300):
+        x_TI, x_TH = (torch.empty(rows, num_in, dtype=torch.bfloat16) for num_in in (2112, 256))
+        chosen = torch.zeros(rows, 2, dtype=torch.int64)
+        found = compile_launches(lambda x_TI=x_TI: product.summands(x_TI))[:1]  # type: ignore[misc]
+        found += compile_launches(lambda x_TH=x_TH, chosen=chosen: experts.outputs(x_TH, chosen))  # type: ignore[misc]
+        check(found)
+        assert {held for kernel in found for held in re.findall(r"kWidth = (\d+)", kernel.layouts)} == ONE_ORDER
+
+
 @pytest.mark.parametrize("name", ["int4 group 32", "fp8 channel", "nvfp4"])
 def test_gated_products_compile_for_hopper_as_one_kernel(name: str) -> None:
     from gemray_kernels.triton.exact_packed import TiledExactProduct

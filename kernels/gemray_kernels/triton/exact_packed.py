@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from gemray_kernels.packed_product import ExactExpertProducts, PackedProduct
 from gemray_kernels.packed_tiles import TiledWeight, exact_tiling_of, laid_out
-from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Tiling
+from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, Tiling
 from gemray_kernels.reference.exact_packed import DequantizedExperts, DequantizedProduct
 from gemray_kernels.reference.layer_norms import total
 from gemray_kernels.triton import exact_experts, exact_products
@@ -113,6 +113,8 @@ _FEW: dict[CodeName, ExactPackedTile] = {
 def few_rows_tile(weight: TiledWeight, num_rows: int, num_out: int) -> ExactPackedTile:
     """Choose a tile for so many outputs of at most 64 rows, by speed: a row's bits are the same in all of them."""
     together = streaming_leaves(num_rows, num_out, weight.leaves)
+    if weight.scaling is Scaling.EACH:  # whose scales take shared memory
+        return ExactPackedTile(64, 4, 2, leaves=together)
     if num_rows > _MORE_ROWS:
         return ExactPackedTile(64, 4, 3, leaves=together)
     tile = _FEW[weight.code]

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from gemray_kernels.packed_product import ExactExpertProducts
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton import few_rows_experts
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
@@ -52,8 +53,10 @@ class TiledExactExperts(ExactExpertProducts):
         return outputs_RH.view(num_rows, top_k, -1)
 
 
-def tile_for(num_rows: int, *, gated: bool) -> PackedExpertTile:
+def tile_for(weight: TiledWeight, num_rows: int, *, gated: bool) -> PackedExpertTile:
     """Choose a tile by speed. Sums of other leaves, which wait for their neighbours, leave room for 64 outputs."""
+    if weight.scaling is Scaling.EACH:  # whose scales take shared memory
+        return PackedExpertTile(pairs=16, outputs=32, num_warps=4, num_stages=2)
     if num_rows <= 256:
         return PackedExpertTile(pairs=16, outputs=32 if gated else 64, num_warps=4, num_stages=4)
     return PackedExpertTile(pairs=64, outputs=64, num_warps=4, num_stages=3)
@@ -97,7 +100,7 @@ def exact_expert_linear(
             f"contiguous inputs and contiguous experts are allowed"
         )
     unit = UNITS[weight.code]
-    tile = tile or tile_for(num_rows, gated=gated)
+    tile = tile or tile_for(weight, num_rows, gated=gated)
     num_experts, units = weight.words_BOC.shape[:2]
     align = 8 if weight.leaf % 8 == 0 else 1
     finds_pairs = pairs is None
@@ -120,7 +123,10 @@ def exact_expert_linear(
         weight.num_out,
         units,
         weight.leaf // align,
+        weight.place,
+        weight.scale_BO.shape[1],
         x_XI.stride(0),
+        GROUP=weight.group,
         ALIGN=align,
         UNITS=weight.units_of_leaf,
         LEAVES=weight.leaves,
@@ -161,7 +167,10 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     all_out,
     units,
     leaf_units,
+    place,
+    groups,
     x_stride,
+    GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
     UNITS: tl.constexpr,
     LEAVES: tl.constexpr,
@@ -200,7 +209,7 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         return
     expert = expert.to(tl.int64)
     words_BOC = words_EBOC + expert * units * all_out * WORDS
-    scale_BO = scale_EBO + expert * (units * all_out if SCALING > 0 else all_out)
+    scale_BO = scale_EBO + expert * (groups * all_out if SCALING > 0 else all_out)
     factor_O = factor_EO + expert * all_out
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     in_out_O = o_O < num_out
@@ -214,6 +223,7 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         factor_at = factor_O + o_O[:, None]
         x_at = x_XI + x_at_M[None, :] + c_C[:, None]
         c_x = c_C[:, None]
+        place += c_C[None, :]
         in_out = in_out_O[:, None]
         is_pair = is_pair_M[None, :]
         to = to_M[None, :] + o_O[:, None]
@@ -223,21 +233,22 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         factor_at = factor_O + o_O[None, :]
         x_at = x_XI + x_at_M[:, None] + c_C[None, :]
         c_x = c_C[None, :]
+        place += c_C[:, None]
         in_out = in_out_O[None, :]
         is_pair = is_pair_M[:, None]
         to = to_M[:, None] + o_O[None, :]
     leaf = leaf_units * ALIGN
     factor = load_tile(factor_at, in_out, not EVEN_O)
     result = packed_subtree(
-        x_at, words_at, scale_at, factor, is_pair, in_out, c_x, leaf, all_out * WORDS, all_out, UNITS, LEAVES, CODE,
-        SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+        x_at, words_at, scale_at, factor, is_pair, in_out, c_x, leaf, place, groups, all_out * WORDS, all_out, GROUP,
+        UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
     dtype = out_RO.dtype.element_ty
     if GATED:
         factor = load_tile(factor_at + num_out, in_out, not EVEN_O)
         up = packed_subtree(
-            x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_pair, in_out, c_x, leaf, all_out * WORDS,
-            all_out, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+            x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_pair, in_out, c_x, leaf, place, groups,
+            all_out * WORDS, all_out, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
         )  # fmt: skip
         # Rounded as a stored projection, then as a stored activation.
         result = gelu_tanh(result.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)

@@ -20,6 +20,7 @@ from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.triton.activation import gelu_tanh
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
+from gemray_kernels.triton.packed_dequantize import ones_of_e2m1, scaled_by_place
 from gemray_kernels.triton.packed_linear import (
     CODES,
     LEAST_LEFT,
@@ -109,9 +110,12 @@ def _products(
         num_rows,
         num_out,
         weight.leaf // align,
+        weight.place,
+        weight.scale_BO.shape[0],
         x_TI.stride(0),
         weight.words_BOC.stride(0),
         weight.scale_BO.stride(0),
+        GROUP=weight.group,
         ALIGN=align,
         UNITS=weight.units_of_leaf,
         LEAVES=tile.leaves,
@@ -133,31 +137,57 @@ def _products(
     return out_STO
 
 
-@triton.jit
-def rounded(plane, factor):  # type: ignore[no-untyped-def]
-    """A plane's numbers with their scale, rounded once."""
-    return (plane.to(tl.float32) * factor).to(tl.bfloat16)
+@triton.jit  # type: ignore[untyped-decorator]
+def rounded(  # type: ignore[no-untyped-def]
+    plane, factor, scale_at, in_out, place, groups, scale_stride, GROUP: tl.constexpr, SCALING: tl.constexpr
+):
+    """A plane's numbers with their scales, rounded once."""
+    plane = scaled_by_place(plane, scale_at, in_out, place, groups, scale_stride, GROUP, SCALING)
+    return (plane * factor).to(tl.bfloat16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def add_exact_unit(  # type: ignore[no-untyped-def]
-    acc, x0, x1, x2, x3, words, scales, factor, CODE: tl.constexpr, SCALING: tl.constexpr, WEIGHT_FIRST: tl.constexpr
+    acc,
+    x0,
+    x1,
+    x2,
+    x3,
+    words,
+    scales,
+    factor,
+    scale_at,
+    in_out,
+    place,
+    groups,
+    scale_stride,
+    GROUP: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALING: tl.constexpr,
+    WORDS: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
 ):
-    """Adds the product with a unit's numbers to `acc`; those of int4 with scales of their own are 2^-21 of themselves.
+    """Adds the product with a unit's numbers to `acc`; those of int4 with a plane's scales are 2^-21 of themselves.
 
-    `x2` and `x3` are of codes with four planes; `scales` is of the kind that CODE and SCALING say.
+    `x2` and `x3` are of codes with four planes; `scales` is of the kind that CODE and SCALING say. From `scale_at` on
+    are as `scaled_by_place` takes them.
     """
     if SCALING == 2:
         factor = factor * scales
     if CODE < 2:
         if CODE == 1:
+            if SCALING == 3:
+                scales = ones_of_e2m1(words)
             w0, w1, w2, w3 = scaled_e2m1(words, scales)
         elif SCALING == 1:
             w0, w1, w2, w3 = scaled_int4(words, scales)
         else:
             w0, w1, w2, w3 = plain_int4(words)
         if CODE == 1 or SCALING != 1:
-            w0, w1, w2, w3 = rounded(w0, factor), rounded(w1, factor), rounded(w2, factor), rounded(w3, factor)
+            w0 = rounded(w0, factor, scale_at, in_out, place, groups, scale_stride, GROUP, SCALING)
+            w1 = rounded(w1, factor, scale_at, in_out, place + WORDS, groups, scale_stride, GROUP, SCALING)
+            w2 = rounded(w2, factor, scale_at, in_out, place + 2 * WORDS, groups, scale_stride, GROUP, SCALING)
+            w3 = rounded(w3, factor, scale_at, in_out, place + 3 * WORDS, groups, scale_stride, GROUP, SCALING)
         acc = tile_product(x0, w0, acc, WEIGHT_FIRST)
         acc = tile_product(x1, w1, acc, WEIGHT_FIRST)
         acc = tile_product(x2, w2, acc, WEIGHT_FIRST)
@@ -167,8 +197,10 @@ def add_exact_unit(  # type: ignore[no-untyped-def]
             w0, w1 = int8(words)
         else:
             w0, w1 = e4m3(words)
-        acc = tile_product(x0, rounded(w0, factor), acc, WEIGHT_FIRST)
-        acc = tile_product(x1, rounded(w1, factor), acc, WEIGHT_FIRST)
+        w0 = rounded(w0, factor, scale_at, in_out, place, groups, scale_stride, GROUP, SCALING)
+        w1 = rounded(w1, factor, scale_at, in_out, place + WORDS, groups, scale_stride, GROUP, SCALING)
+        acc = tile_product(x0, w0, acc, WEIGHT_FIRST)
+        acc = tile_product(x1, w1, acc, WEIGHT_FIRST)
     return finished(acc)
 
 
@@ -182,8 +214,11 @@ def _leaf(  # type: ignore[no-untyped-def]
     in_out,
     c_x,
     leaf,
+    place,
+    groups,
     words_stride,
     scale_stride,
+    GROUP: tl.constexpr,
     UNITS: tl.constexpr,
     CODE: tl.constexpr,
     SCALING: tl.constexpr,
@@ -198,11 +233,14 @@ def _leaf(  # type: ignore[no-untyped-def]
     for unit in range(UNITS):
         words = load_tile(words_at + unit * words_stride, in_out, not EVEN_O)
         scales = words  # a name, where there are none
-        if SCALING > 0:
+        if SCALING % 3 > 0:  # of planes or units
             scales = load_tile(scale_at + unit * scale_stride, in_out, not EVEN_O)
         first = unit * (PLANES * WORDS)
         x0, x1, x2, x3 = load_planes(x_at + first, leaf - first - c_x, is_row, PLANES, WORDS, EVEN_I)
-        acc = add_exact_unit(acc, x0, x1, x2, x3, words, scales, factor, CODE, SCALING, WEIGHT_FIRST)
+        acc = add_exact_unit(
+            acc, x0, x1, x2, x3, words, scales, factor, scale_at, in_out, place + first, groups, scale_stride, GROUP,
+            CODE, SCALING, WORDS, WEIGHT_FIRST,
+        )  # fmt: skip
     if CODE == 0 and SCALING == 1:
         acc *= factor  # 2^21, which rounds nothing
     return acc
@@ -218,8 +256,11 @@ def packed_subtree(  # type: ignore[no-untyped-def]
     in_out,
     c_x,
     leaf,
+    place,
+    groups,
     words_stride,
     scale_stride,
+    GROUP: tl.constexpr,
     UNITS: tl.constexpr,
     LEAVES: tl.constexpr,
     CODE: tl.constexpr,
@@ -240,11 +281,13 @@ def packed_subtree(  # type: ignore[no-untyped-def]
         is_row, in_out: which rows and outputs there are.
         c_x: places of the words along the tile of rows.
         leaf: inputs of a leaf, which has UNITS units.
+        place: as of `scaled_by_place`, of the words along the tile of the weight.
+        groups: as there, with strides and GROUP.
     """
     if LEAVES == 1:
         result = _leaf(
-            x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, words_stride, scale_stride, UNITS, CODE,
-            SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+            x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, place, groups, words_stride, scale_stride,
+            GROUP, UNITS, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
         )  # fmt: skip
     else:
         # Sums of two leaves and of four that wait for their neighbours to the right.
@@ -253,19 +296,23 @@ def packed_subtree(  # type: ignore[no-untyped-def]
         result = tl.zeros((in_out & is_row).shape, tl.float32)
         for twins in range(LEAVES // 2):
             result = _leaf(
-                x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, words_stride, scale_stride, UNITS, CODE,
-                SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+                x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, place, groups, words_stride, scale_stride,
+                GROUP, UNITS, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
             )  # fmt: skip
             x_at += leaf
             words_at += UNITS * words_stride
-            scale_at += UNITS * scale_stride
+            place += leaf
+            if SCALING < 3:
+                scale_at += UNITS * scale_stride
             result += _leaf(
-                x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, words_stride, scale_stride, UNITS, CODE,
-                SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+                x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, place, groups, words_stride, scale_stride,
+                GROUP, UNITS, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
             )  # fmt: skip
             x_at += leaf
             words_at += UNITS * words_stride
-            scale_at += UNITS * scale_stride
+            place += leaf
+            if SCALING < 3:
+                scale_at += UNITS * scale_stride
             if twins % 2 == 0:
                 two = result
             else:
@@ -287,9 +334,12 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     num_out,
     leaf_units,
+    place,
+    groups,
     x_stride,
     words_stride,
     scale_stride,
+    GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
     UNITS: tl.constexpr,
     LEAVES: tl.constexpr,
@@ -307,13 +357,15 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
 ):
     leaf = leaf_units * ALIGN
     first_leaf = tl.program_id(1) * LEAVES
+    place += first_leaf * leaf
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     t_T = tl.arange(0, BLOCK_T)
     c_C = tl.arange(0, WORDS)
     in_out_O = o_O < num_out
     is_row_T = t_T < num_rows
     words_BOC += first_leaf * UNITS * words_stride
-    scale_BO += first_leaf * UNITS * scale_stride
+    if SCALING < 3:
+        scale_BO += first_leaf * UNITS * scale_stride
     x_TI += first_leaf * leaf
     out_TO = out_STO + tl.program_id(1).to(tl.int64) * num_rows * num_out
     # Weight first: tiles are weight [O, C], x [C, T], sums [O, T]. Else x [T, C], weight [C, O], sums [T, O].
@@ -324,6 +376,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
         x_at = x_TI + t_T.to(tl.int64)[None, :] * x_stride + c_C[:, None]
         to = out_TO + t_T.to(tl.int64)[None, :] * num_out + o_O[:, None]
         c_x = c_C[:, None]
+        place += c_C[None, :]
         in_out = in_out_O[:, None]
         is_row = is_row_T[None, :]
     else:
@@ -333,20 +386,22 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
         x_at = x_TI + t_T.to(tl.int64)[:, None] * x_stride + c_C[None, :]
         to = out_TO + t_T.to(tl.int64)[:, None] * num_out + o_O[None, :]
         c_x = c_C[None, :]
+        place += c_C[:, None]
         in_out = in_out_O[None, :]
         is_row = is_row_T[:, None]
     factor = load_tile(factor_at, in_out, not EVEN_O)
     wait_for_inputs(EARLY)
     result = packed_subtree(
-        x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, words_stride, scale_stride, UNITS, LEAVES, CODE,
-        SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+        x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, place, groups, words_stride, scale_stride, GROUP,
+        UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
     dtype = out_STO.dtype.element_ty
     if GATE > 0:
         factor = load_tile(factor_at + num_out, in_out, not EVEN_O)
         up = packed_subtree(
-            x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_row, in_out, c_x, leaf, words_stride,
-            scale_stride, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+            x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_row, in_out, c_x, leaf, place, groups,
+            words_stride, scale_stride, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O,
+            WEIGHT_FIRST,
         )  # fmt: skip
         # Rounded as a stored projection, then as a stored activation.
         result = result.to(dtype).to(tl.float32)

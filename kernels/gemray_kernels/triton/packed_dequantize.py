@@ -31,8 +31,11 @@ def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
         num_out,
         weight.leaf,
         weight.units_of_leaf,
+        weight.place,
+        weight.scale_BO.shape[0],
         weight.words_BOC.stride(0),
         weight.scale_BO.stride(0),
+        GROUP=weight.group,
         CODE=CODES[weight.code],
         SCALING=weight.scaling.value,
         WORDS=unit.words,
@@ -42,6 +45,32 @@ def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
         num_warps=4,
     )
     return out_OI
+
+
+@triton.jit
+def ones_of_e2m1(words):  # type: ignore[no-untyped-def]
+    """Four scales of 1 for each of the words."""
+    return (words * 0).to(tl.int32) + 0x50505050
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scaled_by_place(  # type: ignore[no-untyped-def]
+    plane, scale_at, in_out, place, groups, scale_stride, GROUP: tl.constexpr, SCALING: tl.constexpr
+):
+    """A plane's numbers in float32, times the scales of their groups where SCALING says that these follow the place.
+
+    Args:
+        plane: numbers of a few digits, whose product with a scale is exact.
+        scale_at: each output's scale of the first group.
+        in_out: which outputs there are.
+        place: of the plane's numbers, from the first group's beginning on; those behind the end have any scale.
+        groups: how many there are.
+        scale_stride: between groups.
+    """
+    plane = plane.to(tl.float32)
+    if SCALING == 3:
+        plane *= tl.load(scale_at + tl.minimum(place // GROUP, groups - 1) * scale_stride, mask=in_out, other=0.0)
+    return plane
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -54,8 +83,11 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     num_out,
     leaf,
     units_of_leaf,
+    place,
+    groups,
     words_stride,
     scale_stride,
+    GROUP: tl.constexpr,
     CODE: tl.constexpr,
     SCALING: tl.constexpr,
     WORDS: tl.constexpr,
@@ -70,14 +102,16 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     words = tl.load(words_BOC + unit * words_stride + o_O1 * WORDS + c_1C, mask=in_out, other=0)
     factor = tl.load(factor_O + o_O1, mask=in_out, other=0.0)
     scales = words  # a name, where there are none
-    if SCALING > 0:
+    if SCALING % 3 > 0:  # of planes or units
         scales = tl.load(scale_BO + unit * scale_stride + o_O1, mask=in_out, other=0)
     if SCALING == 2:
         factor *= scales
+    scale_at = scale_BO + o_O1
     i_1C = unit % units_of_leaf * (PLANES * WORDS) + c_1C
     at = out_OI + o_O1.to(tl.int64) * num_in + unit // units_of_leaf * leaf + i_1C
     # A mask that differs along a row would make stores of single numbers.
     left = leaf - i_1C
+    place += unit // units_of_leaf * leaf + i_1C
     inside = in_out
     inside_1 = in_out
     inside_2 = in_out
@@ -89,16 +123,22 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
         inside_3 = in_out & (left > 3 * WORDS)
     if CODE < 2:
         if CODE == 1:
+            if SCALING == 3:
+                scales = ones_of_e2m1(words)
             w0, w1, w2, w3 = scaled_e2m1(words, scales)
         elif SCALING == 1:
             w0, w1, w2, w3 = scaled_int4(words, scales)
         else:
             w0, w1, w2, w3 = plain_int4(words)
-        tl.store(at + 2 * WORDS, (w2.to(tl.float32) * factor).to(tl.bfloat16), mask=inside_2)
-        tl.store(at + 3 * WORDS, (w3.to(tl.float32) * factor).to(tl.bfloat16), mask=inside_3)
+        w2 = scaled_by_place(w2, scale_at, in_out, place + 2 * WORDS, groups, scale_stride, GROUP, SCALING)
+        w3 = scaled_by_place(w3, scale_at, in_out, place + 3 * WORDS, groups, scale_stride, GROUP, SCALING)
+        tl.store(at + 2 * WORDS, (w2 * factor).to(tl.bfloat16), mask=inside_2)
+        tl.store(at + 3 * WORDS, (w3 * factor).to(tl.bfloat16), mask=inside_3)
     elif CODE == 2:
         w0, w1 = int8(words)
     else:
         w0, w1 = e4m3(words)
-    tl.store(at, (w0.to(tl.float32) * factor).to(tl.bfloat16), mask=inside)
-    tl.store(at + WORDS, (w1.to(tl.float32) * factor).to(tl.bfloat16), mask=inside_1)
+    w0 = scaled_by_place(w0, scale_at, in_out, place, groups, scale_stride, GROUP, SCALING)
+    w1 = scaled_by_place(w1, scale_at, in_out, place + WORDS, groups, scale_stride, GROUP, SCALING)
+    tl.store(at, (w0 * factor).to(tl.bfloat16), mask=inside)
+    tl.store(at + WORDS, (w1 * factor).to(tl.bfloat16), mask=inside_1)
