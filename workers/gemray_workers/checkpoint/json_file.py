@@ -28,7 +28,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not readable JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds {type(content).__name__}, not a JSON object")

@@ -50,6 +50,7 @@ class AssistantConfig:
             InvalidField: not an MTP assistant, or one of another target; both sides' values are named.
         """
         directory = Path(path)
+        quantization = read_recipe(directory, prefix="")  # transformers tells of none that is no object in riddles
         root = _load_hf_config(directory, {} if known is None else known)
         text = root.get_text_config()
         refuse_other_variants(text)
@@ -57,7 +58,7 @@ class AssistantConfig:
         vocabulary = stored_vocabulary(directory, EMBEDDING_WEIGHT, tied=root.tie_word_embeddings)
         decoder = replace(
             _decoder(root, text, target, has_own_head=vocabulary.has_own_head),
-            quantization=read_recipe(directory, prefix=""),
+            quantization=quantization,
         )
         _check_donors(decoder, _stated_global_kv_heads(directory), target)
         return cls(
