@@ -61,7 +61,7 @@ def test_auto_on_a_card_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (10 << 30, 80 << 30))
     (result,) = check_fit(ServeSettings(model=str(TARGET)), "cuda")
     assert result.status is Status.OK
-    assert " tokens fit 7.5 GiB of KV memory, an estimate" in result.sentence
+    assert " tokens fit 7.3 GiB of KV memory, an estimate" in result.sentence
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (1 << 30, 80 << 30))
     (result,) = check_fit(ServeSettings(model=str(TARGET)), "cuda")
     assert result.status is Status.FAIL
@@ -87,7 +87,7 @@ def test_two_drafters_are_told() -> None:
         ),
         (
             {"drafter": (str(tiny_assistant(TARGET)),) * 2},
-            "(mtp)' (from the default) is not allowed: one MTP assistant and one DFlash drafter, or one of them alone",
+            "two of different kinds, an MTP assistant and a DFlash drafter: this is the first one again",
         ),
         (
             {
@@ -249,12 +249,24 @@ def test_scales_of_an_8_bit_cache_are_looked_at_where_one_is_asked_for(tmp_path:
     assert f"{scale} is damaged: 0.0; a scale is finite and greater than 0" in sentence
 
 
+def test_two_drafters_of_a_kind_are_refused(tmp_path: Path) -> None:
+    """Whose directories differ, so that only their configs tell."""
+    drafter = tiny_assistant(TARGET)
+    shutil.copytree(drafter, tmp_path / "another")
+    status, sentence = check(drafter=(str(drafter), str(tmp_path / "another")))
+    assert status is Status.FAIL
+    assert "(mtp)' (from the default) is not allowed: one MTP assistant and one DFlash drafter" in sentence
+
+
 def test_exact_numerics_are_told_or_refused_with_the_reason() -> None:
     status, sentence = check(numerics="exact")
     assert status is Status.OK
     assert "on 1 ranks, exact numerics: requests" in sentence
     packed, _ = quantized_checkpoint(TARGET, lambda layer: "int4-channel" if "mlp" in layer else None)
     status, sentence = check(model=str(packed), numerics="exact")
+    assert status is Status.OK
+    assert "weights int4 per channel, exact numerics: requests" in sentence
+    status, sentence = check(tp=3, numerics="exact")
     assert status is Status.FAIL
     assert "numerics = 'exact'" in sentence
-    assert "no quantized weights" in sentence
+    assert "exact takes 1, 2, 4 or 8 ranks, not 3" in sentence

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -80,10 +80,12 @@ def quantized_checkpoint(
     stored: Tensors = {}
     meant = dict(tensors)
     used: dict[str, FormatName] = {}
+    unused: list[str] = []
 
     def quantize(name: str, weight_OI: Tensor) -> Tensor:
         format_name = format_of(name)
         if format_name is None:
+            unused.append(name)
             stored[f"{name}.weight"] = weight_OI
             return weight_OI
         used[name] = format_name
@@ -101,7 +103,7 @@ def quantized_checkpoint(
                 _stack(stored, experts[1], f"{experts[2]}_proj", len(tensor))
         else:
             stored[name] = tensor
-    _save(packed, stored, _config(source, used))
+    _save(packed, stored, _config(source, used, unused))
     _save(plain, meant, json.loads((source / "config.json").read_text()))
     return packed, plain
 
@@ -144,13 +146,13 @@ def _stack(stored: Tensors, prefix: str, name: str, num_experts: int) -> None:
         stored[f"{prefix}.{name}.{field}"] = torch.stack([torch.cat(of_one) for of_one in each])
 
 
-def _config(source: Path, used: Mapping[str, FormatName]) -> dict[str, Any]:
+def _config(source: Path, used: Mapping[str, FormatName], unused: Sequence[str]) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((source / "config.json").read_text())
     names = sorted(set(used.values()))
     forms = {name: library_format(name) for name in names}
     if forms[names[0]].method == "modelopt":
         if len(names) == 1:
-            own = {**forms[names[0]].config, "exclude_modules": _EXCLUDED}
+            own = {**forms[names[0]].config, "exclude_modules": [*_EXCLUDED, *unused]}
         else:
             layers = {layer: dict(forms[name].config) for layer, name in used.items()}
             own = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": _EXCLUDED}
@@ -167,7 +169,7 @@ def _config(source: Path, used: Mapping[str, FormatName]) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "format": one,
         "config_groups": groups,
-        "ignore": _IGNORED,
+        "ignore": [*_IGNORED, *unused],
         "quantization_status": "compressed",
     }
     return {**config, "quantization_config": own}
