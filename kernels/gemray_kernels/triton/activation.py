@@ -45,6 +45,17 @@ def gelu_tanh(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def gated_sums(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``act(gate) · up`` in float32, of float32 sums that are rounded as stored projections and a stored activation."""
+    gate = gate.to(dtype).to(tl.float32)
+    if GELU:  # noqa: SIM108 - chosen at compile time
+        gate = gelu_tanh(gate)
+    else:
+        gate = gate / (1.0 + tl.exp(-gate))
+    return gate.to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _gated_kernel(  # type: ignore[no-untyped-def]
     gate_up_T2I, out_TI, width, row_stride, GELU: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -54,8 +65,4 @@ def _gated_kernel(  # type: ignore[no-untyped-def]
     gate = tl.load(gate_up_T2I + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_T2I + row * row_stride + width + column, mask=inside, other=0.0).to(tl.float32)
     dtype = out_TI.dtype.element_ty
-    if GELU:  # noqa: SIM108 - chosen at compile time
-        gate = gelu_tanh(gate)
-    else:
-        gate = gate / (1.0 + tl.exp(-gate))
-    tl.store(out_TI + row * width + column, (gate.to(dtype).to(tl.float32) * up).to(dtype), mask=inside)
+    tl.store(out_TI + row * width + column, gated_sums(gate, up, dtype, GELU).to(dtype), mask=inside)

@@ -19,7 +19,7 @@ from gemray_kernels.packed_product import ExactExpertProducts
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton import few_rows_experts
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.exact_packed_linear import packed_subtree
 from gemray_kernels.triton.experts import pairs_of_experts
@@ -250,7 +250,5 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_pair, in_out, c_x, leaf, place, groups,
             all_out * WORDS, all_out, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
         )  # fmt: skip
-        # Rounded as a stored projection, then as a stored activation.
-        result = gelu_tanh(result.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        result *= up.to(dtype).to(tl.float32)
+        result = gated_sums(result, up, dtype, True)
     tl.store(out_RO + to, result.to(dtype), mask=in_out & is_pair)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.exact_packed_unit import add_exact_unit
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
@@ -333,11 +333,5 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
             words_stride, scale_stride, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O,
             WEIGHT_FIRST,
         )  # fmt: skip
-        # Rounded as a stored projection, then as a stored activation.
-        result = result.to(dtype).to(tl.float32)
-        if GATE == 1:  # noqa: SIM108 - chosen at compile time
-            result = gelu_tanh(result)
-        else:
-            result = result / (1.0 + tl.exp(-result))
-        result = result.to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+        result = gated_sums(result, up, dtype, GATE == 1)
     tl.store(to, result.to(dtype), mask=in_out & is_row)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.triton import few_rows_experts, many_rows_experts
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.expert_tile import ExpertTile
 
@@ -199,10 +199,8 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
         up_KN = tl.load(gate_up_E2IH + up_at_N[None, :] + (first + k_K)[:, None], mask=weight_mask_KN, other=0.0)
         gate_MN = dot(x_MK, gate_KN, gate_MN)
         up_MN = dot(x_MK, up_KN, up_MN)
-    # Rounded as a stored projection, then as a stored activation.
     dtype = gated_RI.dtype.element_ty
-    gate_MN = gelu_tanh(gate_MN.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-    gated_MN = (gate_MN * up_MN.to(dtype).to(tl.float32)).to(dtype)
+    gated_MN = gated_sums(gate_MN, up_MN, dtype, True).to(dtype)
     to_M = pair_M.to(tl.int64) * width
     tl.store(gated_RI + to_M[:, None] + n_N[None, :], gated_MN, mask=is_pair_M[:, None] & in_width_N[None, :])
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.expert_tile import ExpertTile
@@ -184,10 +184,8 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
             up_KN = tl.load(up_at, mask=in_K[:, None] & in_width_N[None, :], other=0.0)
         gate_MN = dot(x_MK, gate_KN, gate_MN)
         up_MN = dot(x_MK, up_KN, up_MN)
-    # Rounded as a stored projection, then as a stored activation.
     dtype = gated_RI.dtype.element_ty
-    gate_MN = gelu_tanh(gate_MN.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-    gated_MN = (gate_MN * up_MN.to(dtype).to(tl.float32)).to(dtype)
+    gated_MN = gated_sums(gate_MN, up_MN, dtype, True).to(dtype)
     to_M = pair_M.to(tl.int64) * width
     tl.store(gated_RI + to_M[:, None] + n_N[None, :], gated_MN, mask=is_pair_M[:, None] & in_width_N[None, :])
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
 
@@ -192,13 +192,7 @@ def _linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
 
     dtype = out_STO.dtype.element_ty
     if GATE > 0:
-        # Rounded as a stored projection, then as a stored activation.
-        acc = acc.to(dtype).to(tl.float32)
-        if GATE == 1:  # noqa: SIM108 - chosen at compile time
-            acc = gelu_tanh(acc)
-        else:
-            acc = acc / (1.0 + tl.exp(-acc))
-        acc = acc.to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+        acc = gated_sums(acc, up, dtype, GATE == 1)
     if WEIGHT_FIRST:
         to = t_T.to(tl.int64)[None, :] * num_out + o_O[:, None]
     else:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.expert_tile import ExpertTile
 
@@ -244,11 +244,9 @@ def _gate_up_tile(  # type: ignore[no-untyped-def]
             x_MK = tl.load(x_at, mask=in_K[None, :], other=0.0)
             weight = tl.load(weight_at, mask=in_K[:, None], other=0.0)
         acc = dot(x_MK, weight, acc)
-    # Rounded as a stored projection, then as a stored activation.
     dtype = gated_RI.dtype.element_ty
     gate_MN, up_MN = tl.split(tl.permute(tl.reshape(acc, [BLOCK_M, 2, BLOCK_N]), [0, 2, 1]))
-    gate_MN = gelu_tanh(gate_MN.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-    gated_MN = (gate_MN * up_MN.to(dtype).to(tl.float32)).to(dtype)
+    gated_MN = gated_sums(gate_MN, up_MN, dtype, True).to(dtype)
     n_N = first_out + tl.arange(0, BLOCK_N)
     to_MN = (pair_M.to(tl.int64) * width)[:, None] + n_N[None, :]
     tl.store(gated_RI + to_MN, gated_MN, mask=is_pair_M[:, None] & (n_N < width)[None, :])

@@ -22,7 +22,7 @@ from gemray_kernels.packed_tiles import UNITS, TiledWeight, laid_out
 from gemray_kernels.packed_weight import PackedWeight
 from gemray_kernels.reference.packed_linear import ReferenceExperts
 from gemray_kernels.triton import few_rows_experts
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.experts import pairs_of_experts, weighted_sum
 from gemray_kernels.triton.few_rows_experts import pairs_like
@@ -255,7 +255,5 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     acc *= load_tile(factor_at, in_out, not EVEN_O)
     if GATED:
         up *= load_tile(factor_at + num_out, in_out, not EVEN_O)
-        # Rounded as a stored projection, then as a stored activation.
-        acc = gelu_tanh(acc.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        acc *= up.to(dtype).to(tl.float32)
+        acc = gated_sums(acc, up, dtype, True)
     tl.store(out_RO + to, acc.to(dtype), mask=in_out & is_pair)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
-from gemray_kernels.triton.activation import gelu_tanh
+from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import INTERPRETED, dot
 from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
@@ -304,13 +304,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
     acc *= load_tile(factor_at, in_out, not EVEN_O)
     if GATE > 0:
         up *= load_tile(factor_at + num_out, in_out, not EVEN_O)
-        # Rounded as a stored projection, then as a stored activation.
-        acc = acc.to(dtype).to(tl.float32)
-        if GATE == 1:  # noqa: SIM108 - chosen at compile time
-            acc = gelu_tanh(acc)
-        else:
-            acc = acc / (1.0 + tl.exp(-acc))
-        acc = acc.to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+        acc = gated_sums(acc, up, dtype, GATE == 1)
     if WEIGHT_FIRST:
         to = t_T.to(tl.int64)[None, :] * num_out + o_O[:, None]
     else:
