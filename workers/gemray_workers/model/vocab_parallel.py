@@ -13,6 +13,7 @@ from gemray_kernels.precision import compute_dtype
 from gemray_kernels.reference.layer_norms import total
 from gemray_workers.checkpoint.target import Copy, WeightTarget
 from gemray_workers.checkpoint.vocabulary import HEAD
+from gemray_workers.model.plain_products import plain_products
 from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.shard_indices import ShardIndices, columns_of
@@ -95,8 +96,7 @@ class VocabParallelHead:
 
     def __init__(self, table: VocabParallelTable, shard: ShardIndices, softcap: float | None) -> None:
         self._table_VH = table.table_VH
-        self._kernels = table.kernels
-        self._leaves = table.leaves
+        self._wide_summands = plain_products(table.kernels, table.leaves).wide_summands
         self.softcap = softcap
         is_padding_V = shard.global_ids(self._table_VH.device) < 0
         has_padding = shard.num_org_vocab_padding + shard.num_added_vocab_padding > 0
@@ -113,15 +113,9 @@ class VocabParallelHead:
     def uncapped(self, hidden_RH: Tensor) -> Tensor:
         """Logits before the soft-cap, which the choice of tokens applies as it reads them. Padding columns are -inf
         where there is no soft-cap, and anything where one follows."""
-        parts_SRV = self._summands(hidden_RH)
+        parts_SRV = self._wide_summands(hidden_RH, self._table_VH)
         logits_RV = total(parts_SRV, parts_SRV.dtype)
         return self._without_padding(logits_RV) if self.softcap is None else logits_RV
-
-    def _summands(self, hidden_RH: Tensor) -> Tensor:
-        exact = self._kernels.exact
-        if exact is None:
-            return self._kernels.wide_summands(hidden_RH, self._table_VH)
-        return exact.wide_summands(hidden_RH, self._table_VH, self._leaves)
 
     def capped(self, uncapped_RV: Tensor) -> Tensor:
         """Logits from what `uncapped` gave."""
