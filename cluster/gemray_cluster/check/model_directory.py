@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemray_cluster.check.result import CheckResult, fail, ok
+from gemray_workers.checkpoint.drafter_marks import refuse_drafter
 from gemray_workers.checkpoint.hub import snapshot_of
 from gemray_workers.checkpoint.index import INDEX_FILE, SINGLE_FILE, index_shards
-from gemray_workers.checkpoint.json_file import is_broken_link
-from gemray_workers.errors import CheckpointError
+from gemray_workers.checkpoint.json_file import is_broken_link, read_json_object
+from gemray_workers.errors import CheckpointError, GemrayError
 
 NAME = "model"
 
@@ -40,8 +41,10 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
             f"no directory {path} on node {node}: every node that runs a rank needs the model {_where(path)}.",
         )
     try:
+        if tokenizer:
+            _refuse_drafter(directory)
         missing = missing_files(directory, weights=weights, tokenizer=tokenizer)
-    except CheckpointError as error:
+    except GemrayError as error:
         return fail(NAME, f"on node {node}: {error}.")
     if missing:
         missing = [f"{name} (a link to nowhere)" if is_broken_link(directory / name) else name for name in missing]
@@ -52,6 +55,15 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
         remedy = "" if snapshot is None else f"; `{snapshot.download}` brings the rest"
         return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete{remedy}.")
     return ok(NAME, f"{path} on node {node} is complete.")
+
+
+def _refuse_drafter(directory: Path) -> None:
+    """A drafter ships no tokenizer: what it is says more than what it lacks. Raises InvalidField."""
+    try:
+        config = read_json_object(directory / "config.json")
+    except CheckpointError:
+        return  # whoever reads it for a model says so
+    refuse_drafter(directory, config)
 
 
 def _where(path: str) -> str:

@@ -17,6 +17,7 @@ from gemray_cluster.check.resources import check_room
 from gemray_cluster.check.result import Status, fail, failed, ok
 from gemray_cluster.check.shared_memory import check_shared_memory, local_size
 from gemray_cluster.ray_runtime.placement import NodeResources
+from gemray_workers.embedded import EmbeddedName, embedded_path
 
 GIB = 2**30
 GPU_RANK = {"GPU": 1.0, "CPU": 1.0}
@@ -148,6 +149,29 @@ def test_a_directory_of_another_format_is_told_apart(tmp_path: Path) -> None:
     assert found.status is Status.FAIL
     assert "lacks model.safetensors" in found.sentence
     assert "GGUF (model-Q4_K_M.gguf) is not read" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        (
+            "gemray-tiny-assistant",
+            "architectures ['Gemma4AssistantForCausalLM']) is not allowed: a Gemma 4 model",
+        ),
+        (
+            "gemray-tiny-dflash",
+            "architectures ['DFlashDraftModel']) is not allowed: a Gemma 4 model: this",
+        ),
+    ],
+)
+def test_a_drafter_in_the_models_place_is_told_from_a_copy_that_is_not_complete(name: EmbeddedName, what: str) -> None:
+    drafter = str(embedded_path(name))
+    found = check_model_directory(drafter, node="10.0.0.2")
+    assert found.status is Status.FAIL
+    assert f"on node 10.0.0.2: model = {drafter} (model_type " in found.sentence
+    assert what in found.sentence
+    assert "--drafter takes it" in found.sentence
+    assert check_model_directory(drafter, node="10.0.0.2", tokenizer=False).status is Status.OK
 
 
 def test_interface_is_the_one_of_the_node_and_says_why() -> None:

@@ -64,7 +64,12 @@ def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], 2, "model is not set"),
         (["--model", "/nowhere"], 2, "there is no directory /nowhere"),
-        (["--model", "gemray-tiny-assistant"], 2, "this is an MTP assistant, which drafts for a target"),
+        (
+            ["--model", "gemray-tiny-assistant"],
+            2,
+            "which drafts for a target; --drafter takes it",
+        ),
+        (["--model", "gemray-tiny-dflash"], 2, "architectures ['DFlashDraftModel']) is not allowed: a Gemma 4 model"),
         (["--model", "/nowhere", "--port", "x"], 2, "port = 'x' (from flag --port)"),
         (["--model", "/nowhere", "--config", "/none.toml"], 2, "from flag --config"),
         (

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gemray_workers.drafters.dflash.config import ARCHITECTURE as DFLASH
-from gemray_workers.drafters.mtp.config import MODEL_TYPES as MTP_TYPES
+from gemray_workers.checkpoint.drafter_marks import DFLASH_ARCHITECTURE, MTP_MODEL_TYPES
 from gemray_workers.errors import InvalidField
 
-SERVED = f"an MTP assistant ({', '.join(MTP_TYPES)}) or a DFlash drafter ({DFLASH})"
+SERVED = f"an MTP assistant ({', '.join(MTP_MODEL_TYPES)}) or a DFlash drafter ({DFLASH_ARCHITECTURE})"
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,10 @@ def served_format(raw: Mapping[str, Any], directory: Path) -> Literal["mtp", "df
     Raises:
         InvalidField: not a drafter that gemray computes; names what it is, where that is known, and why not.
     """
-    if raw.get("model_type") in MTP_TYPES:
+    if raw.get("model_type") in MTP_MODEL_TYPES:
         return "mtp"
     refuse_unserved(raw)
-    if DFLASH in architectures_of(raw):
+    if DFLASH_ARCHITECTURE in architectures_of(raw):
         return "dflash"
     found = f"{directory} (model_type {raw.get('model_type')}, architectures {raw.get('architectures')})"
     raise InvalidField("drafter", found, SERVED)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from gemray_workers.checkpoint.drafter_marks import refuse_drafter
 from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
@@ -203,9 +204,8 @@ def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
     content = read_json_object(directory / "config.json")
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in _WEIGHT_PREFIXES:
-        assistant = str(model_type).endswith("_assistant")
-        hint = "; this is an MTP assistant, which drafts for a target" if assistant else ""
-        raise InvalidField("model_type", model_type, "one of " + ", ".join(sorted(_WEIGHT_PREFIXES)) + hint)
+        refuse_drafter(directory, content)
+        raise InvalidField("model_type", model_type, "one of " + ", ".join(sorted(_WEIGHT_PREFIXES)))
     if model_type.endswith("_text") and content.pop("text_config", None) is not None:
         raise InvalidField("text_config", Summary("an object"), f"absent: a {model_type} config is one itself")
     text = content.get("text_config", content)

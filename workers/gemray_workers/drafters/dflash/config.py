@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gemray_workers.checkpoint.drafter_marks import DFLASH_ARCHITECTURE
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.checkpoint.quantized.read import read_recipe
@@ -18,8 +19,6 @@ from gemray_workers.errors import InvalidField
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.model.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
 from gemray_workers.model.kv_groups import local_kv_heads
-
-ARCHITECTURE = "DFlashDraftModel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +71,9 @@ class DFlashConfig:
             InvalidField: another variant, or one of another target; both sides' values are named.
         """
         raw = read_json_object(Path(path) / "config.json")
-        if ARCHITECTURE not in (raw.get("architectures") or []):
+        if DFLASH_ARCHITECTURE not in (raw.get("architectures") or []):
             raise InvalidField(
-                "drafter architectures", raw.get("architectures"), f"{ARCHITECTURE}, or an MTP assistant"
+                "drafter architectures", raw.get("architectures"), f"{DFLASH_ARCHITECTURE}, or an MTP assistant"
             )
         own = _fields(raw)
         _refuse_other_variants(own)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gemray_workers.checkpoint.drafter_marks import MTP_MODEL_TYPES
 from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.checkpoint.quantized.read import read_recipe
@@ -16,7 +17,6 @@ from gemray_workers.model.config import ModelConfig, layer_config, refuse_other_
 
 EMBEDDING = "model.embed_tokens"
 EMBEDDING_WEIGHT = f"{EMBEDDING}.weight"
-MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,8 @@ def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
 
 
 def _check_model_type(model_type: str) -> None:
-    if model_type not in MODEL_TYPES:
-        raise InvalidField("drafter model_type", model_type, "one of " + ", ".join(MODEL_TYPES))
+    if model_type not in MTP_MODEL_TYPES:
+        raise InvalidField("drafter model_type", model_type, "one of " + ", ".join(MTP_MODEL_TYPES))
 
 
 def _decoder(root: Any, text: Any, target: ModelConfig, *, has_own_head: bool) -> ModelConfig:
