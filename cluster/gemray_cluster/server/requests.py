@@ -99,7 +99,8 @@ class RequestReader:
                 tokenizer.vocab_size - 1,
                 config.vocab_size - 1,
             )
-        return cls(tokenizer, GenerationDefaults.from_directory(model), config.vocab_size)
+        defaults = GenerationDefaults.from_directory(model, vocab_size=config.vocab_size)
+        return cls(tokenizer, defaults, config.vocab_size)
 
     @cached_property
     def grammars(self) -> GrammarCompiler:

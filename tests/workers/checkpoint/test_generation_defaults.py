@@ -38,19 +38,23 @@ def write(directory: Path, **files: Any) -> Path:
     return directory
 
 
+def read(directory: Path, vocab_size: int = 262_144) -> GenerationDefaults:
+    return GenerationDefaults.from_directory(directory, vocab_size=vocab_size)
+
+
 def stop_ids(directory: Path) -> tuple[int, ...]:
-    return GenerationDefaults.from_directory(directory).stop_token_ids
+    return read(directory).stop_token_ids
 
 
 def test_gemma_defaults(tmp_path: Path) -> None:
     write(tmp_path, generation_config=GEMMA_GENERATION)
-    assert GenerationDefaults.from_directory(tmp_path) == GenerationDefaults(
+    assert read(tmp_path) == GenerationDefaults(
         stop_token_ids=(1, 50, 106), temperature=1.0, top_k=64, top_p=0.95, suppress_tokens=(258882, 258883)
     )
 
 
 def test_nothing_said_means_no_filter(tmp_path: Path) -> None:
-    assert GenerationDefaults.from_directory(write(tmp_path)) == GenerationDefaults(
+    assert read(write(tmp_path)) == GenerationDefaults(
         stop_token_ids=(), temperature=1.0, top_k=0, top_p=1.0, suppress_tokens=()
     )
 
@@ -58,7 +62,7 @@ def test_nothing_said_means_no_filter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("do_sample", "temperature"), [(True, 0.7), (False, 0.0), (None, 0.7)])
 def test_do_sample_false_is_greedy(tmp_path: Path, do_sample: bool | None, temperature: float) -> None:
     write(tmp_path, generation_config={"do_sample": do_sample, "temperature": 0.7})
-    assert GenerationDefaults.from_directory(tmp_path).temperature == temperature
+    assert read(tmp_path).temperature == temperature
 
 
 # --- stop ids (field reports 42, 43, 44) ------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ def test_eos_token_that_the_tokenizer_does_not_know(tmp_path: Path) -> None:
 def test_values_out_of_range_name_file_and_field(tmp_path: Path, field: str, value: Any) -> None:
     write(tmp_path, generation_config={field: value})
     with pytest.raises(InvalidField) as error:
-        GenerationDefaults.from_directory(tmp_path)
+        read(tmp_path)
     assert error.value.field == f"generation_config.json: {field}"
     named: Any = error.value.value
     assert repr(named) == repr(value) or float(named) == float(value)
@@ -219,11 +223,11 @@ def test_all_that_is_honoured_is_read(tmp_path: Path) -> None:
             "stop_strings": ["\n\n", "END"],
         },
     )
-    read = GenerationDefaults.from_directory(tmp_path)
-    assert (read.repetition_penalty, read.min_p, read.stop_strings) == (1.3, 0.1, ("\n\n", "END"))
-    assert (read.max_new_tokens, read.max_length, read.min_new_tokens) == (20, 100, 2)
+    found = read(tmp_path)
+    assert (found.repetition_penalty, found.min_p, found.stop_strings) == (1.3, 0.1, ("\n\n", "END"))
+    assert (found.max_new_tokens, found.max_length, found.min_new_tokens) == (20, 100, 2)
     write(tmp_path, generation_config={"stop_strings": "END"})
-    assert GenerationDefaults.from_directory(tmp_path).stop_strings == ("END",)
+    assert read(tmp_path).stop_strings == ("END",)
 
 
 def test_neutral_values_of_fields_that_are_not_computed_are_no_error(
@@ -231,12 +235,12 @@ def test_neutral_values_of_fields_that_are_not_computed_are_no_error(
 ) -> None:
     neutral = {field: values[0] if values else None for field, values in NEUTRAL_VALUES.items()}
     write(tmp_path, generation_config=GEMMA_GENERATION | neutral | dict.fromkeys(WITHOUT_EFFECT, 1))
-    assert GenerationDefaults.from_directory(tmp_path).top_k == 64
+    assert read(tmp_path).top_k == 64
     assert not caplog.text
 
 
 def test_a_field_that_nobody_knows_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    GenerationDefaults.from_directory(write(tmp_path, generation_config={"temprature": 0.5}))
+    read(write(tmp_path, generation_config={"temprature": 0.5}))
     assert "does not know temprature" in caplog.text
 
 
@@ -258,15 +262,35 @@ def test_each_field_of_transformers_has_a_place() -> None:
 )
 def test_other_files_are_named_too(tmp_path: Path, files: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidField) as error:
-        GenerationDefaults.from_directory(write(tmp_path, **files))
+        read(write(tmp_path, **files))
     assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("files", "field", "value"),
+    [
+        ({"config": {"eos_token_id": 100}}, "config.json: eos_token_id", 100),
+        ({"config": {"text_config": {"eos_token_id": [1, 106]}}}, "config.json: text_config.eos_token_id", [1, 106]),
+        ({"generation_config": {"eos_token_id": [1, 106]}}, "generation_config.json: eos_token_id", [1, 106]),
+        ({"generation_config": {"suppress_tokens": [100]}}, "generation_config.json: suppress_tokens", [100]),
+        ({"tokenizer_config": {"eos_token": "e"}, "added_tokens": {"e": 100}}, "added_tokens.json: e", 100),
+    ],
+)
+def test_ids_that_the_model_does_not_have_are_refused(
+    tmp_path: Path, files: dict[str, Any], field: str, value: Any
+) -> None:
+    write(tmp_path, **files)
+    with pytest.raises(InvalidField, match=r"a token id of the model \(an integer 0\.\.99\)") as error:
+        read(tmp_path, vocab_size=100)
+    assert (error.value.field, error.value.value) == (field, value)
+    read(tmp_path, vocab_size=107)
 
 
 @pytest.mark.parametrize("stem", ["config", "generation_config", "tokenizer_config"])
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\ufffe\udcff".encode("utf-8", "surrogatepass").decode("latin-1")])
 def test_files_that_are_no_json_objects_are_named(tmp_path: Path, stem: str, text: str) -> None:
     with pytest.raises(CheckpointError, match=rf"{stem}\.json"):
-        GenerationDefaults.from_directory(write(tmp_path, **{stem: text}))
+        read(write(tmp_path, **{stem: text}))
 
 
 def test_a_malformed_vocabulary_is_named(tmp_path: Path) -> None:
@@ -277,4 +301,4 @@ def test_a_malformed_vocabulary_is_named(tmp_path: Path) -> None:
 
 def test_config_json_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
-        GenerationDefaults.from_directory(tmp_path)
+        read(tmp_path)

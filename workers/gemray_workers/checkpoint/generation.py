@@ -62,8 +62,12 @@ class GenerationDefaults:
     stop_strings: tuple[str, ...] = ()
 
     @classmethod
-    def from_directory(cls, path: str | os.PathLike[str]) -> GenerationDefaults:
+    def from_directory(cls, path: str | os.PathLike[str], *, vocab_size: int) -> GenerationDefaults:
         """Read a Hugging Face model directory. Only config.json must be there.
+
+        Args:
+            path: the directory.
+            vocab_size: ids that the model has: no stop or suppressed id is another.
 
         Raises:
             CheckpointError: no config.json, a file that is no JSON object, or an end-of-sequence token that the
@@ -81,17 +85,17 @@ class GenerationDefaults:
         generation = _read(directory / FILE) or {}
         check_other_fields(generation, honoured=HONOURED)
         stop_ids = {
-            *_ids(config, "eos_token_id", "config.json: "),
-            *_ids(text_config, "eos_token_id", "config.json: text_config."),
-            *_ids(generation, "eos_token_id", f"{FILE}: "),
-            *_tokenizer_eos(directory),
+            *_ids(config, "eos_token_id", "config.json: ", vocab_size),
+            *_ids(text_config, "eos_token_id", "config.json: text_config.", vocab_size),
+            *_ids(generation, "eos_token_id", f"{FILE}: ", vocab_size),
+            *_tokenizer_eos(directory, vocab_size),
         }
         return cls(
             stop_token_ids=tuple(sorted(stop_ids)),
             temperature=_temperature(generation),
             top_k=_top_k(generation),
             top_p=_top_p(generation),
-            suppress_tokens=tuple(sorted(_ids(generation, "suppress_tokens", f"{FILE}: "))),
+            suppress_tokens=tuple(sorted(_ids(generation, "suppress_tokens", f"{FILE}: ", vocab_size))),
             min_p=_min_p(generation),
             repetition_penalty=_repetition_penalty(generation),
             max_new_tokens=_count(generation, "max_new_tokens", least=1),
@@ -171,12 +175,12 @@ def _number(generation: Json, field: str, *, default: float) -> float:
         raise InvalidField(f"{FILE}: {field}", value, "a number") from None
 
 
-def _ids(content: Json, field: str, where: str) -> set[int]:
+def _ids(content: Json, field: str, where: str, vocab_size: int) -> set[int]:
     """The ids of a field that holds one id, a list of them, or null."""
     value = content.get(field)
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(map(_is_natural, ids)):
-        raise InvalidField(where + field, value, "a token id (an integer 0..2147483647), a list of them, or null")
+    if not all(_is_id(token_id, vocab_size) for token_id in ids):
+        raise InvalidField(where + field, value, f"{_id_of(vocab_size)}, a list of them, or null")
     return set(ids)
 
 
@@ -184,7 +188,15 @@ def _is_natural(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
-def _tokenizer_eos(directory: Path) -> set[int]:
+def _is_id(value: object, vocab_size: int) -> bool:
+    return _is_natural(value) and isinstance(value, int) and value < vocab_size
+
+
+def _id_of(vocab_size: int) -> str:
+    return f"a token id of the model (an integer 0..{vocab_size - 1})"
+
+
+def _tokenizer_eos(directory: Path, vocab_size: int) -> set[int]:
     """The id of the tokenizer's eos_token; empty when no file names one or there is no vocabulary to look it up in."""
     tokenizer_config = _read(directory / "tokenizer_config.json") or {}
     token = tokenizer_config.get("eos_token")
@@ -197,8 +209,8 @@ def _tokenizer_eos(directory: Path) -> set[int]:
     looked_in = []
     for source, ids in _vocabularies(directory, tokenizer_config):
         if token in ids:
-            if not _is_natural(ids[token]):
-                raise InvalidField(f"{source}: {token}", ids[token], "a token id (an integer >= 0)")
+            if not _is_id(ids[token], vocab_size):
+                raise InvalidField(f"{source}: {token}", ids[token], _id_of(vocab_size))
             return {ids[token]}
         looked_in.append(source)
     if looked_in:
