@@ -30,5 +30,7 @@ def test_quantization_of_an_assistant_that_is_no_object(tmp_path: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": [1]}))
     target = ModelConfig.from_directory(embedded_path("gemray-tiny"))
-    with pytest.raises(InvalidField, match=r"quantization_config in .*assistant = list is not allowed: an object"):
+    with pytest.raises(
+        InvalidField, match=r"quantization_config in .*assistant/config\.json = list is not allowed: an object"
+    ):
         AssistantConfig.from_directory(directory, target)

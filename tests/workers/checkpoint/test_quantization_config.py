@@ -127,6 +127,7 @@ def test_config_json_comes_before_modelopts_file(tmp_path: Path) -> None:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "W4A16_AWQ"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size"),
+        ({"quant_method": "modelopt"}, "quant_algo"),
     ],
 )  # fmt: skip
 def test_other_formats_are_refused_with_what_is_accepted(tmp_path: Path, own: Any, told: str) -> None:
@@ -136,8 +137,16 @@ def test_other_formats_are_refused_with_what_is_accepted(tmp_path: Path, own: An
     assert raised.value.allowed
 
 
+@pytest.mark.parametrize("content", [{}, {"producer": {"name": "modelopt"}}, {"quantization": {}}])
+def test_a_file_of_modelopts_that_says_nothing_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match=r"one of NVFP4, .*, MIXED_PRECISION, or null for plain weights") as raised:
+        recipe(tmp_path, None, content)
+    assert raised.value.field == f"quantization_config quant_algo in {tmp_path / MODELOPT_FILE}"
+    assert titles(recipe(tmp_path, None, {"quantization": {"quant_algo": None}}), "layers.0.mlp.up_proj") == [None]
+
+
 def test_a_refusal_of_another_method_names_what_is_accepted(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="pack-quantized int4") as raised:
         recipe(tmp_path, {"quant_method": "awq"})
-    assert raised.value.field == f"quantization_config quant_method in {tmp_path}"  # model or drafter?
+    assert raised.value.field == f"quantization_config quant_method in {tmp_path}/config.json"  # model or drafter?
     assert "modelopt NVFP4" in raised.value.allowed

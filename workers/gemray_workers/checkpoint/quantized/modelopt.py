@@ -18,6 +18,8 @@ _FORMATS: Mapping[str, WeightFormat] = {
     "FP8_PB_WO": fp8(128, 128, None),
 }
 _EVERY = Pattern("Linear", "class")
+_TELLING = frozenset({"quant_algo", "kv_cache_quant_algo", "kv_cache_scheme"})
+"""Keys of which a config has one at least: without any it says nothing, not that weights are plain."""
 
 
 def read_modelopt(content: Mapping[str, Any]) -> Groups:
@@ -31,6 +33,8 @@ def read_modelopt(content: Mapping[str, Any]) -> Groups:
     fields = JsonFields("quantization_config", own)
     excluded = next((name for name in ("exclude_modules", "ignore") if fields.has(name)), None)
     ignored = () if excluded is None else tuple(Pattern.of_modelopt(text) for text in fields.names(excluded))
+    if not _TELLING & (own.keys() | content.keys()):
+        raise fields.refusal("quant_algo", f"one of {', '.join(_FORMATS)}, MIXED_PRECISION, or null for plain weights")
     algorithm = own.get("quant_algo")
     if algorithm is None:  # the KV cache alone
         return (), ignored

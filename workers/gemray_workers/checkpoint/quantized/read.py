@@ -47,16 +47,16 @@ def read_recipe(path: str | os.PathLike[str], *, prefix: str) -> Recipe | None:
         InvalidField: another format than those that gemray computes, named with what is accepted.
     """
     directory = Path(path)
-    try:
-        return _read_recipe(directory, prefix)
-    except InvalidField as error:  # model or drafter: the directory tells which one
-        raise InvalidField(f"{error.field} in {directory}", error.value, error.allowed) from error
-
-
-def _read_recipe(directory: Path, prefix: str) -> Recipe | None:
-    content = _quantization_config(directory)
+    file, content = _quantization_config(directory)
     if content is None:
         return None
+    try:
+        return _recipe(directory, content, prefix)
+    except InvalidField as error:  # model or drafter: the directory tells which one
+        raise InvalidField(f"{error.field} in {file}", error.value, error.allowed) from error
+
+
+def _recipe(directory: Path, content: Mapping[str, Any], prefix: str) -> Recipe:
     method = content.get("quant_method")
     if not isinstance(method, str) or method not in _READERS:
         found = f"{method} ({content['quant_type']})" if content.get("quant_type") else method
@@ -76,21 +76,24 @@ def _read_recipe(directory: Path, prefix: str) -> Recipe | None:
     )
 
 
-def _quantization_config(directory: Path) -> Mapping[str, Any] | None:
-    config = read_json_object(directory / "config.json")
+def _quantization_config(directory: Path) -> tuple[Path, Mapping[str, Any] | None]:
+    """What is said of quantized weights, and the file that says it."""
+    file = directory / "config.json"
+    config = read_json_object(file)
     text = config.get("text_config")
     for owner in (config, text if isinstance(text, dict) else {}):
         found = owner.get("quantization_config")
         if found is None:
             continue
         if not isinstance(found, dict):
-            raise InvalidField("quantization_config", Summary(type(found).__name__), "an object")
+            raise InvalidField(f"quantization_config in {file}", Summary(type(found).__name__), "an object")
         nested = found.get("quantization")
         by_modelopt = "quant_algo" in found or (isinstance(nested, dict) and "quant_algo" in nested)
-        return {"quant_method": "modelopt", **found} if by_modelopt else found
+        return file, {"quant_method": "modelopt", **found} if by_modelopt else found
     if not (directory / MODELOPT_FILE).is_file():
-        return None
-    return {**read_json_object(directory / MODELOPT_FILE), "quant_method": "modelopt"}
+        return file, None
+    file = directory / MODELOPT_FILE
+    return file, {**read_json_object(file), "quant_method": "modelopt"}
 
 
 def _index(directory: Path) -> CheckpointIndex | None:
