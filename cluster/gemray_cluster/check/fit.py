@@ -61,6 +61,17 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     return [ok(NAME, f"{what}: requests of up to {model.max_model_len} tokens fit {found or 'the KV memory'}.")]
 
 
+def check_fit_before_ray(settings: ServeSettings, asked: DeviceName | None) -> list[CheckResult]:
+    """As `check_fit` where the device is stated; else what no device takes, or nothing: the cluster has to tell."""
+    if asked is not None:
+        return check_fit(settings, asked)
+    try:
+        settings.refuse_unfit(None)
+    except GemrayError as error:
+        return [fail(NAME, f"{error}.")]
+    return []
+
+
 def check_front_end(model: str) -> CheckResult:
     """Read what the server itself needs of the model: its configs, tokenizer and chat template."""
     from gemray_cluster.server.requests import RequestReader

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from gemray_cluster.check.cluster import check_cluster
-from gemray_cluster.check.fit import check_fit, check_front_end
+from gemray_cluster.check.fit import check_fit, check_fit_before_ray, check_front_end
 from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
 from gemray_cluster.check.open_files import check_open_files, hard_limit
 from gemray_cluster.check.port import check_port
@@ -14,7 +14,7 @@ from gemray_cluster.check.resources import rank_bundle
 from gemray_cluster.check.result import CheckResult, Status, fail
 from gemray_cluster.check.server_files import check_server_files
 from gemray_cluster.ray_runtime.blocking import in_own_thread
-from gemray_cluster.ray_runtime.device import choose_device
+from gemray_cluster.ray_runtime.device import asked_device, choose_device
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.errors import GemrayError
@@ -25,7 +25,7 @@ Listener = Callable[[CheckResult], None]
 
 
 async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckResult]:
-    """Check ports and model here, then join (or start) Ray as the server would and check the cluster.
+    """Check ports, model and settings here, then join (or start) Ray as the server would and check the cluster.
 
     `listener` hears each result as soon as it is there. Raises InvalidField for settings that contradict each other.
     """
@@ -53,6 +53,11 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
     if here.status is not Status.FAIL:
         here = await asyncio.to_thread(check_front_end, settings.model)
         note(here)
+    asked = asked_device(settings.device)
+    fit: list[CheckResult] = []
+    if here.status is not Status.FAIL:
+        fit = await asyncio.to_thread(check_fit_before_ray, settings, asked)
+        note(*fit)
     try:
         session = await RaySession.open(cluster)
     except GemrayError as error:
@@ -60,7 +65,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         return results
     try:
         device = choose_device(settings.device)
-        if here.status is not Status.FAIL:
+        if here.status is not Status.FAIL and not fit:
             note(*await asyncio.to_thread(check_fit, settings, device))
         bundle = rank_bundle(cluster, device)
         checkpoints = Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights)

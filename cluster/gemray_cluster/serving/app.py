@@ -68,8 +68,7 @@ async def serving(
     reader = await asyncio.to_thread(RequestReader.from_directory, settings.model)
     await asyncio.to_thread(reader.prepare_grammars)
     asked = asked_device(settings.device)
-    if asked is not None:  # else it takes the cluster to tell
-        await asyncio.to_thread(_refuse_unfit, settings, asked)
+    await asyncio.to_thread(_refuse_unfit, settings, asked)
     router = Router(limits, max_rebuilds=cluster_config.max_rebuilds)
     registry = CollectorRegistry()
     endpoint = server_config.otlp_traces_endpoint
@@ -137,10 +136,10 @@ def warn_if_open(config: ServerConfig) -> None:
         )  # fmt: skip
 
 
-def _refuse_unfit(settings: ServeSettings, device: DeviceName) -> None:
+def _refuse_unfit(settings: ServeSettings, device: DeviceName | None) -> None:
     """What the ranks would refuse is refused here, in the settings' names, if the drafters can be read from here."""
     if _are_drafters_here(settings):
-        settings.blueprint(device)
+        settings.refuse_unfit(device)
 
 
 def _read_configs(settings: ServeSettings, config: EngineConfig) -> None:

@@ -31,7 +31,7 @@ from gemray_cluster.settings.types import (
     Kind,
     one_of,
 )
-from gemray_workers.errors import InvalidField
+from gemray_workers.errors import GemrayError, InvalidField
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName, EngineConfig
@@ -327,6 +327,18 @@ class ServeSettings:
         config = self.engine_config(device)
         with self._naming_origins(ENGINE_NAMES):
             return Blueprint.of(config)
+
+    def refuse_unfit(self, device: DeviceName | None) -> None:
+        """Raise what `blueprint` raises on `device`; where it is not known yet, what it raises alike on every one."""
+        devices: tuple[DeviceName, ...] = ("cpu", "cuda") if device is None else (device,)
+        refusals: list[GemrayError] = []
+        for each in devices:
+            try:
+                self.blueprint(each)
+            except GemrayError as error:
+                refusals.append(error)
+        if len(refusals) == len(devices) and len({str(error) for error in refusals}) == 1:
+            raise refusals[0]
 
     def _build(self, config: Callable[..., T], **fixed: Any) -> T:
         """A component's settings: those of the same name that are set, and `fixed`."""

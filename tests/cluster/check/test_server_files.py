@@ -93,11 +93,32 @@ def test_two_servers_on_one_port() -> None:
     ServerConfig(port=0, metrics_port=0)
 
 
-async def test_the_command_looks_at_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unreachable(config: object) -> None:
         raise GemrayError("no cluster here")
 
     monkeypatch.setattr(RaySession, "open", unreachable)
+
+
+@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+async def test_what_configs_alone_refuse_is_told_before_a_cluster_is_asked_for(device: str) -> None:
+    settings = ServeSettings(model=str(embedded_path("gemray-tiny")), port=0, tp=3, device=device)
+    results = await run.check_all(settings, lambda result: None)
+    assert [result.name for result in results[-2:]] == ["fit", "ray"]
+    assert "tp = 3" in results[-2].sentence
+
+
+@pytest.mark.usefixtures("no_cluster")
+async def test_what_depends_on_the_device_waits_for_the_cluster() -> None:
+    settings = ServeSettings(model=str(embedded_path("gemray-tiny")), port=0)
+    results = await run.check_all(settings, lambda result: None)
+    assert "fit" not in [result.name for result in results]
+
+
+@pytest.mark.usefixtures("no_cluster")
+async def test_the_command_looks_at_them(tmp_path: Path) -> None:
     settings = ServeSettings(model=str(embedded_path("gemray-tiny")), port=0, auth_token_file=str(tmp_path / "nowhere"))
     results = await run.check_all(settings, lambda result: None)
     assert "auth_token_file" in next(result.sentence for result in results if result.name == "tokens")
