@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from gemray_workers.errors import InvalidField
-from gemray_workers.ranges import AT_LEAST_ONE, DURATION, NOT_NEGATIVE, SHARE, Range, check_ranges, ranged
+from gemray_workers.ranges import AT_LEAST_ONE, DURATION, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_ranges, ranged
 
 DTypeName = Literal["bfloat16", "float32", "float64"]
 KVDTypeName = Literal["auto", "fp8_e4m3"]
@@ -116,7 +116,7 @@ class EngineConfig:
     """A drafter that reads the target's KV always has the target's."""
     mtp_position_delta: int = ranged(Range(-1, 0), 0)
     """0: drafts stand at the newest token's position; -1: at the one before (spec 4.3)."""
-    dflash_input_scale: float | None = None
+    dflash_input_scale: float | None = ranged(POSITIVE, None)
     """Multiplies the raw embedding of a block's tokens; None is the checkpoint's, else the target's scale."""
     dflash_causal: DFlashCausalName = "config"
     """Which DFlash layers hide a block's later rows from its earlier ones: ``config`` is what the checkpoint says,

@@ -40,6 +40,7 @@ class Range:
 AT_LEAST_ONE = Range(1)
 NOT_NEGATIVE = Range(0)
 DURATION = Range(0, unit="seconds", excludes_least=True)
+POSITIVE = Range(0, unit="a number", excludes_least=True)
 SHARE = Range(0, 1, unit="a number", excludes_least=True)
 
 

@@ -153,7 +153,9 @@ class ServeSettings:
         bounds="-1 or 0",
     )
     dflash_input_scale: float | None = _engine(
-        NUMBER, "Multiplies the embeddings of a DFlash block (default: the checkpoint's, else the target's scale)."
+        NUMBER,
+        "Multiplies the embeddings of a DFlash block (default: the checkpoint's, else the target's scale).",
+        bounds="> 0",
     )
     dflash_causal: str | None = _engine(
         one_of("config", "sliding", "all", "none"),

@@ -101,6 +101,35 @@ def test_two_drafters_are_told() -> None:
             "auto or none with two drafters",
         ),
         ({"draft_tokens": 4}, "0 or auto, as there is no drafter"),
+        (
+            {"dflash_input_scale": 2.0},
+            "dflash_input_scale = 2.0 (from the default) is not allowed: unset, as there is no",
+        ),
+        (
+            {"dflash_causal": "all"},
+            "dflash_causal = 'all' (from the default) is not allowed: config, as there is no DF",
+        ),
+        (
+            {"mtp_position_delta": -1},
+            "mtp_position_delta = -1 (from the default) is not allowed: 0, as there is no MTP",
+        ),
+        (
+            {"drafter_attention_backend": "torch"},
+            "drafter_attention_backend = 'torch' (from the default) is not allowed",
+        ),
+        (
+            {"drafter": (str(tiny_assistant(TARGET)),), "dflash_input_scale": 2.0},
+            "unset, as there is no DFlash drafter",
+        ),
+        (
+            {"drafter": (str(tiny_dflash(TARGET)),), "mtp_position_delta": -1},
+            "0, as there is no MTP assistant",
+        ),
+        (
+            {"drafter": (str(tiny_dflash(TARGET)),), "method": "none", "dflash_causal": "all"},
+            "config, as there is no DFlash drafter",
+        ),
+        ({"drafter": (str(tiny_dflash(TARGET)),), "dflash_input_scale": 0.0}, "not allowed: a number > 0"),
         ({"max_model_len": 1 << 20}, "max_model_len = 1048576 (from the default) is not allowed: 2 to 4096"),
         ({"attention_backend": "flash"}, "attention_backend = 'flash'"),
         ({"max_num_seqs": 64, "max_step_tokens": 63}, "max_step_tokens = 63 (from the default) is not allowed: >= 64"),

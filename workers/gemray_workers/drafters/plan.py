@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from gemray_workers.checkpoint.json_file import read_json_object
@@ -18,18 +18,25 @@ from gemray_workers.model.config import ModelConfig
 
 _PLANS: dict[str, Callable[[str, EngineConfig, ModelConfig], DrafterPlan]] = {"mtp": MTPPlan, "dflash": DFlashPlan}
 
+_SETTINGS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "mtp": ("MTP assistant", {"mtp_position_delta": 0}),
+    "dflash": ("DFlash drafter", {"dflash_input_scale": None, "dflash_causal": "config"}),
+}
+"""What each kind alone reads, with the values that say nothing."""
+
 
 def plan_drafter(config: EngineConfig, target: ModelConfig) -> DrafterPlan:
     """The drafter that the settings ask for, or both, checked against the target.
 
     Raises:
-        InvalidField: the method does not fit the drafter's directory, the drafter not the target, or two drafters are
-            of one kind.
+        InvalidField: the method does not fit the drafter's directory, the drafter not the target, two drafters are
+            of one kind, or a setting is one of a drafter that is not there.
         CheckpointError: the drafter's directory cannot be read.
     """
+    found = {} if config.method == "none" else {path: _format_of(path) for path in config.drafter_paths}
+    _refuse_without_effect(config, found.values())
     if config.method == "none":
         return NoDrafter()
-    found = {path: _format_of(path) for path in config.drafter_paths}
     match config.drafter_paths:
         case ():
             if config.method in _PLANS:
@@ -49,6 +56,19 @@ def plan_drafter(config: EngineConfig, target: ModelConfig) -> DrafterPlan:
         )
     paths = {kind: path for path, kind in found.items()}
     return PairPlan(*(_plan(paths[kind], kind, config, target) for kind in ("mtp", "dflash")))
+
+
+def _refuse_without_effect(config: EngineConfig, kinds: Collection[str]) -> None:
+    """Refuse settings of drafters that are not there: whoever sets one means it to do something."""
+    for kind, (title, defaults) in _SETTINGS.items():
+        for name, default in defaults.items():
+            value = getattr(config, name)
+            if value != default and kind not in kinds:
+                raise InvalidField(name, value, f"{'unset' if default is None else default}, as there is no {title}")
+    if config.drafter_attention_backend is not None and not kinds:
+        raise InvalidField(
+            "drafter_attention_backend", config.drafter_attention_backend, "unset, as there is no drafter"
+        )
 
 
 def _format_of(path: str) -> str:
