@@ -96,6 +96,22 @@ def fit_pools(
     return PoolPlan(num_pages, max_len, num_windows, demand.bytes_of(num_pages))
 
 
+def pages_together(
+    specs: Sequence[KVGroupSpec],
+    *,
+    length: int,
+    num_seqs: int,
+    max_step_tokens: int,
+    num_draft_tokens: int,
+    lag: int = 0,
+) -> dict[str, int]:
+    """Pages by group with which `num_seqs` sequences run at one time up to `length` tokens each, however a step's rows
+    are dealt among them. `lag` is as of `fit_pools`.
+    """
+    demand = _Demand(tuple(specs), num_seqs, (1 + lag) * max_step_tokens, num_draft_tokens)
+    return demand.pages(length, num_seqs, num_seqs * demand.padded_len(length))
+
+
 @dataclass(frozen=True)
 class _Demand:
     """Pages and bytes that a load needs."""

@@ -82,7 +82,7 @@ class Blueprint:
         pools = (
             pools_of_largest_step(config, (*target_specs, *drafter.kv_specs), num_draft_tokens, requested_len)
             if kv is None
-            else _fit(config, kv, requested_len, target_specs, drafter)
+            else pools_within(config, kv, requested_len, target_specs, drafter)
         )
         return cls(
             config=config,
@@ -249,14 +249,17 @@ def _usual_chunk(config: EngineConfig, model: ModelConfig, drafter: DrafterPlan)
     return usual_chunk(model, narrowed, config.tensor_parallel_size)
 
 
-def _fit(
+def pools_within(
     config: EngineConfig,
     kv: KVMemory,
     requested_len: int,
     target_specs: Sequence[KVGroupSpec],
     drafter: DrafterPlan,
 ) -> PoolPlan:
-    """Pages of every group. A dedicated drafter has the whole KV budget of its own device for its groups."""
+    """Pages of every group within `kv`. A dedicated drafter has the whole KV budget of its own device for its groups.
+
+    Raises CapacityError when not even one sequence fits.
+    """
     num_draft_tokens = drafter.traits.num_draft_tokens
 
     def fit(specs: Sequence[KVGroupSpec], kv_memory_bytes: int, length: int) -> PoolPlan:
