@@ -56,6 +56,17 @@ def test_who_listens_hears_of_a_program_before_it_is_compiled(runtime: SimpleNam
     assert programs.count == 0
 
 
+def test_what_compiling_takes_is_added_up(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 12.5, 20.0, 21.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
+    programs = compiled_programs()
+    for key in "ab":
+        runtime.jit_cache_hook(key=key, already_compiled=False)
+        runtime.jit_post_compile_hook(key=key, already_compiled=False)
+    runtime.jit_post_compile_hook(key="c", already_compiled=False)  # compiled ahead: nobody has waited
+    assert (programs.count, programs.seconds) == (3, 3.5)
+
+
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     module.compiled_programs.cache_clear()

@@ -13,6 +13,7 @@ Shape legend: A sequences and the null slot.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from gemray_workers.engine.buckets import BucketFinder, Key
 from gemray_workers.engine.cycle import Cycle, CycleOutput
 from gemray_workers.engine.unowned import unowned
+from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.row_masks import MakeMasks
@@ -38,16 +40,31 @@ class _Captured:
     output: CycleOutput
 
 
+@dataclass
+class Captures:
+    """What capturing has cost a rank."""
+
+    count: int = 0
+    """Buckets."""
+    seconds: float = 0.0
+    """Without compiling the programs that were missing."""
+
+
 class GraphedCycle:
     """`Cycle` whose buckets are replayed."""
 
-    def __init__(self, cycle: Cycle, keys: Sequence[Key], *, null_slot: int, device: torch.device) -> None:
-        """For the buckets and features of `keys`; each is captured by `capture`, or when a plan first fits it."""
+    def __init__(
+        self, cycle: Cycle, keys: Sequence[Key], *, null_slot: int, device: torch.device, captures: Captures
+    ) -> None:
+        """For the buckets and features of `keys`; each is captured by `capture`, or when a plan first fits it.
+        `captures` is told what that costs.
+        """
         self._cycle = cycle
         self._keys = tuple(keys)
         self._finder = BucketFinder(self._keys)
         self._null_slot = null_slot
         self._device = device
+        self._captures = captures
         self._pool = torch.cuda.graph_pool_handle()
         # One for all captures: libraries keep work space for each stream that they have seen.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -119,6 +136,14 @@ class GraphedCycle:
         return captured.output
 
     def _capture(self, shape: CycleShape, features: Features) -> _Captured:
+        programs = compiled_programs()
+        started, compiling = time.perf_counter(), programs.seconds
+        captured = self._capture_one(shape, features)
+        self._captures.count += 1
+        self._captures.seconds += time.perf_counter() - started - (programs.seconds - compiling)
+        return captured
+
+    def _capture_one(self, shape: CycleShape, features: Features) -> _Captured:
         plan = CyclePlan([], shape, features)
         table_S6 = plan.table(self._null_slot).to(self._device)
         # Once eagerly: kernels compile, and libraries take what memory they keep.

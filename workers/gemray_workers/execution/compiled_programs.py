@@ -7,6 +7,7 @@ useless as a measurement. Ranks run the same plans in the same shapes, so one ra
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ class CompiledPrograms:
 
     def __init__(self) -> None:
         self._count = 0
+        self._seconds = 0.0
+        self._began: float | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -24,12 +27,21 @@ class CompiledPrograms:
         """Programs compiled, or read from Triton's cache on disk, since the process began to count."""
         return self._count
 
+    @property
+    def seconds(self) -> float:
+        """How long this thread has been held up for them."""
+        return self._seconds
+
     def observe(self) -> None:
-        """Count one more program."""
+        """Count one more program, and the time since `begin`."""
         self._count += 1
+        if self._began is not None:
+            self._seconds += time.perf_counter() - self._began
+            self._began = None
 
     def begin(self) -> None:
         """Tell those who listen that a program is about to be compiled."""
+        self._began = time.perf_counter()
         for listener in self._listeners:
             listener()
 

@@ -19,7 +19,7 @@ from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTrait
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
 from gemray_workers.engine.cycle import Cycle, CycleRunner
 from gemray_workers.engine.engine import Engine
-from gemray_workers.engine.graphs import GraphedCycle
+from gemray_workers.engine.graphs import Captures, GraphedCycle
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
@@ -120,6 +120,7 @@ class EngineRank:
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
         self._slots = self._build_slots()
         self._runners: dict[tuple[Drafter, Accept], CycleRunner] = {}
+        self.captures = Captures()
 
     def engine(
         self,
@@ -273,7 +274,7 @@ class EngineRank:
 
     def _graphed(self, cycle: Cycle) -> GraphedCycle:
         keys = graph_buckets(self._blueprint)
-        return GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device)
+        return GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device, captures=self.captures)
 
     def _capture(self, graphed: GraphedCycle) -> None:
         assert self._card is not None

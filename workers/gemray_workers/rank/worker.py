@@ -14,6 +14,7 @@ from gemray_workers.checkpoint.hub import on_this_node
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
+from gemray_workers.engine.graphs import Captures
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.messages import Compiling, GangFailed, ModelInfo, RankInfo
@@ -96,6 +97,11 @@ class RankWorker:
         if self._comm is not None:
             self._comm.set_timeout(self._config.collective_timeout_s)
         return parts
+
+    @property
+    def captures(self) -> Captures:
+        """What capturing graphs has cost so far; nothing where there are none."""
+        return Captures() if self._engine_rank is None else self._engine_rank.captures
 
     def run(self, address: ChannelAddress | None) -> None:
         """Step until the coordinator says stop; rank 0 is given the channel's address."""
