@@ -10,6 +10,7 @@ from statistics import mean
 import torch
 from torch import Tensor
 
+from gemray_cluster.bench.inbox import MeasurementFailed
 from gemray_cluster.bench.report import ExpertsTouched
 
 
@@ -34,7 +35,9 @@ class ExpertsWatch:
             self._counts.append(touched.index_fill(0, experts_TK.flatten().long(), 1).sum())
 
     def result(self) -> ExpertsTouched:
-        """Over all layers and steps."""
+        """Over all layers and steps. Raises MeasurementFailed when there were none."""
+        if not self._counts:
+            raise MeasurementFailed("no step of the whole batch was watched for its experts")
         counts = torch.stack(self._counts).tolist()
         return ExpertsTouched(
             mean=mean(counts), least=min(counts), most=max(counts), num_experts=self._num_experts,

@@ -15,7 +15,7 @@ OnStep = Callable[[int], None]
 
 
 class MeasurementFailed(GemrayError):
-    """An engine gave something that cannot be measured."""
+    """An engine gave something that cannot be measured; it can go on with other work."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,17 @@ class MeasuringInbox:
         self._started: set[str] = set()
         self._num_decoded = 0
         self._over = self._told_to_stop = False
+        self._fault: str | None = None
         self._began = self._previous = 0.0
         self._draft = self._verify = self._gap = 0.0
         self._rounds: tuple[int, ...] = ()
         self.prefill_seconds = 0.0
         self.steps: list[Step] = []
+
+    def require_sound(self) -> None:
+        """Raise MeasurementFailed when a request ended by a fault. `send` does not: a run ends on all ranks alike."""
+        if self._fault is not None:
+            raise MeasurementFailed(self._fault)
 
     def poll(self, timeout_s: float) -> list[ToGang]:
         """The batch, then nothing, then `Stop`."""
@@ -75,12 +81,12 @@ class MeasuringInbox:
             return
         for delta in message.deltas:
             if delta.fault is not None:
-                raise MeasurementFailed(f"request {delta.request_id} ended: {delta.fault}")
+                self._fault = f"request {delta.request_id} ended: {delta.fault}"
         decoded = len(self._started) == len(self._submits)
         self._started |= {delta.request_id for delta in message.deltas if delta.token_ids}
         if not decoded and len(self._started) == len(self._submits):
             self.prefill_seconds = now - self._began
-        if any(delta.finish is not None for delta in message.deltas):
+        if self._fault is not None or any(delta.finish is not None for delta in message.deltas):
             self._over = True
         if decoded and not self._over:
             self._note(message, now)

@@ -13,15 +13,17 @@ import torch
 
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
 from gemray_cluster.bench.experts import ExpertsWatch
-from gemray_cluster.bench.inbox import MeasuringInbox, OnStep
+from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox, OnStep
+from gemray_cluster.bench.laps import Laps
 from gemray_cluster.bench.load import Arrival
 from gemray_cluster.bench.probes import Probes
 from gemray_cluster.bench.profile import CycleProfile
 from gemray_cluster.bench.rate_inbox import RateInbox
-from gemray_cluster.bench.report import AnyRow, ExpertsTouched, PrefillRow, RateRow, Row
+from gemray_cluster.bench.report import AnyRow, Part, PrefillRow, RateRow, Row
 from gemray_cluster.bench.rows import RowMaker
 from gemray_cluster.bench.sampling import SAMPLING
-from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup
+from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup, Work
+from gemray_workers.engine.graphs import Captures
 from gemray_workers.messages import Submit
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.process import ProcessLocation, RankSetup
@@ -41,6 +43,7 @@ class OfflineRank:
 
     def __init__(self, setup: Setup, rank: int, rendezvous: str, probes: Probes) -> None:
         """Load; all ranks of the setup at the same time."""
+        self._laps = Laps(setup.name)
         self._setup = setup
         self._rank = rank
         self._config = setup.engine_config()
@@ -57,6 +60,7 @@ class OfflineRank:
         length = setup.acceptance_length
         self._made_up = None if length is None else MadeUpAcceptance(length)
         self._is_warm = False
+        self._parts = [Part(spent=self._laps.lap("probes", Captures()))]
         started = time.monotonic()
         location = ProcessLocation("this machine", LOOPBACK, gpu=device.index if device.type == "cuda" else None)
         self._worker = RankWorker(self._config, rank, lambda _config: location)
@@ -65,19 +69,32 @@ class OfflineRank:
             accept=self._accept(),
         )
         self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rate, device)
+        self._parts.append(Part(spent=self._laps.lap("load", self._worker.captures)))
 
-    def rows(self, profiles: Path | None) -> Iterator[AnyRow]:
-        """Run all the setup's work; rank 0 yields a row for each, the others nothing."""
+    def parts(self, profiles: Path | None) -> Iterator[Part]:
+        """Run all the setup's work; rank 0 yields what came before it and each of its rows, the others nothing.
+
+        A row that cannot be measured is told as such. Whatever else is raised leaves an engine that cannot go on.
+        """
+        if self._rank == 0:
+            yield from self._parts
         for work in self._setup.work:
-            match work:
-                case Decode():
-                    row: AnyRow | None = self._decode(work, profiles)
-                case Prefill():
-                    row = self._prefill(work)
-                case Rate():
-                    row = self._rate(work)
-            if row is not None:
-                yield row
+            row, trouble = None, None
+            try:
+                row = self._row(work, profiles)
+            except MeasurementFailed as error:
+                trouble = str(error)
+            if self._rank == 0:
+                yield Part(spent=self._laps.lap(str(work), self._worker.captures), row=row, trouble=trouble)
+
+    def _row(self, work: Work, profiles: Path | None) -> AnyRow | None:
+        match work:
+            case Decode():
+                return self._decode(work, profiles)
+            case Prefill():
+                return self._prefill(work)
+            case Rate():
+                return self._rate(work)
 
     def close(self) -> None:
         """Leave the gang and give the device's memory back."""
@@ -90,20 +107,32 @@ class OfflineRank:
     def _decode(self, work: Decode, profiles: Path | None) -> Row | None:
         prefills = [self._run(work, max_tokens=1) for _ in range(self._setup.prefills)][1:]
         decode = self._run(work, steps=self._setup.steps)
-        if decode is not None:
-            self._maker.require_steps(work, decode.steps)
-        experts = self._experts(work)
-        busy_ms = self._busy_ms(work, profiles) if self._setup.profile else None
+        watch = None if self._moe is None else self._watch_experts(work, self._moe.num_experts)
+        profile = self._profile(work) if self._setup.profile else None
         if decode is None:
             return None
-        prefill_s = [run.prefill_seconds for run in (*prefills, decode) if run is not None]
-        return self._maker.decode(work, prefill_s, decode.steps, experts=experts, busy_ms=busy_ms)
+        # Only now, when all ranks have made the same runs: the next row finds them together.
+        measured = [run for run in (*prefills, decode) if run is not None]
+        for run in measured:
+            run.require_sound()
+        self._maker.require_steps(work, decode.steps)
+        if profile is not None and profiles is not None:
+            profile.write(profiles / self._profile_name(work))
+        return self._maker.decode(
+            work,
+            [run.prefill_seconds for run in measured],
+            decode.steps,
+            experts=None if watch is None else watch.result(),
+            busy_ms=None if profile is None else profile.busy_ms,
+        )
 
     def _prefill(self, work: Prefill) -> PrefillRow | None:
         alone = Decode(batch=1, sampling="greedy", lag=0)
         runs = [self._run(alone, max_tokens=1, prompt_len=work.num_tokens) for _ in range(1 + MEASURED_PREFILLS)]
-        seconds = [run.prefill_seconds for run in runs[1:] if run is not None]
-        return self._maker.prefill(work, seconds) if seconds else None
+        measured = [run for run in runs if run is not None]
+        for run in measured:
+            run.require_sound()
+        return self._maker.prefill(work, [run.prefill_seconds for run in measured[1:]]) if measured else None
 
     def _rate(self, work: Rate) -> RateRow | None:
         load, vocab_size = work.load, self._model.vocab_size
@@ -138,26 +167,22 @@ class OfflineRank:
         self._worker.run_offline(inbox, accept=self._accept())
         return inbox
 
-    def _experts(self, work: Decode) -> ExpertsTouched | None:
-        """Count over a few cycles that are not timed; None on the other ranks, and without experts."""
-        if self._moe is None:
-            return None
-        watch = ExpertsWatch(self._moe.num_experts, first=self._setup.warm_up_steps, steps=WATCHED_CYCLES)
+    def _watch_experts(self, work: Decode, num_experts: int) -> ExpertsWatch:
+        """Count over a few cycles that are not timed; rank 0's counts are the result."""
+        watch = ExpertsWatch(num_experts, first=self._setup.warm_up_steps, steps=WATCHED_CYCLES)
         planned = replace(work, lag=0)  # a step is then over when it is published
         self._run(planned, steps=WATCHED_CYCLES, watch=watch, on_step=watch.on_step)
-        return watch.result() if self._rank == 0 else None
+        return watch
 
-    def _busy_ms(self, work: Decode, directory: Path | None) -> float | None:
-        """From a profile of a few cycles on rank 0, written to `directory`; the other ranks only take part."""
+    def _profile(self, work: Decode) -> CycleProfile:
+        """Record a few cycles; rank 0's are the result, the other ranks only take part."""
         profile = CycleProfile(self._device, first=self._setup.warm_up_steps, cycles=PROFILED_CYCLES)
         self._run(work, steps=PROFILED_CYCLES + 1, on_step=profile.on_step)
-        if self._rank != 0:
-            return None
-        if directory is not None:
-            drafter = "" if work.draft_method == "auto" else f"-{work.draft_method}"
-            name = f"{self._setup.name}-batch{work.batch}-{work.sampling}-lag{work.lag}{drafter}"
-            profile.write(directory / f"profile-{name}.txt")
-        return profile.busy_ms
+        return profile
+
+    def _profile_name(self, work: Decode) -> str:
+        drafter = "" if work.draft_method == "auto" else f"-{work.draft_method}"
+        return f"profile-{self._setup.name}-batch{work.batch}-{work.sampling}-lag{work.lag}{drafter}.txt"
 
     def _run(
         self,
@@ -188,7 +213,7 @@ class OfflineRank:
     def _submits(self, work: Decode, max_tokens: int, prompt_len: int) -> list[Submit]:
         """Requests of random ids, the same in every run."""
         ids = random.Random(0)
-        longest = self._model.max_model_len - prompt_len
+        longest = max(1, min(self._setup.batch_len, self._model.max_model_len) - prompt_len)
         return [
             Submit(
                 request_id=str(i),

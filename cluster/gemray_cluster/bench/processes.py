@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemray_cluster.bench.report import AnyRow
+from gemray_cluster.bench.report import Part
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.errors import GemrayError
 
@@ -52,8 +52,8 @@ class RankProcesses:
         """End every process."""
         self._end()
 
-    def run(self, setup: Setup, until: float = math.inf) -> Iterator[AnyRow]:
-        """Measure one setup; rows as they come.
+    def run(self, setup: Setup, until: float = math.inf) -> Iterator[Part]:
+        """Measure one setup; its parts as they come.
 
         Args:
             setup: what to measure.
@@ -100,8 +100,8 @@ class RankProcesses:
         self._processes.clear()
 
 
-def _collect(gang: list[Connection], deadline: float, until: float) -> Iterator[AnyRow]:
-    """Rows until every rank is done."""
+def _collect(gang: list[Connection], deadline: float, until: float) -> Iterator[Part]:
+    """Parts until every rank is done."""
     open_ranks = dict(enumerate(gang))
     troubles: dict[int, str] = {}
     while open_ranks:
@@ -116,7 +116,7 @@ def _collect(gang: list[Connection], deadline: float, until: float) -> Iterator[
                 kind, content = open_ranks[rank].recv()
             except (EOFError, ConnectionResetError):
                 kind, content = "failed", "its process died"
-            if kind == "row":
+            if kind == "part":
                 yield content
                 continue
             del open_ranks[rank]
@@ -152,8 +152,8 @@ def _answer(
     with contextlib.suppress(BrokenPipeError):
         try:
             engine = OfflineRank(setup, rank, rendezvous, probes)
-            for row in engine.rows(profiles):
-                connection.send(("row", row))
+            for part in engine.parts(profiles):
+                connection.send(("part", part))
             engine.close()
             del engine
         except GemrayError as error:

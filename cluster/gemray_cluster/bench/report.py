@@ -214,6 +214,36 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     reason: str
+    work: list[str] = []
+    """The rows that it has none of: one that could not be measured, or all that were left when the engine failed."""
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a part of a setup's time went on rank 0, in seconds."""
+
+    name: str
+    """The setup's."""
+    what: str
+    """``probes``, ``load`` (processes and peers, weights, warm-up), or a row."""
+    seconds: float
+    programs: int
+    """Triton programs compiled meanwhile, or read from the cache on disk."""
+    compiling_s: float
+    graphs: int
+    """Cycles captured meanwhile."""
+    capturing_s: float
+    """Without compiling."""
+    until_s: float = 0.0
+    """When it ended, since the run began."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A setup's work so far from rank 0: its time, with a row or with why there is none, or with neither before the
+    first row."""
+
+    spent: Spent
+    row: AnyRow | None = None
+    trouble: str | None = None
 
 
 class NotRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,5 +269,7 @@ class Report(msgspec.Struct, kw_only=True):
     failures: list[Failure] = []
     time_limit_s: float | None = None
     not_run: list[NotRun] = []
+    spent: list[Spent] = []
+    """Every setup's parts in their order."""
     profiles: list[str] = []
     """Files beside the report."""

@@ -61,10 +61,7 @@ class RowMaker:
     def require_steps(self, work: Decode, steps: Sequence[Step]) -> None:
         """Raise MeasurementFailed when no step decoded the whole batch."""
         if not steps:
-            raise MeasurementFailed(
-                f"no step decoded all {work.batch} sequences together: kv_memory = "
-                f"{self.setup.kv_memory / 2**30:.1f} GiB holds fewer; a larger one, or a smaller batch, is allowed"
-            )
+            raise MeasurementFailed(f"no step decoded all {work.batch} sequences together")
 
     def decode(
         self,

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
+from gemray_cluster.bench.kv_memory import with_kv_memory
 from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.peers import Peers, read_peers
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.processes import RankProcesses, SetupFailed, TimeIsUp
-from gemray_cluster.bench.report import AnyRow, Failure, NotRun, PrefillRow, RateRow, Report, Row
+from gemray_cluster.bench.report import AnyRow, Failure, NotRun, Part, PrefillRow, RateRow, Report, Row
 from gemray_cluster.bench.settings import Setup
 from gemray_cluster.bench.tables import (
     markdown,
@@ -33,7 +34,9 @@ from gemray_cluster.bench.tables import (
     rate_table,
     terminal_table,
     what_was_not_run,
+    where_time_went,
 )
+from gemray_workers.errors import GemrayError, InvalidField
 
 if TYPE_CHECKING:
     from gemray.client.server_address import ServerAddress
@@ -46,7 +49,8 @@ def run_offline(
     console: Console,
     time_limit_s: float | None = None,
 ) -> Report:
-    """Measure every setup on this machine. A setup that fails is reported, and the next one runs.
+    """Measure every setup on this machine. A row that cannot be measured is reported, and the next one runs; so is a
+    setup that fails.
 
     Args:
         setups: in the order in which they are measured.
@@ -56,33 +60,73 @@ def run_offline(
         time_limit_s: seconds after which the run ends; what has not been measured then is listed. None is no limit.
 
     Raises:
-        InvalidField: a setup names a directory that holds no model.
+        InvalidField: a setup names a directory that holds no model, or a `kv_memory` that does not hold its rows.
     """
     for setup in setups:
         setup.require_files()
+    setups = [_with_kv_memory(setup) for setup in setups]
     known = read_peers(peers)
-    until = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    started = time.monotonic()
+    until = math.inf if time_limit_s is None else started + time_limit_s
     report = _new_report(setups, time_limit_s)
     output.mkdir(parents=True, exist_ok=True)
     with RankProcesses(output) as ranks:
         for setup in setups:
-            missing = [NotRun(name=setup.name, work=str(work)) for work in setup.work]
+            missing = [str(work) for work in setup.work]
             try:
-                for row in ranks.run(setup, until):
-                    missing.pop(0)
-                    _take(row, report, console)
+                for part in ranks.run(setup, until):
+                    seconds = time.monotonic() - started
+                    report.spent.append(msgspec.structs.replace(part.spent, until_s=seconds))
+                    _take(part, missing, report, _Log(console, f" | {seconds:.1f} s"))
                     _write(report, output, known)
             except TimeIsUp:
-                report.not_run += missing
+                report.not_run += [NotRun(name=setup.name, work=work) for work in missing]
             except SetupFailed as error:
-                report.failures.append(Failure(name=setup.name, reason=str(error)))
-                console.print(f"{setup.name} failed: {error}", highlight=False, soft_wrap=True, markup=False)
+                report.failures.append(Failure(name=setup.name, reason=str(error), work=missing))
+                _Log(console, f" | {time.monotonic() - started:.1f} s").line(f"{setup.name} failed: {error}")
+            if line := where_time_went(report, setup.name):
+                _Log(console).line(line)
             _write(report, output, known)
     _print(report, output, console)
     return report
 
 
-def _take(row: AnyRow, report: Report, console: Console) -> None:
+@dataclass(frozen=True)
+class _Log:
+    """Lines as they come."""
+
+    console: Console
+    ending: str = ""
+
+    def line(self, text: str) -> None:
+        """Print it whole, whatever it contains."""
+        self.console.print(text + self.ending, highlight=False, soft_wrap=True, markup=False)
+
+
+def _with_kv_memory(setup: Setup) -> Setup:
+    """As `with_kv_memory`. A setup that no rank will accept stays as it is: it fails alone, and says why."""
+    try:
+        return with_kv_memory(setup)
+    except InvalidField as error:
+        if error.field == "kv_memory":
+            raise
+    except GemrayError:
+        pass
+    return setup
+
+
+def _take(part: Part, missing: list[str], report: Report, log: _Log) -> None:
+    """Report a part; its row is no longer missing."""
+    if part.trouble is not None:
+        name, work = part.spent.name, missing.pop(0)
+        report.failures.append(Failure(name=name, reason=part.trouble, work=[work]))
+        log.line(f"{name}: {work} failed: {part.trouble}")
+    elif part.row is not None:
+        del missing[0]
+        _take_row(part.row, report, log)
+
+
+def _take_row(row: AnyRow, report: Report, log: _Log) -> None:
     match row:
         case Row():
             report.rows.append(row)
@@ -94,7 +138,7 @@ def _take(row: AnyRow, report: Report, console: Console) -> None:
             report.rates.append(row)
             line = rate_line(row)
     report.devices = sorted({*report.devices, row.device})
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    log.line(line)
 
 
 def _print(report: Report, output: Path, console: Console) -> None:
@@ -107,7 +151,7 @@ def _print(report: Report, output: Path, console: Console) -> None:
     if not plot(report, output):
         console.print("no pictures: matplotlib is not installed (pip install 'gemray[bench]')", markup=False)
     for line in what_was_not_run(report):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _Log(console).line(line)
 
 
 def run_online(
@@ -142,7 +186,7 @@ def run_load(server: ServerAddress, load: Load, output: Path, console: Console) 
     loaded = ServerLoad(server, load)
     loaded.warm_up()
     for rate in load.rates:
-        _take(loaded.row(rate), report, console)
+        _take_row(loaded.row(rate), report, _Log(console))
         _write(report, output, None)
     _print(report, output, console)
     return report

@@ -26,8 +26,8 @@ from gemray_workers.drafters.formats import served_format
 from gemray_workers.errors import InvalidField
 from gemray_workers.sampling.params import DraftMethod
 
-KV_MEMORY = 12 << 30
-"""A cap: pools take no more pages than the batch can fill."""
+MOST_EXTRA_STEPS = 8
+"""Steps of a batch beside those that are timed: in flight when it ends, or watched instead."""
 MAX_STEP_TOKENS = 4096
 _LISTS = ("drafter", "draft_method", "batch", "sampling", "lag", "prefill")
 """Settings that may also be given as one value."""
@@ -120,7 +120,8 @@ class Setup:
     enforce_eager: bool = False
     all_reduce: AllReduceName = "auto"
     """``library`` leaves all sums over ranks to NCCL."""
-    kv_memory: int = KV_MEMORY
+    kv_memory: int | None = None
+    """Bytes a rank; None is what the largest batch and the longest prompt take (`kv_memory.with_kv_memory`)."""
     kv_dtype: KVDTypeName = "auto"
     page_size: int = 16
     profile: bool = False
@@ -136,6 +137,9 @@ class Setup:
         for name in ("batch", "prefill"):
             if any(value < 1 for value in getattr(self, name)):
                 raise InvalidField(name, getattr(self, name), "integers >= 1")
+        largest = max(self.batch, default=1)
+        if self.max_num_seqs is not None and self.max_num_seqs < largest:
+            raise InvalidField("max_num_seqs", self.max_num_seqs, f"unset, or at least {largest}, the largest batch")
         if any(lag not in (0, 1) for lag in self.lag):
             raise InvalidField("lag", self.lag, "0 or 1, or both")
         if not self.work:
@@ -203,15 +207,28 @@ class Setup:
         if unknown := [name for name in self.draft_method if name not in allowed]:
             raise InvalidField("draft_method", unknown[0], f"one of {', '.join(allowed)}: drafters of the setup")
 
+    @property
+    def batch_len(self) -> int:
+        """Most tokens of a sequence of a batch: its prompt, and as many cycles as a run may take.
+
+        While the last prompts of a batch are computed the first sequences decode, so prompts take cycles, too: twice as
+        many as whole steps of them, since drafts may take half of a step's rows.
+        """
+        prompts = -(-2 * max(self.batch, default=0) * self.prompt_len // self.max_step_tokens)
+        cycles = self.warm_up_steps + self.steps + MOST_EXTRA_STEPS + prompts
+        each = self._most_drafts + 1 if self.acceptance_length is None else math.ceil(self.acceptance_length)
+        return self.prompt_len + cycles * each
+
+    @property
+    def _most_drafts(self) -> int:
+        return 0 if not self.drafter or self.method == "none" else (self.draft_tokens or 16)
+
     def engine_config(self) -> EngineConfig:
         """The engine's settings: room for the largest batch and the longest prompt, and no more."""
-        drafts = 0 if not self.drafter or self.method == "none" else (self.draft_tokens or 16)
-        each = drafts + 1 if self.acceptance_length is None else math.ceil(self.acceptance_length)
-        cycles = self.warm_up_steps + self.steps + 8
         max_num_seqs = self.max_num_seqs or max(self.batch, default=1)
-        max_step_tokens = max(self.max_step_tokens, max_num_seqs * (drafts + 1))
+        max_step_tokens = max(self.max_step_tokens, max_num_seqs * (self._most_drafts + 1))
         prompts = (self.prompt_len, *self.prefill, *(() if self.load is None else self.load.prompt.tokens))
-        decoded = self.prompt_len + cycles * each if self.batch else 0
+        decoded = self.batch_len if self.batch else 0
         longest = 0 if self.load is None else self.load.longest
         return EngineConfig(
             model_path=self.model,
@@ -221,7 +238,7 @@ class Setup:
             numerics=self.numerics,
             kv_memory_bytes=self.kv_memory,
             kv_dtype=self.kv_dtype,
-            max_model_len=max(decoded, longest, *self.prefill) + drafts + 2,
+            max_model_len=max(decoded, longest, *self.prefill) + self._most_drafts + 2,
             max_num_seqs=max_num_seqs,
             max_step_tokens=max_step_tokens,
             prefill_chunk=self.prefill_chunk or min(max(prompts), max_step_tokens),

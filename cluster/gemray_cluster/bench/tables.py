@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from gemray_cluster.bench.peers import Peer, Peers
-from gemray_cluster.bench.report import ExpertsTouched, OnlineRow, Percentiles, PrefillRow, RateRow, Report, Row, Spread
+from gemray_cluster.bench.report import (
+    ExpertsTouched,
+    Failure,
+    OnlineRow,
+    Percentiles,
+    PrefillRow,
+    RateRow,
+    Report,
+    Row,
+    Spread,
+)
 
 COLUMNS = (
     "model",
@@ -55,6 +65,8 @@ RATE_COLUMNS = (
 ONLINE_COLUMNS = ("batch", "method", "first token ms", "between messages ms", "tokens/s", "acceptance length")
 _LEFT = ("model", "of", "method", "sampling")
 _UNKNOWN = "-"
+BEFORE_ROWS = ("probes", "load")
+"""Parts of a setup's time that belong to no row."""
 
 
 def terminal_table(rows: Sequence[Row]) -> Table:
@@ -108,19 +120,48 @@ def markdown(report: Report, peers: Peers | None) -> str:
     if report.rates:
         lines += ["", *_markdown_table(RATE_COLUMNS, map(_rate_cells, report.rates))]
     lines += [f"\n{line}" for line in what_was_not_run(report)]
-    lines += [f"\nFailed: {failure.name}: {failure.reason.splitlines()[-1]}" for failure in report.failures]
+    lines += [f"\nFailed: {_what_failed(failure)}: {failure.reason.splitlines()[-1]}" for failure in report.failures]
+    lines += ["", *_times_of_setups(report)] if report.spent else []
     return "\n".join(lines) + "\n"
 
 
+def _what_failed(failure: Failure) -> str:
+    return f"{failure.name}: {'; '.join(failure.work)}" if failure.work else failure.name
+
+
+def _times_of_setups(report: Report) -> list[str]:
+    names = dict.fromkeys(part.name for part in report.spent)
+    return [line for name in names for line in ("", where_time_went(report, name))][1:]
+
+
 def what_was_not_run(report: Report) -> list[str]:
-    """One line for each setup that the time limit cut."""
+    """A line for each setup that the time limit cut, and one for all that it left out."""
+    if report.time_limit_s is None:
+        return []
     by_setup: dict[str, list[str]] = {}
     for row in report.not_run:
         by_setup.setdefault(row.name, []).append(row.work)
-    return [
-        f"Not run (time limit of {report.time_limit_s:g} s): {name}: {'; '.join(work)}"
-        for name, work in by_setup.items()
-    ]
+    begun = {part.name for part in report.spent}
+    limit = f"Not run (time limit of {report.time_limit_s:g} s)"
+    lines = [f"{limit}: {name}: {'; '.join(work)}" for name, work in by_setup.items() if name in begun]
+    whole = [name for name in by_setup if name not in begun]
+    return [*lines, f"{limit}, nothing of: {', '.join(whole)}"] if whole else lines
+
+
+def where_time_went(report: Report, name: str) -> str:
+    """What a setup's parts took, and compiling and capturing among them, in a line; empty where none has ended."""
+    parts = [part for part in report.spent if part.name == name]
+    if not parts:
+        return ""
+    before = {what: sum(part.seconds for part in parts if part.what == what) for what in BEFORE_ROWS}
+    rows = sum(part.seconds for part in parts) - sum(before.values())
+    told = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in (*before.items(), ("rows", rows)))
+    programs, graphs = sum(part.programs for part in parts), sum(part.graphs for part in parts)
+    compiling, capturing = sum(part.compiling_s for part in parts), sum(part.capturing_s for part in parts)
+    return (
+        f"{name} took {told}; of that {compiling:.1f} s for {programs} programs, compiled or read from the disk, and "
+        f"{capturing:.1f} s for {graphs} graphs"
+    )
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

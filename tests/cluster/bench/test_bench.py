@@ -43,7 +43,6 @@ prompt_len = 12
 steps = 4
 warm_up_steps = 1
 prefills = 2
-kv_memory = 67108864
 page_size = 4
 
 [[setup]]
@@ -220,7 +219,7 @@ def test_markdown_sets_rows_beside_peers(output: Path, tmp_path: Path) -> None:
     rows = [line for line in lines if line.startswith("| target")]
     assert len(rows) == 18, "16 of batches, 2 of prompts"
     assert [row.endswith("| 31.3 | - | 1e+09 | 1e-09 | bar |") for row in rows] == [i == 9 for i in range(18)]
-    assert "Failed: three ranks" in lines[-1]
+    assert any(line.startswith("Failed: three ranks do not divide it: batch 1, greedy, lag 1; ") for line in lines)
     assert (output / "bench.md").read_text().count("| target") == 18
 
 
@@ -255,15 +254,15 @@ def test_an_embedded_model_is_called_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_ends_the_run_and_lists_what_was_left_out(shapes: Path, tmp_path: Path) -> None:
-    suite = read_suite(shapes / "suite.toml", {"steps": 3_500, "kv_memory": 1 << 30}, ["plain", "mtp"])
+    suite = read_suite(shapes / "suite.toml", {"steps": 3_500}, ["plain", "mtp"])
     report = run_offline(suite, tmp_path, None, Console(quiet=True), time_limit_s=6.0)
     assert not report.failures
     assert [(row.name, row.work) for row in report.not_run] == [(s.name, str(work)) for s in suite for work in s.work]
     assert report_of(tmp_path).not_run == report.not_run
-    lines = what_was_not_run(report)
-    assert lines[0].startswith("Not run (time limit of 6 s): plain: batch 1, greedy, lag 1; batch 3, greedy, lag 1; ")
-    assert lines[0].endswith("; prompt of 30")
-    assert "Not run (time limit of 6 s): mtp: batch 1" in markdown(report, None)
+    left_out = what_was_not_run(report)[-1]
+    assert left_out.startswith("Not run (time limit of 6 s), nothing of: ")
+    assert left_out.endswith("mtp")
+    assert left_out in markdown(report, None)
 
 
 @pytest.mark.parametrize(

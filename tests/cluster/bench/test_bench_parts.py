@@ -134,8 +134,11 @@ def test_a_batch_that_ends_early_ends_the_measurement() -> None:
 def test_a_fault_is_no_measurement() -> None:
     inbox = MeasuringInbox(batch(), steps=1, clock=Clock())
     inbox.poll(0)
-    with pytest.raises(MeasurementFailed, match="NaN"):
-        inbox.send(output({"a": 0}, fault="NaN logits"))
+    inbox.require_sound()
+    inbox.send(output({"a": 0}, fault="NaN logits"))
+    assert inbox.poll(0) == [Stop()], "all ranks are to stop together"
+    with pytest.raises(MeasurementFailed, match="request a ended: NaN logits"):
+        inbox.require_sound()
 
 
 PAPER_BANDWIDTH = 3.06e12
@@ -295,7 +298,7 @@ def test_all_runs_of_a_setup_share_their_graphs() -> None:
     engine_rank = rank._worker._engine_rank
     assert engine_rank is not None
     at_start = dict(engine_rank._runners)
-    assert len(list(rank.rows(None))) == 8
+    assert [part.row is not None for part in rank.parts(None)] == [False] * 2 + [True] * 8
     assert engine_rank._runners == at_start
     assert len(at_start) == 1
     rank.close()
