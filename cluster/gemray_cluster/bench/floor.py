@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gemray_cluster.bench.probes import MatrixRates
 from gemray_cluster.bench.report import Floor, PrefillFloor
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.config import EngineConfig
@@ -87,7 +88,9 @@ def floor_of(
     )
 
 
-def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: float, bandwidth: float) -> PrefillFloor:
+def prefill_floor_of(
+    config: EngineConfig, num_tokens: int, *, matrix_rates: MatrixRates, bandwidth: float
+) -> PrefillFloor:
     """Compute the floor of one prompt on one rank, drafters left out."""
     blueprint = Blueprint.of(config)
     reads = _reads(config, blueprint, 1, None)
@@ -97,12 +100,15 @@ def prefill_floor_of(config: EngineConfig, num_tokens: int, *, matrix_rate: floa
     met_by_all = reads.dense_weights + share * reads.expert_weights - met_by_one
     operations = round(2 * (met_by_all * num_tokens + met_by_one))
     weight_bytes = reads.dense + reads.experts
+    reading_s = weight_bytes / bandwidth
     return PrefillFloor(
         operations=operations,
-        matrix_rate=matrix_rate,
+        matrix_rate=matrix_rates.burst,
         weight_bytes=weight_bytes,
         bandwidth=bandwidth,
-        ms=1000 * max(operations / matrix_rate, weight_bytes / bandwidth),
+        ms=1000 * max(operations / matrix_rates.burst, reading_s),
+        sustained_rate=matrix_rates.sustained,
+        sustained_ms=1000 * max(operations / matrix_rates.sustained, reading_s),
     )
 
 

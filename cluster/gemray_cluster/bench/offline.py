@@ -55,7 +55,7 @@ class OfflineRank:
         self._device = device
         leads = rank == 0
         bandwidth = probes.bandwidth(device) if leads else 0.0
-        matrix_rate = probes.matrix_rate(device, self._config.torch_dtype) if leads and setup.prefill else 0.0
+        matrix_rates = probes.matrix_rates(device, self._config.torch_dtype) if leads and setup.prefill else None
         # One object for all runs: a rule of its own would have graphs of its own.
         length = setup.acceptance_length
         self._made_up = None if length is None else MadeUpAcceptance(length)
@@ -68,7 +68,7 @@ class OfflineRank:
             RankSetup(rendezvous=rendezvous, interface_ip=LOOPBACK, threads=torch.get_num_threads()),
             accept=self._accept(),
         )
-        self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rate, device)
+        self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rates, device)
         self._parts.append(Part(spent=self._laps.lap("load", self._worker.captures)))
 
     def parts(self, profiles: Path | None) -> Iterator[Part]:

@@ -117,7 +117,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefillFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """The least a prompt can take: its products at the rate of the matrix units, or the weights read once."""
+    """The least a prompt can take: its products at the rate of the matrix units, or the weights read once if that is
+    longer. The rate is of a moment; no second of products keeps it (`sustained_rate`)."""
 
     operations: int
     """Twice the parameters that a token meets, for every token, on the rank measured. Attention itself, embeddings and
@@ -129,6 +130,10 @@ class PrefillFloor(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: float
     """Bytes a second."""
     ms: float
+    sustained_rate: float | None = None
+    """Operations a second that the same product kept over a second; None in reports from before it was measured."""
+    sustained_ms: float | None = None
+    """As `ms`, at that rate."""
 
 
 class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):

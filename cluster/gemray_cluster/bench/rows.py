@@ -12,6 +12,7 @@ import torch
 from gemray_cluster.bench.answers import Answer, rate_row
 from gemray_cluster.bench.floor import floor_of, prefill_floor_of
 from gemray_cluster.bench.inbox import MeasurementFailed, Step
+from gemray_cluster.bench.probes import MatrixRates
 from gemray_cluster.bench.report import ExpertsTouched, PrefillRow, RateRow, Row, Spread
 from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup
 from gemray_workers.messages import ModelInfo, RankInfo
@@ -54,8 +55,8 @@ class RowMaker:
     load_s: float
     bandwidth: float
     """Bytes a second."""
-    matrix_rate: float
-    """Operations a second; 0 where no prompt is measured."""
+    matrix_rates: MatrixRates | None
+    """None where no prompt is measured."""
     device: torch.device
 
     def require_steps(self, work: Decode, steps: Sequence[Step]) -> None:
@@ -121,6 +122,7 @@ class RowMaker:
 
     def prefill(self, work: Prefill, seconds: Sequence[float]) -> PrefillRow:
         """A prompt's row."""
+        assert self.matrix_rates is not None
         first_token = _milliseconds(seconds)
         config = self.setup.engine_config()
         return PrefillRow(
@@ -134,7 +136,7 @@ class RowMaker:
             chunk=config.chunk,
             first_token=first_token,
             tokens_per_s=1000 * work.num_tokens / first_token.median,
-            floor=prefill_floor_of(config, work.num_tokens, matrix_rate=self.matrix_rate, bandwidth=self.bandwidth),
+            floor=prefill_floor_of(config, work.num_tokens, matrix_rates=self.matrix_rates, bandwidth=self.bandwidth),
             device=self.info.device,
         )
 

@@ -48,7 +48,9 @@ PREFILL_COLUMNS = (
     "tok/s",
     "floor ms",
     "x floor",
-    "TFLOP/s",
+    "sustained floor ms",
+    "x sustained floor",
+    "TFLOP/s, sustained",
 )
 RATE_COLUMNS = (
     "of",
@@ -230,6 +232,7 @@ def _met(ms: float, peer: Peer) -> str:
 
 
 def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
+    sustained_ms = row.floor.sustained_ms
     return (
         _model(row),
         str(row.tp),
@@ -239,7 +242,10 @@ def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
         f"{row.tokens_per_s:.0f}",
         f"{row.floor.ms:.2f}",
         f"{row.first_token.median / row.floor.ms:.2f}",
-        f"{row.floor.matrix_rate / 1e12:.1f}",
+        _number(sustained_ms),
+        _UNKNOWN if sustained_ms is None else f"{row.first_token.median / sustained_ms:.2f}",
+        f"{row.floor.matrix_rate / 1e12:.1f}, "
+        + (_UNKNOWN if row.floor.sustained_rate is None else f"{row.floor.sustained_rate / 1e12:.1f}"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from statistics import median
@@ -11,6 +12,7 @@ import torch
 RUNS = 8
 WARM_UP_RUNS = 2
 IN_A_ROW = 4
+WARM_UP_SHARE = 0.2
 
 
 def median_seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -18,6 +20,32 @@ def median_seconds(work: Callable[[], object], device: torch.device) -> float:
     timed = _cuda_seconds if device.type == "cuda" else _host_seconds
     seconds = [timed(work, device) for _ in range(RUNS)]
     return median(seconds[WARM_UP_RUNS:])
+
+
+def sustained_seconds(work: Callable[[], object], device: torch.device, burst_s: float, lasting_s: float) -> float:
+    """Mean seconds of `work` over `lasting_s` of nothing else, after a fifth of that which is not counted.
+
+    Args:
+        work: enqueued again and again, without a wait in between.
+        device: that runs it.
+        burst_s: what it takes at best, as of `median_seconds`.
+        lasting_s: of the measurement, at least.
+    """
+    num_runs = math.ceil(lasting_s / burst_s)
+    for _ in range(math.ceil(num_runs * WARM_UP_SHARE)):
+        work()
+    if device.type != "cuda":
+        started = time.perf_counter()
+        for _ in range(num_runs):
+            work()
+        return (time.perf_counter() - started) / num_runs
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    before.record()
+    for _ in range(num_runs):
+        work()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) / 1000 / num_runs
 
 
 def _host_seconds(work: Callable[[], object], _device: torch.device) -> float:

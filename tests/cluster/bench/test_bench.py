@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -174,6 +175,9 @@ def test_prompts_are_measured_alone(output: Path) -> None:
     for row in report.prefill:
         assert row.first_token.samples == 3
         assert 0 < row.floor.ms < row.first_token.median
+        assert row.floor.sustained_rate is not None
+        assert row.floor.sustained_ms is not None
+        assert row.floor.sustained_ms > 0
     short, long = report.prefill
     # Six times the tokens, and once what only the last one meets.
     assert short.floor.operations < long.floor.operations < 6 * short.floor.operations
@@ -193,6 +197,36 @@ def test_the_report_says_where_and_with_what(output: Path) -> None:
     assert {"python", "torch", "transformers", "gemray"} <= report.versions.keys()
     assert report.date.endswith("+00:00")
     assert (report.settings[0]["name"], report.settings[0]["prompt_len"]) == ("plain", 12)
+
+
+def test_the_report_says_where_the_time_went(output: Path) -> None:
+    report = report_of(output)
+    works = {setup.name: [str(work) for work in setup.work] for setup in read_suite(output.parent / "suite.toml", {})}
+    spent = {name: [part.what for part in report.spent if part.name == name] for name in works}
+    refused = "three ranks do not divide it"
+    assert spent == {name: ["probes", "load", *work] if name != refused else [] for name, work in works.items()}
+    ends = [part.until_s for part in report.spent]
+    assert ends == sorted(ends)
+    for before, part in pairwise(report.spent):
+        assert 0 <= part.seconds <= part.until_s
+        assert before.until_s <= part.until_s
+    text = (output / "bench.md").read_text()
+    assert "plain took probes " in text
+    assert f"{refused} took" not in text
+
+
+def test_reports_of_before_are_read_with_what_they_lack(output: Path) -> None:
+    old = json.loads((output / "bench.json").read_text())
+    del old["spent"]
+    for row in old["prefill"]:
+        del row["floor"]["sustained_rate"], row["floor"]["sustained_ms"]
+    for failure in old["failures"]:
+        del failure["work"]
+    lines = markdown(msgspec.json.decode(json.dumps(old), type=Report), None).splitlines()
+    assert [line.split("|")[-4:-2] for line in lines if line.startswith("| target | 1 | 5 |")] == [[" - ", " - "]]
+    assert any(
+        line.startswith("Failed: three ranks do not divide it: rank 0: ") or "divide it: " in line for line in lines
+    )
 
 
 def test_a_setup_that_cannot_run_costs_no_other(output: Path) -> None:

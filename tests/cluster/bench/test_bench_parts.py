@@ -14,10 +14,11 @@ from gemray_cluster.bench.floor import floor_of, prefill_floor_of
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
 from gemray_cluster.bench.offline import OfflineRank
-from gemray_cluster.bench.probes import Probes, read_bandwidth
+from gemray_cluster.bench.probes import MatrixRates, Probes, read_bandwidth
 from gemray_cluster.bench.profile import covered
 from gemray_cluster.bench.settings import Setup
 from gemray_cluster.bench.suites import read_suite
+from gemray_cluster.bench.timing import sustained_seconds
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import EngineStats, SequenceDelta, SpeculationCounters, StepOutput, Stop, Submit
 from gemray_workers.sampling.verify import verify
@@ -188,7 +189,10 @@ def test_of_two_drafters_the_one_that_drafts_is_counted() -> None:
 
 def prompt_operations(model: str, num_tokens: int, drafter: str | None = None) -> int:
     return prefill_floor_of(
-        setup_of(model, drafter).engine_config(), num_tokens, matrix_rate=1e15, bandwidth=PAPER_BANDWIDTH
+        setup_of(model, drafter).engine_config(),
+        num_tokens,
+        matrix_rates=MatrixRates(1e15, 8e14),
+        bandwidth=PAPER_BANDWIDTH,
     ).operations
 
 
@@ -233,6 +237,31 @@ def test_a_floor_is_of_the_device_at_its_best(monkeypatch: pytest.MonkeyPatch) -
     best = Probes()
     first, second = seen
     assert [best.bandwidth(device) for device in (first, first, second, first)] == [3.0, 3.0, 1.0, 4.0]
+
+
+def test_a_second_of_products_is_measured_once_and_bursts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bursts, seconds = iter([8.0, 7.0, 9.0]), iter([6.0])
+    monkeypatch.setattr(probes, "product_rate", lambda *_: next(bursts))
+    monkeypatch.setattr(probes, "sustained_product_rate", lambda *_: next(seconds))
+    best, cpu = Probes(), torch.device("cpu")
+    found = [best.matrix_rates(cpu, torch.float32) for _ in range(3)]
+    assert found == [MatrixRates(8.0, 6.0), MatrixRates(8.0, 6.0), MatrixRates(9.0, 6.0)]
+
+
+def test_a_sustained_rate_is_of_as_many_runs_as_fill_the_time() -> None:
+    ran = list[int]()
+    seconds = sustained_seconds(lambda: ran.append(1), torch.device("cpu"), burst_s=0.01, lasting_s=1.0)
+    assert len(ran) == 20 + 100
+    assert seconds > 0
+
+
+def test_a_prompt_has_a_floor_at_either_rate() -> None:
+    config = setup_of("31B-it").engine_config()
+    long, short = (
+        prefill_floor_of(config, n, matrix_rates=MatrixRates(8e14, 6e14), bandwidth=PAPER_BANDWIDTH) for n in (2048, 8)
+    )
+    assert long.sustained_ms == pytest.approx(long.ms * 8 / 6)
+    assert short.sustained_ms == short.ms == pytest.approx(1000 * short.weight_bytes / PAPER_BANDWIDTH)
 
 
 def test_unknown_settings_of_a_suite_are_refused() -> None:
