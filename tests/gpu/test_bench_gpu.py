@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gemray_cluster.bench.kv_memory import with_kv_memory
 from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.processes import RankProcesses
 from gemray_cluster.bench.report import PrefillRow, RateRow, Row
@@ -36,7 +37,7 @@ def test_profiled_batches(tp: int, placement: str, tmp_path: Path) -> None:
     )
     needs_gpus(setup.gang_size)
     with RankProcesses(tmp_path) as ranks:
-        rows = [row for row in ranks.run(setup) if isinstance(row, Row)]
+        rows = [part.row for part in ranks.run(with_kv_memory(setup)) if isinstance(part.row, Row)]
     assert [row.batch for row in rows] == [1, 2]
     for row in rows:
         assert row.busy_ms is not None
@@ -66,12 +67,15 @@ def test_experts_gaps_prompts_and_rates(tmp_path: Path) -> None:
             "prompt_len": 32,
             "steps": 6,
             "load": load,
-            "kv_memory": 4 << 30,
         },
         "this test",
     )
     with RankProcesses(tmp_path) as ranks:
-        found = list(ranks.run(setup))
+        probes, load_part, *parts = ranks.run(with_kv_memory(setup))
+    assert (probes.spent.what, load_part.spent.what) == ("probes", "load")
+    assert load_part.spent.graphs > 0
+    assert load_part.spent.seconds >= load_part.spent.capturing_s + load_part.spent.compiling_s > 0
+    found = [part.row for part in parts]
     assert len(found) == len(setup.work) == 10
     rows, (prompt, rate) = found[:8], found[8:]
     for row in rows:
@@ -80,6 +84,7 @@ def test_experts_gaps_prompts_and_rates(tmp_path: Path) -> None:
         assert row.experts is not None
         assert 8 <= row.experts.least <= row.experts.mean <= row.experts.most <= 128
     assert isinstance(prompt, PrefillRow)
-    assert prompt.floor.matrix_rate > 1e13
+    assert prompt.floor.sustained_rate is not None
+    assert min(prompt.floor.matrix_rate, prompt.floor.sustained_rate) > 1e13
     assert isinstance(rate, RateRow)
     assert (rate.refused, rate.good_share) == (0, 1.0)

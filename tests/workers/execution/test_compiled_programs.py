@@ -58,7 +58,7 @@ def test_who_listens_hears_of_a_program_before_it_is_compiled(runtime: SimpleNam
 
 def test_what_compiling_takes_is_added_up(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([10.0, 12.5, 20.0, 21.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     programs = compiled_programs()
     for key in "ab":
         runtime.jit_cache_hook(key=key, already_compiled=False)
