@@ -78,6 +78,21 @@ def test_tiles_change_no_bit() -> None:
     assert {tile: numbers for tile, numbers in differing.items() if numbers} == {}
 
 
+@pytest.mark.parametrize("width", [128, 256, 512, 1024])
+def test_other_widths_against_float64(width: int) -> None:
+    """Leaves of one block and of whole blocks, few rows and a prompt's: no leaf is lost and none counts twice."""
+    from gemray_kernels.reference.routing import expert_outputs as reference
+    from gemray_kernels.triton.exact_experts import expert_outputs
+
+    case = random_case(rows=400, hidden=512, width=width, experts=16, top_k=4, dtype=torch.bfloat16, device="cuda")
+    wide = [x.double() for x in (case.x_TH, case.gate_up_E2IH, case.down_EHI)]
+    expected = reference(wide[0], case.experts_TK, *wide[1:])
+    for rows in (1, 40, 400):
+        found = case.outputs(expert_outputs, torch.arange(rows))
+        assert relative_error(found, expected[:rows]) < ERROR[torch.bfloat16], rows
+    assert pairs_that_differ(expert_outputs, case, (1, 40, 400), PROBES) == {1: 0, 40: 0, 400: 0}
+
+
 def test_a_split_that_follows_the_number_of_rows_is_seen() -> None:
     from gemray_kernels.triton.exact_experts import expert_outputs
 

@@ -167,6 +167,21 @@ def test_the_compiler_adds_leaves_as_they_are(width: int, rows: int) -> None:
     assert found[-1].ttir.count("tt.dot") == (2 if width < 704 else 4)
 
 
+@pytest.mark.parametrize("rows", [40, 400])
+@pytest.mark.parametrize(("width", "leaves"), [(704, 8), (352, 4), (176, 2), (88, 1), (128, 8), (768, 8), (1024, 8)])
+def test_the_assembler_keeps_every_leaf_s_products(width: int, leaves: int, rows: int) -> None:
+    """A loop that it unrolled whole would add up one trip's products as often as there are trips."""
+    pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+    from gemray_kernels.triton import exact_experts
+    from support.kernels.triton_compile import compile_launches
+
+    x_TH, experts_TK = torch.empty(rows, 64, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
+    gate_up, down = (torch.empty(4, *shape, dtype=torch.bfloat16) for shape in ((2 * width, 64), (256, width)))
+    found = compile_launches(lambda: exact_experts.expert_outputs(x_TH, experts_TK, gate_up, down, leaves))
+    assert ("wgmma" in found[-1].ptx) == (rows > 256)
+    assert not any(kernel.lost_products for kernel in found)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (16, 8), (100, 2), (2048, 1), (2048, 4)])
 def test_experts_compile_for_hopper(rows: int, size: int, dtype: torch.dtype) -> None:

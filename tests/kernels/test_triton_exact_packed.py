@@ -41,6 +41,7 @@ def check(found: list[Compiled]) -> None:
     for kernel in found:
         assert kernel.shared_bytes <= MAX_SHARED_BYTES
         assert not kernel.stack_bytes, "registers spill"
+        assert not kernel.lost_products
 
 
 ONE_ORDER = {"2"}

@@ -117,6 +117,7 @@ def _outputs(
             outputs_TKH,
             num_rows * top_k,
             hidden_size,
+            leaves // 2,
             **common,
             BLOCK_R=few_rows_experts.block_of_pairs(num_rows * top_k),
             EARLY=early,
@@ -134,6 +135,7 @@ def _outputs(
         num_rows,
         num_experts,
         hidden_size,
+        leaves // 2,
         **common,
         BLOCK_E=triton.next_power_of_2(num_experts),
     )
@@ -148,6 +150,7 @@ def _few_rows_kernel(  # type: ignore[no-untyped-def]
     out_RH,
     num_pairs,
     num_out,
+    num_twins,
     LEAVES: tl.constexpr,
     LEAF: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -167,8 +170,8 @@ def _few_rows_kernel(  # type: ignore[no-untyped-def]
     is_pair_M = tl.arange(0, BLOCK_M) < count
     n_N = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     _down(
-        gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, LEAVES, LEAF, BLOCK_M, BLOCK_N, BLOCK_K,
-        REST, EVEN, WEIGHT_FIRST,
+        gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, num_twins, LEAVES, LEAF, BLOCK_M, BLOCK_N,
+        BLOCK_K, REST, EVEN, WEIGHT_FIRST,
     )  # fmt: skip
 
 
@@ -182,6 +185,7 @@ def _listed_rows_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     num_experts,
     num_out,
+    num_twins,
     LEAVES: tl.constexpr,
     LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -201,8 +205,8 @@ def _listed_rows_kernel(  # type: ignore[no-untyped-def]
     pair_M = tl.load(pairs_ET + expert.to(tl.int64) * num_rows + m_M, mask=is_pair_M, other=0)
     n_N = tl.program_id(0) % columns * BLOCK_N + tl.arange(0, BLOCK_N)
     _down(
-        gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, LEAVES, LEAF, BLOCK_M, BLOCK_N, BLOCK_K,
-        REST, EVEN, WEIGHT_FIRST,
+        gated_RI, down_EHI, out_RH, expert, pair_M, is_pair_M, n_N, num_out, num_twins, LEAVES, LEAF, BLOCK_M, BLOCK_N,
+        BLOCK_K, REST, EVEN, WEIGHT_FIRST,
     )  # fmt: skip
 
 
@@ -216,6 +220,7 @@ def _down(  # type: ignore[no-untyped-def]
     is_pair_M,
     n_N,
     num_out,
+    num_twins,
     LEAVES: tl.constexpr,
     LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -225,7 +230,7 @@ def _down(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
 ):
-    """Some pairs' sums over LEAVES leaves, added by the tree and stored."""
+    """Some pairs' sums over LEAVES leaves, in `num_twins` pairs, added by the tree and stored."""
     pair_M = pair_M.to(tl.int64)
     is_out_N = n_N < num_out
     pair_at_M = gated_RI + pair_M * (LEAVES * LEAF)
@@ -248,7 +253,8 @@ def _down(  # type: ignore[no-untyped-def]
         two = tl.zeros(to.shape, tl.float32)
         four = tl.zeros(to.shape, tl.float32)
         result = tl.zeros(to.shape, tl.float32)
-        for twins in range(LEAVES // 2):
+        # Not LEAVES // 2, which ptxas would know: see `dot`.
+        for twins in range(num_twins):
             at = twins * (2 * LEAF)
             result = _leaf(left + at, right + at, in_left, in_right, LEAF, BLOCK_K, REST, LEFT_EVEN, RIGHT_EVEN)
             at += LEAF

@@ -126,6 +126,7 @@ def exact_expert_linear(
         weight.place,
         weight.scale_BO.shape[1],
         x_XI.stride(0),
+        weight.leaves // 2,
         GROUP=weight.group,
         ALIGN=align,
         UNITS=weight.units_of_leaf,
@@ -170,6 +171,7 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     place,
     groups,
     x_stride,
+    num_twins,
     GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
     UNITS: tl.constexpr,
@@ -240,15 +242,16 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     leaf = leaf_units * ALIGN
     factor = load_tile(factor_at, in_out, not EVEN_O)
     result = packed_subtree(
-        x_at, words_at, scale_at, factor, is_pair, in_out, c_x, leaf, place, groups, all_out * WORDS, all_out, GROUP,
-        UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+        x_at, words_at, scale_at, factor, is_pair, in_out, c_x, leaf, place, groups, all_out * WORDS, all_out,
+        num_twins, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
     dtype = out_RO.dtype.element_ty
     if GATED:
         factor = load_tile(factor_at + num_out, in_out, not EVEN_O)
         up = packed_subtree(
             x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_pair, in_out, c_x, leaf, place, groups,
-            all_out * WORDS, all_out, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+            all_out * WORDS, all_out, num_twins, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O,
+            WEIGHT_FIRST,
         )  # fmt: skip
         result = gated_sums(result, up, dtype, True)
     tl.store(out_RO + to, result.to(dtype), mask=in_out & is_pair)

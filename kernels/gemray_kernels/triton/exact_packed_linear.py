@@ -112,6 +112,7 @@ def _products(
         x_TI.stride(0),
         weight.words_BOC.stride(0),
         weight.scale_BO.stride(0),
+        tile.leaves // 2,
         GROUP=weight.group,
         ALIGN=align,
         UNITS=weight.units_of_leaf,
@@ -190,6 +191,7 @@ def packed_subtree(  # type: ignore[no-untyped-def]
     groups,
     words_stride,
     scale_stride,
+    num_twins,
     GROUP: tl.constexpr,
     UNITS: tl.constexpr,
     LEAVES: tl.constexpr,
@@ -213,6 +215,7 @@ def packed_subtree(  # type: ignore[no-untyped-def]
         leaf: inputs of a leaf, which has UNITS units.
         place: as of `scaled_by_place`, of the words along the tile of the weight.
         groups: as there, with strides and GROUP.
+        num_twins: half of LEAVES, as an argument of the launch.
     """
     if LEAVES == 1:
         result = _leaf(
@@ -224,7 +227,8 @@ def packed_subtree(  # type: ignore[no-untyped-def]
         two = tl.zeros((in_out & is_row).shape, tl.float32)
         four = tl.zeros((in_out & is_row).shape, tl.float32)
         result = tl.zeros((in_out & is_row).shape, tl.float32)
-        for twins in range(LEAVES // 2):
+        # Not LEAVES // 2, which ptxas would know: see `dot`.
+        for twins in range(num_twins):
             result = _leaf(
                 x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, place, groups, words_stride, scale_stride,
                 GROUP, UNITS, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
@@ -269,6 +273,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     x_stride,
     words_stride,
     scale_stride,
+    num_twins,
     GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
     UNITS: tl.constexpr,
@@ -322,15 +327,15 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     factor = load_tile(factor_at, in_out, not EVEN_O)
     wait_for_inputs(EARLY)
     result = packed_subtree(
-        x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, place, groups, words_stride, scale_stride, GROUP,
-        UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+        x_at, words_at, scale_at, factor, is_row, in_out, c_x, leaf, place, groups, words_stride, scale_stride,
+        num_twins, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
     dtype = out_STO.dtype.element_ty
     if GATE > 0:
         factor = load_tile(factor_at + num_out, in_out, not EVEN_O)
         up = packed_subtree(
             x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_row, in_out, c_x, leaf, place, groups,
-            words_stride, scale_stride, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O,
+            words_stride, scale_stride, num_twins, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O,
             WEIGHT_FIRST,
         )  # fmt: skip
         result = gated_sums(result, up, dtype, GATE == 1)

@@ -38,6 +38,9 @@ class Compiled:
     registers: int | None
     stack_bytes: int | None
     """Spilled registers lie there. None without cuobjdump."""
+    lost_products: int | None
+    """Instructions of the tensor cores whose result goes nowhere: the assembler has lost sums that the PTX asks for.
+    None without nvdisasm."""
     ptx: str
     ttir: str
     """Triton's own form, after its first passes."""
@@ -97,8 +100,9 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
+    lost = _lost_products(binary.asm["cubin"])
     texts = (binary.asm.get(kind, "") for kind in ("ptx", "ttir", "ttgir"))  # Gluon has no TTIR
-    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, *texts)
+    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, lost, *texts)
 
 
 def _descriptor(value: Any) -> str:
@@ -108,15 +112,25 @@ def _descriptor(value: Any) -> str:
 
 
 def _resources(cubin: bytes) -> tuple[int | None, int | None]:
+    text = _told_by("cuobjdump", "-res-usage", cubin)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text or "")
+    return (int(found[1]), int(found[2])) if found else (None, None)
+
+
+def _lost_products(cubin: bytes) -> int | None:
+    text = _told_by("nvdisasm", "-c", cubin)
+    return None if text is None else len(re.findall(r"\b(?:HGMMA|HMMA)\S* RZ,", text))
+
+
+def _told_by(name: str, option: str, cubin: bytes) -> str | None:
+    """What one of the assembler's companions prints of a kernel; None where it is not installed."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    program = str(tool) if tool.exists() else shutil.which("cuobjdump")
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    program = str(tool) if tool.exists() else shutil.which(name)
     if program is None:
-        return None, None
+        return None
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (None, None)
+        return subprocess.run([program, option, file.name], capture_output=True, text=True, check=False).stdout
