@@ -24,6 +24,7 @@ from gemray_cluster.gang.launcher import (
     Launcher,
     ProgressListener,
     Rank,
+    RankDied,
     StartProgress,
 )
 from gemray_cluster.gang.lifeline import Lifeline
@@ -172,6 +173,7 @@ class Gang:
         self._watchers = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch_runs())]
         await self._heard.wait()
         if self._state is not GangState.STARTING:
+            await self._diagnose()
             raise GangUnavailable(self._failure or "the gang ended while it started")
         self._watchers.append(asyncio.create_task(self._watch_heartbeat()))
         self._watchers.append(asyncio.create_task(self._watch_launcher()))
@@ -252,16 +254,36 @@ class Gang:
                 return
 
     def _fail(self, symptom: str) -> None:
-        """Take no more requests, end those in flight, and start the end. What comes later changes nothing."""
+        """Take no more requests and start the end. What comes later tells why, and changes nothing else."""
         if self._state not in (GangState.STARTING, GangState.SERVING):
             return
-        logger.error("the gang failed: %s", symptom)
         started = self._state is GangState.SERVING
         self._state, self._failure = GangState.FAILED, symptom
-        self._streams.fail_all(f"the gang failed: {symptom}")
         self._heard.set()
         if started:  # else `launch` is still there to end it
-            self._ending = asyncio.create_task(self._end(GangState.FAILED))
+            self._ending = asyncio.create_task(self._end_as_failed())
+
+    async def _end_as_failed(self) -> None:
+        """End the requests in flight once it is known why, then everything else."""
+        await self._diagnose()
+        logger.error("the gang failed: %s", self._failure)
+        self._streams.fail_all(f"the gang failed: {self._failure}")
+        await self._end(GangState.FAILED)
+
+    async def _diagnose(self) -> None:
+        """Put the ranks' own errors in the place of the first symptom, which often is what one saw of another's end.
+
+        Waits until a rank is known to have died or all have said why they ended, at most `DIAGNOSIS_S`.
+        """
+        running = set(self._runs)
+        until = time.monotonic() + DIAGNOSIS_S
+        while self._lost is None and running and time.monotonic() < until:
+            left = max(0.0, until - time.monotonic())
+            _, running = await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if any(isinstance(error, RankDied) for _, error in errors_by_cause(self._runs)):
+                break
+        if self._lost is None and (errors := errors_by_cause(self._runs)):
+            self._failure = account(errors)
 
     # --- end ---------------------------------------------------------------------------------------------------
 
@@ -300,10 +322,6 @@ class Gang:
     async def _end(self, state: GangState) -> None:
         """Kill the processes and give back everything. Nothing in here may raise: it is the last resort."""
         try:
-            if state is GangState.FAILED and self._runs:
-                await asyncio.wait(self._runs, timeout=DIAGNOSIS_S)
-                if self._lost is None and (errors := errors_by_cause(self._runs)):
-                    self._failure = account(errors)
             self._state = state
             self._streams.fail_all(f"the gang is {state.value}")
             await self._despite_everything(*(rank.kill() for rank in self._ranks))

@@ -25,6 +25,7 @@ from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_worker import (
     COMPILATION_S,
     COMPILING_PROMPT,
+    FAULTY,
     HELD,
     NUM_PROGRAMS,
     SILENT_PROMPT,
@@ -181,6 +182,20 @@ async def test_a_killed_rank_fails_the_gang_at_once(make_gang: MakeGang, victim:
     assert [token for d in seen for token in d.token_ids] == [expected_token(5, p) for p in range(len(seen))]
     await gang.stop()
     assert gang.state is GangState.FAILED, "stopping a failed gang keeps its account"
+
+
+async def test_the_cause_is_told_and_not_what_another_rank_saw_of_it(
+    make_gang: MakeGang, caplog: pytest.LogCaptureFixture
+) -> None:
+    gang = make_gang(FAULTY)
+    await gang.launch()
+    with pytest.raises(GangUnavailable, match=r"the gang failed: rank 1: ValueError: what rank 1 did wrong; rank 0: "):
+        await asyncio.wait_for(tokens(gang, submit("x", max_tokens=10**6)), HANG_S)
+    assert await asyncio.wait_for(gang.wait_ended(), HANG_S) is GangState.FAILED
+    assert gang.failure is not None
+    assert gang.failure.startswith("rank 1: ValueError: what rank 1 did wrong")
+    logged = [record.getMessage() for record in caplog.records if "the gang failed" in record.getMessage()]
+    assert logged == [f"the gang failed: {gang.failure}"]
 
 
 async def test_a_silent_rank_fails_the_gang_at_the_heartbeat_deadline(make_gang: MakeGang) -> None:

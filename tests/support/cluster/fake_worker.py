@@ -47,6 +47,11 @@ COMPILATION_S = 3.0
 HELD = "/held until there is "
 """Begins the path of a model that loads once the file named behind it exists."""
 
+FAULTY = "/faulty"
+"""Path of a model under which rank 0 sees after `FAULTY_STEPS` that rank 1 is gone, which says why `FAULT_S` later."""
+FAULTY_STEPS = 40
+FAULT_S = 0.3
+
 
 def expected_token(seed: int, position: int) -> int:
     return (seed * 7919 + position * 104729) % 1000
@@ -93,8 +98,12 @@ class FakeWorker(RankWorker):
     def run(self, address: ChannelAddress | None) -> None:
         assert self._comm is not None
         if address is None:
+            steps = 0
             while self._comm.broadcast_bytes(None) != b"stop":
-                pass
+                steps += 1
+                if self._config.model_path == FAULTY and steps == FAULTY_STEPS:
+                    time.sleep(FAULT_S)
+                    raise ValueError("what rank 1 did wrong")
             return
         channel = LeadChannel(address)
         try:
@@ -131,6 +140,8 @@ class FakeWorker(RankWorker):
                         deltas += [SequenceDelta(request_id=r, token_ids=[], finish="cancelled") for r in running]
                         running.clear()
             comm.broadcast_bytes(b"step")
+            if self._config.model_path == FAULTY and step + 1 == FAULTY_STEPS:
+                raise CommunicationError("broadcast failed: connection closed by peer")
             time.sleep(STEP_S)
             for request_id, (submit, count) in list(running.items()):
                 finish: FinishReason | None = "length" if count + 1 >= submit.params.max_tokens else None
