@@ -25,9 +25,11 @@ def inverse_frequencies(
     the frequencies they have in a full rotation of D dims, and the others stand still: this is not ordinary
     partial RoPE, which packs the rotating dims together. `factor` divides every frequency.
     """
+    frequencies = torch.zeros(head_dim // 2, dtype=torch.float32, device=device)
+    if frequencies.is_meta:  # has no numbers, and torch would import torch._dynamo to count there, 1.5 s of CPU time
+        return frequencies
     num_rotating = int(partial_rotary_factor * head_dim // 2)
     exponents = torch.arange(0, 2 * num_rotating, 2, dtype=torch.float32, device=device) / head_dim
-    frequencies = torch.zeros(head_dim // 2, dtype=torch.float32, device=device)
     frequencies[:num_rotating] = 1.0 / theta**exponents / factor
     return frequencies
 

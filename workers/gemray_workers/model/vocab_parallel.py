@@ -98,9 +98,8 @@ class VocabParallelHead:
         self._table_VH = table.table_VH
         self._wide_summands = plain_products(table.kernels, table.leaves).wide_summands
         self.softcap = softcap
-        is_padding_V = shard.global_ids(self._table_VH.device) < 0
         has_padding = shard.num_org_vocab_padding + shard.num_added_vocab_padding > 0
-        self._is_padding_V = is_padding_V if has_padding else None
+        self._is_padding_V = (shard.global_ids() < 0).to(self._table_VH.device) if has_padding else None
 
     def __call__(self, hidden_RH: Tensor) -> Tensor:
         """This rank's logits [R, V] in the compute dtype, soft-capped; padding columns are -inf."""

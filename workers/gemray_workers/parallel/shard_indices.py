@@ -125,15 +125,14 @@ class ShardIndices:
 @cache
 def _global_ids(shard: ShardIndices, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # whichever step asks first, later ones may be outside of it
-        ids = torch.full((shard.num_elements_padded,), -1, dtype=torch.int64, device=device)
-        ids[: shard.num_org_elements] = torch.arange(
-            shard.org_vocab_start_index, shard.org_vocab_end_index, device=device
-        )
+        # On the CPU: what has to do with numbers on the meta device takes torch._dynamo, 1.5 s of CPU time to import.
+        ids = torch.full((shard.num_elements_padded,), -1, dtype=torch.int64)
+        ids[: shard.num_org_elements] = torch.arange(shard.org_vocab_start_index, shard.org_vocab_end_index)
         added = shard.num_org_elements_padded
         ids[added : added + shard.num_added_elements] = torch.arange(
-            shard.added_vocab_start_index, shard.added_vocab_end_index, device=device
+            shard.added_vocab_start_index, shard.added_vocab_end_index
         )
-    return ids
+        return ids.to(device)
 
 
 def columns_of(shard: ShardIndices, device: torch.device) -> Columns:
