@@ -1,10 +1,12 @@
 """Exact attention, the plain-PyTorch reference: each row and head alone, its keys in pieces of one shape.
 
 Shape legend: T rows of all sequences together, S sequences, Z = S + 1 bounds, P block-table columns, N query heads,
-K KV heads, D head dim, L keys of one chunk.
+K KV heads, D head dim, L keys of one chunk, B pairs of a row and a head.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +48,7 @@ def exact_paged_attention(
     check_scales(k_pages, k_scale, v_scale)
     out_TND = torch.zeros_like(q_TND)
     starts, kv_lens = query_start_Z.tolist(), kv_len_S.tolist()
+    rows: list[tuple[int, list[_Seen]]] = []
     for s, kv_len in enumerate(kv_lens):
         num_rows = starts[s + 1] - starts[s]
         if num_rows and most_rows is not None and kv_len and num_rows > most_rows:
@@ -61,12 +64,16 @@ def exact_paged_attention(
             for number in numbers:
                 if number not in chunks:
                     chunks[number] = _Chunk(k_pages, v_pages, block_table_SP[s], number, kv_len)
-            seen = [(chunks[number], chunks[number].hidden(first, position)) for number in numbers]
-            for head in range(q_TND.shape[1]):
-                kv_head = head // (q_TND.shape[1] // k_pages.shape[2])
-                q_D = q_TND[starts[s] + row, head].clone()  # where it begins in memory must not matter
-                out_D = _attend(q_D, seen, kv_head, scale * k_scale)
-                out_TND[starts[s] + row, head] = (out_D * v_scale).to(q_TND.dtype)
+            rows.append((starts[s] + row, [_Seen(chunks[number], first, position) for number in numbers]))
+    if rows:
+        rows.sort(key=lambda row: -len(row[1]))
+        out_TND[[t for t, _ in rows]] = _attend(
+            [q_TND[t] for t, _ in rows],
+            [seen for _, seen in rows],
+            q_TND.shape[1] // k_pages.shape[2],
+            scale * k_scale,
+            v_scale,
+        )
     return out_TND
 
 
@@ -80,10 +87,9 @@ class _Chunk:
         self._k, self._v = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
         self._by_head: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def hidden(self, first: int, last: int) -> Tensor | None:
-        """Which keys a row does not see that sees keys `first` to `last`, bool [L]; None when it sees all of them."""
-        hidden_L = (self._key_L < first) | (self._key_L > last)
-        return hidden_L if hidden_L.any() else None
+    def hidden(self, first: int, last: int) -> Tensor:
+        """Which keys a row does not see that sees keys `first` to `last`, bool [L]."""
+        return (self._key_L < first) | (self._key_L > last)
 
     def keys_and_values(self, kv_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys [L, D] and values [D, L], contiguous."""
@@ -97,23 +103,59 @@ class _Chunk:
         return self._by_head[kv_head]
 
 
-def _attend(q_D: Tensor, seen: list[tuple[_Chunk, Tensor | None]], kv_head: int, scale: float) -> Tensor:
-    """One head of a row over chunks, each with the keys [L] that are hidden in it; in the compute dtype."""
-    dtype = compute_dtype(q_D.dtype)
-    q_wide_D = q_D.to(dtype)
-    largest = torch.full((), -torch.inf, dtype=dtype, device=q_D.device)
-    total, out_D = torch.zeros_like(largest), torch.zeros_like(q_wide_D)
-    for chunk, hidden_L in seen:
-        k_LD, v_DL = chunk.keys_and_values(kv_head, dtype)
-        score_L = torch.mv(k_LD, q_wide_D) * scale
-        if hidden_L is not None:
-            score_L = score_L.masked_fill(hidden_L, -torch.inf)
-            v_DL = v_DL.masked_fill(hidden_L, 0.0)  # 0 · NaN is NaN
-        highest = score_L.max()
-        weight_L = torch.exp(score_L - highest).to(q_D.dtype).to(dtype)
-        new_largest = torch.maximum(largest, highest)
-        of_total, of_chunk = torch.exp(largest - new_largest), torch.exp(highest - new_largest)
-        total = total * of_total + weight_L.sum() * of_chunk
-        out_D = out_D * of_total + torch.mv(v_DL, weight_L) * of_chunk
-        largest = new_largest
-    return out_D / total
+class _Seen:
+    """What one row sees of a chunk."""
+
+    def __init__(self, chunk: _Chunk, first: int, last: int) -> None:
+        self._chunk = chunk
+        self.hidden_L = chunk.hidden(first, last)
+        self._hides = bool(self.hidden_L.any())
+        self._v_DL: dict[int, Tensor] = {}
+
+    def scores(self, q_D: Tensor, kv_head: int) -> Tensor:
+        """A query's products with all keys, hidden ones included [L]."""
+        return torch.mv(self._chunk.keys_and_values(kv_head, q_D.dtype)[0], q_D)
+
+    def values(self, weight_L: Tensor, kv_head: int) -> Tensor:
+        """The weighted sum of the values [D]."""
+        if kv_head not in self._v_DL:
+            _, v_DL = self._chunk.keys_and_values(kv_head, weight_L.dtype)
+            # 0 · NaN is NaN
+            self._v_DL[kv_head] = v_DL.masked_fill(self.hidden_L, 0.0) if self._hides else v_DL
+        return torch.mv(self._v_DL[kv_head], weight_L)
+
+
+def _attend(
+    queries: Sequence[Tensor], seen: Sequence[Sequence[_Seen]], heads_per_kv_head: int, scale: float, v_scale: float
+) -> Tensor:
+    """Rows of [N, D] over what each sees, of which the first row sees most chunks and the last fewest: [rows, N, D].
+
+    Products are made by row, head and chunk, each a call of one shape. The rest of a chunk is done for all rows and
+    heads at once: it adds or compares nothing across them.
+    """
+    num_heads, head_dim = queries[0].shape
+    kv_heads = [head // heads_per_kv_head for head in range(num_heads)]
+    dtype = compute_dtype(queries[0].dtype)
+    # Each where a tensor begins: where in memory that is must not matter.
+    wide = [q_D.clone().to(dtype) for q_ND in queries for q_D in q_ND]
+    largest_B = queries[0].new_full((len(wide),), -torch.inf, dtype=dtype)
+    total_B, out_BD = torch.zeros_like(largest_B), largest_B.new_zeros(len(wide), head_dim)
+    for number in range(len(seen[0])):
+        parts = [of_row[number] for of_row in seen if number < len(of_row)]
+        pairs = [(part, kv_head) for part in parts for kv_head in kv_heads]
+        here = slice(len(pairs))
+        score_BL = torch.stack([part.scores(q_D, kv_head) for (part, kv_head), q_D in zip(pairs, wide, strict=False)])
+        hidden_BL = torch.stack([part.hidden_L for part in parts]).repeat_interleave(num_heads, dim=0)
+        score_BL = (score_BL * scale).masked_fill(hidden_BL, -torch.inf)
+        highest_B = score_BL.amax(dim=-1)
+        weight_BL = torch.exp(score_BL - highest_B[:, None]).to(queries[0].dtype).to(dtype)
+        value_BD = torch.stack(
+            [part.values(weight_L, kv_head) for (part, kv_head), weight_L in zip(pairs, weight_BL, strict=True)]
+        )
+        new_largest_B = torch.maximum(largest_B[here], highest_B)
+        of_total_B, of_chunk_B = torch.exp(largest_B[here] - new_largest_B), torch.exp(highest_B - new_largest_B)
+        total_B[here] = total_B[here] * of_total_B + weight_BL.sum(dim=-1) * of_chunk_B
+        out_BD[here] = out_BD[here] * of_total_B[:, None] + value_BD * of_chunk_B[:, None]
+        largest_B[here] = new_largest_B
+    out_BD = out_BD / total_B[:, None] * v_scale
+    return out_BD.view(len(queries), num_heads, head_dim).to(queries[0].dtype)
