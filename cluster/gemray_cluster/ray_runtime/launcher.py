@@ -122,16 +122,22 @@ class RayLauncher:
 
     def _start_actor(self, rank: int, bundle: dict[str, float]) -> Rank:
         assert self._group is not None
-        forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
         actor_class: Any = ray.remote(**ACTOR_OPTIONS)(self._worker_class)
         actor = actor_class.options(
             name=f"{self._name}-rank{rank}",
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
-            runtime_env={"env_vars": {NOSET_DEVICES: "1", **forwarded}},
+            runtime_env=None if self._ray is not None else _forwarded_environment(),
         ).remote(self._engine, rank, locate_actor)
         return RayRank(actor, self._ray)
+
+
+def _forwarded_environment() -> dict[str, Any]:
+    """The runtime environment of a rank on a cluster's Ray. Our own has inherited these variables, and without such an
+    environment a rank may take a process that Ray has started ahead."""
+    forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
+    return {"env_vars": {NOSET_DEVICES: "1", **forwarded}}
 
 
 class RayRank(Rank):

@@ -64,7 +64,7 @@ class RaySession:
         # Set before `import ray` (cli/ray_environment.py does): its processes read it at different times.
         os.environ.setdefault(AUTH_MODE, "token")
         # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
-        os.environ.setdefault(NOSET_DEVICES, "1")
+        os.environ[NOSET_DEVICES] = "1"
         if config.address is None:
             return cls(config, owned=True, processes=await _start(config))
         logger.info("joining the Ray cluster at %s", config.address)
