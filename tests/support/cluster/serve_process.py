@@ -1,4 +1,4 @@
-"""`gemray serve` as a process of its own, with Ray and two CPUs."""
+"""`gemray serve` as a process of its own, with Ray and few CPUs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PATIENCE = [f"--{name}={HANG_S:g}" for name in ("heartbeat-deadline-s", "collect
 
 
 @asynccontextmanager
-async def starting(model: Path, *more: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A server process on two CPUs, in a session of its own, as from a terminal."""
+async def starting(model: Path, *more: str, port: int = 0, cpus: int = 2) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A server process with so many CPUs for its ranks, in a session of its own, as from a terminal."""
     flags = ["--model", str(model), *PATIENCE, "--kv-memory", "32MiB", *more, "--port", str(port)]
-    flags += ["--device", "cpu", "--local-num-cpus", "2", "--local-num-gpus", "0"]
+    flags += ["--device", "cpu", "--local-num-cpus", str(cpus), "--local-num-gpus", "0"]
     process = await asyncio.create_subprocess_exec(
         *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
     )
@@ -31,9 +31,11 @@ async def starting(model: Path, *more: str, port: int = 0) -> AsyncIterator[asyn
 
 
 @asynccontextmanager
-async def served(model: Path, *more: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
+async def served(
+    model: Path, *more: str, tp: int = 2
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
     """A server that is ready, and a channel to it."""
-    async with starting(model, "--tp", "2", *more) as process:
+    async with starting(model, "--tp", str(tp), *more, cpus=tp) as process:
         line = await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
         async with grpc.aio.insecure_channel(line.split()[-1]) as channel:
             yield process, channel
