@@ -22,6 +22,7 @@ from gemray_cluster.bench.load import Load
 from gemray_cluster.bench.peers import Peers, read_peers
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.processes import RankProcesses, SetupFailed, TimeIsUp
+from gemray_cluster.bench.refusals import in_settings_names, require_cards
 from gemray_cluster.bench.report import AnyRow, Failure, NotRun, Part, PrefillRow, RateRow, Report, Row
 from gemray_cluster.bench.settings import Setup
 from gemray_cluster.bench.tables import (
@@ -60,16 +61,21 @@ def run_offline(
         time_limit_s: seconds after which the run ends; what has not been measured then is listed. None is no limit.
 
     Raises:
-        InvalidField: a setup names a directory that holds no model, or a `kv_memory` that does not hold its rows.
+        InvalidField: a setup names a directory that holds no model, or a `kv_memory` that does not hold its rows; the
+            only one has settings that do not fit the model or this machine's cards; `output` cannot be made.
+        GemrayError: a directory of the only setup cannot be used.
     """
+    is_alone = len(setups) == 1
     for setup in setups:
         setup.require_files()
-    setups = [_with_kv_memory(setup) for setup in setups]
+        if is_alone:
+            require_cards(setup)
+    setups = [_with_kv_memory(setup, is_alone=is_alone) for setup in setups]
     known = read_peers(peers)
     started = time.monotonic()
     until = math.inf if time_limit_s is None else started + time_limit_s
     report = _new_report(setups, time_limit_s)
-    output.mkdir(parents=True, exist_ok=True)
+    _make(output)
     with RankProcesses(output) as ranks:
         for setup in setups:
             missing = [str(work) for work in setup.work]
@@ -103,16 +109,27 @@ class _Log:
         self.console.print(text + self.ending, highlight=False, soft_wrap=True, markup=False)
 
 
-def _with_kv_memory(setup: Setup) -> Setup:
-    """As `with_kv_memory`. A setup that no rank will accept stays as it is: it fails alone, and says why."""
+def _with_kv_memory(setup: Setup, *, is_alone: bool) -> Setup:
+    """As `with_kv_memory`. One of several that no rank will accept stays as it is: it fails alone, and says why."""
     try:
         return with_kv_memory(setup)
     except InvalidField as error:
-        if error.field == "kv_memory":
-            raise
+        if is_alone or error.field == "kv_memory":
+            raise in_settings_names(error) from error
     except GemrayError:
-        pass
+        if is_alone:
+            raise
     return setup
+
+
+def _make(output: Path) -> None:
+    """Make the directory for the report, before anything is measured for it."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidField("output", str(output), f"a directory that can be made ({error.strerror})") from error
+    if not os.access(output, os.W_OK | os.X_OK):
+        raise InvalidField("output", str(output), "a directory that can be written to")
 
 
 def _take(part: Part, missing: list[str], report: Report, log: _Log) -> None:
@@ -167,7 +184,7 @@ def run_online(
     from gemray_cluster.bench.online import measure_server  # gRPC, which measuring offline does without
 
     report = _new_report((), None)
-    output.mkdir(parents=True, exist_ok=True)
+    _make(output)
     for draft_method, batch in product(draft_methods, batches):
         row, devices = measure_server(server, batch, prompt_len, max_tokens, draft_method)
         report.online.append(row)
@@ -182,7 +199,7 @@ def run_load(server: ServerAddress, load: Load, output: Path, console: Console) 
     from gemray_cluster.bench.rate_online import ServerLoad
 
     report = _new_report((), None)
-    output.mkdir(parents=True, exist_ok=True)
+    _make(output)
     loaded = ServerLoad(server, load)
     loaded.warm_up()
     for rate in load.rates:

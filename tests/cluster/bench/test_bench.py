@@ -299,6 +299,10 @@ def test_a_time_limit_ends_the_run_and_lists_what_was_left_out(shapes: Path, tmp
     assert left_out in markdown(report, None)
 
 
+DEDICATED = ("--drafter-placement", "dedicated", "--drafter")
+TINY = ("--model", "gemray-tiny", "--device", "cpu", "--prompt-len", "16", "--steps", "1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -317,11 +321,42 @@ def test_a_time_limit_ends_the_run_and_lists_what_was_left_out(shapes: Path, tmp
         (["--model", "m", "--time-limit", "0"], "time_limit = 0.0 is not allowed: seconds > 0"),
         (["--model", "m", "--prefill", "512,0"], r"prefill = \(512, 0\)"),
         (["--model", "gemray-tiny", "--peers", "/none.toml"], "peers = '/none.toml' is not allowed"),
+        (
+            [*TINY, "--numerics", "exact", "--tp", "3"],
+            "numerics = 'exact' is not allowed: fast: exact takes 1, 2, 4 or 8",
+        ),
+        ([*TINY, "--tp", "3"], "tp = 3 is not allowed"),
+        ([*TINY, "--prefill", "99999"], "prompt_len, steps or prefill = 100001 is not allowed: 2 to 2048"),
+        (
+            [*TINY, "--drafter", "gemray-tiny-dflash", "--draft-tokens", "99"],
+            "draft_tokens = 99 is not allowed: 0 to 15",
+        ),
+        (
+            [*TINY, "--output", "/proc/none"],
+            r"output = '/proc/none' is not allowed: a directory that can be made \(No such",
+        ),
     ],
 )
 def test_refusals_are_sentences(arguments: list[str], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
         app(["bench", *arguments], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("cards", "flags", "words"),
+    [
+        (0, [], "device = 'cuda' is not allowed: cpu: torch finds no CUDA device here"),
+        (1, ["--tp", "2"], "tp = 2 is not allowed: as many as there are cards, 1: each rank is on one"),
+        (1, [*DEDICATED, "gemray-tiny-dflash"], "tp = 1 .* 1: each rank is on one and the drafter on another"),
+    ],
+)
+def test_cards_that_are_not_there_are_refused(
+    monkeypatch: pytest.MonkeyPatch, cards: int, flags: list[str], words: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cards > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
+    with pytest.raises(InvalidField, match=words):
+        app(["bench", "--model", "gemray-tiny", "--device", "cuda", *flags], standalone_mode=False)
 
 
 def test_suites_of_the_repository_name_what_is_there() -> None:
