@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -168,9 +169,9 @@ def test_the_compiler_adds_leaves_as_they_are(width: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [40, 400])
-@pytest.mark.parametrize(("width", "leaves"), [(704, 8), (352, 4), (176, 2), (88, 1), (128, 8), (768, 8), (1024, 8)])
-def test_the_assembler_keeps_every_leaf_s_products(width: int, leaves: int, rows: int) -> None:
-    """A loop that it unrolled whole would add up one trip's products as often as there are trips."""
+@pytest.mark.parametrize(("width", "leaves"), [(704, 8), (352, 4), (176, 2), (1024, 8)])
+def test_every_leaf_s_products_are_computed(width: int, leaves: int, rows: int) -> None:
+    """No loop over leaves has trips that ptxas could count: of Triton 3.6's code it lost all products but the last."""
     pytest.importorskip("triton", reason="triton is to be had on Linux alone")
     from gemray_kernels.triton import exact_experts
     from support.kernels.triton_compile import compile_launches
@@ -179,6 +180,7 @@ def test_the_assembler_keeps_every_leaf_s_products(width: int, leaves: int, rows
     gate_up, down = (torch.empty(4, *shape, dtype=torch.bfloat16) for shape in ((2 * width, 64), (256, width)))
     found = compile_launches(lambda: exact_experts.expert_outputs(x_TH, experts_TK, gate_up, down, leaves))
     assert ("wgmma" in found[-1].ptx) == (rows > 256)
+    assert set(re.findall(r"scf\.for .* to %(\w+) step", found[-1].ttir)) == ({"num_twins"} if leaves > 2 else set())
     assert not any(kernel.lost_products for kernel in found)
 
 
