@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import msgspec
@@ -100,6 +101,7 @@ def check(
     kind = KINDS[name]
     vocab_size = 4096 if kind.is_embedded else 200_000
     submits = mixed_requests(32, vocab_size, longest=LONGEST, max_tokens=MAX_TOKENS)
+    begun = monotonic()
     alone = serve_alone(SoloCommunicator(), exact_config(kind, directory, drafters=False), submits)
     gc.collect()
     torch.cuda.empty_cache()  # kinds may run side by side on a card
@@ -108,9 +110,11 @@ def check(
     if len(kind.drafters) > 1:
         methods.append("dflash")
     ways = list(draw_ways(tp, submits, alone, num_cases=num_cases, methods=methods, most_drafts=4))
+    alone_s = monotonic() - begun
     served, *_ = run_on_gang(tp, serve_ways, config, ways, timeout_s=600.0)
+    spent = f"{alone_s:.0f} s alone, {monotonic() - begun - alone_s:.0f} s together"
     found = compare(ways, served, alone)
-    line = f"{name}, TP {tp}, {len(ways)} batches: {found}"
+    line = f"{name}, TP {tp}, {len(ways)} batches: {found}; {spent}"
     told("exact", line)
     print(line)
     assert not found.differences, "\n".join(found.differences[:10])
