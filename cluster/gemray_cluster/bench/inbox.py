@@ -33,7 +33,7 @@ class Step:
 
 
 class MeasuringInbox:
-    """Runs one batch until `steps` decode steps were seen after the warm-up, or until it ends."""
+    """Runs one batch until `steps` decode steps were seen after the warm-up, or all have begun and one has ended."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class MeasuringInbox:
         self._clock = clock
         self._started: set[str] = set()
         self._num_decoded = 0
-        self._over = self._told_to_stop = False
+        self._over = self._told_to_stop = self._has_ended = False
         self._fault: str | None = None
         self._began = self._previous = 0.0
         self._draft = self._verify = self._gap = 0.0
@@ -83,10 +83,11 @@ class MeasuringInbox:
             if delta.fault is not None:
                 self._fault = f"request {delta.request_id} ended: {delta.fault}"
         decoded = len(self._started) == len(self._submits)
-        self._started |= {delta.request_id for delta in message.deltas if delta.token_ids}
+        self._started |= {delta.request_id for delta in message.deltas if delta.token_ids or delta.finish is not None}
         if not decoded and len(self._started) == len(self._submits):
             self.prefill_seconds = now - self._began
-        if self._fault is not None or any(delta.finish is not None for delta in message.deltas):
+        self._has_ended |= any(delta.finish is not None for delta in message.deltas)
+        if self._fault is not None or (self._has_ended and len(self._started) == len(self._submits)):
             self._over = True
         if decoded and not self._over:
             self._note(message, now)

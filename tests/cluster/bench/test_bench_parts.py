@@ -132,6 +132,19 @@ def test_a_batch_that_ends_early_ends_the_measurement() -> None:
     assert inbox.steps == []
 
 
+def test_prompts_are_measured_to_the_last_ones_first_token() -> None:
+    """Where each asks for one token alone, the first ones end while others' prompts are computed."""
+    clock = Clock()
+    inbox = MeasuringInbox(batch(), warm_up_steps=4, clock=clock)
+    inbox.poll(0)
+    for name in ("a", "b"):
+        assert inbox.poll(0) == []
+        clock.now += 1.5
+        inbox.send(StepOutput([SequenceDelta(request_id=name, token_ids=[5], finish="length")], output({}).stats))
+    assert inbox.poll(0) == [Stop()]
+    assert inbox.prefill_seconds == 3.0
+
+
 def test_a_fault_is_no_measurement() -> None:
     inbox = MeasuringInbox(batch(), steps=1, clock=Clock())
     inbox.poll(0)
