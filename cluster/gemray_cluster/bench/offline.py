@@ -111,6 +111,8 @@ class OfflineRank:
         profile = self._profile(work) if self._setup.profile else None
         if decode is None:
             return None
+        # While the run that decodes computes its prompts, its first cycles may have to be captured.
+        prefills = prefills or [decode]
         # Only now, when all ranks have made the same runs: the next row finds them together.
         measured = [run for run in (*prefills, decode) if run is not None]
         for run in measured:
@@ -120,7 +122,7 @@ class OfflineRank:
             profile.write(profiles / self._profile_name(work))
         return self._maker.decode(
             work,
-            [run.prefill_seconds for run in measured],
+            [run.prefill_seconds for run in prefills if run is not None],
             decode.steps,
             experts=None if watch is None else watch.result(),
             busy_ms=None if profile is None else profile.busy_ms,

@@ -113,7 +113,8 @@ class Setup:
     steps: int = 32
     warm_up_steps: int = 4
     prefills: int = 3
-    """Prefill runs of each batch; the first only warms up."""
+    """Prefill runs of each batch; the first only warms up. With one alone the run that decodes is taken, in which time
+    to capture its cycles may be part of it."""
     acceptance_length: float | None = None
     """Tokens that each cycle is made to give on average; None leaves it to the drafter."""
     random_weights: bool = False

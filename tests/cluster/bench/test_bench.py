@@ -144,7 +144,7 @@ def test_every_combination_gives_its_rows(output: Path) -> None:
     ]
     for row in report.rows:
         assert row.step.samples == row.draft.samples == row.steps == 4
-        assert row.prefill.samples == 2
+        assert row.prefill.samples == 1, "the first only warms up"
         assert 0 < row.step.p10 <= row.step.median <= row.step.p90
         assert row.gap.samples == 4
         assert 0 < row.gap.median < row.step.median
