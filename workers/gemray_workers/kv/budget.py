@@ -105,8 +105,9 @@ def pages_together(
     num_draft_tokens: int,
     lag: int = 0,
 ) -> dict[str, int]:
-    """Pages by group with which `num_seqs` sequences run at one time up to `length` tokens each, however a step's rows
-    are dealt among them. `lag` is as of `fit_pools`.
+    """Pages by group with which `num_seqs` sequences decode at one time up to `length` tokens each, however a step's
+    rows are dealt among them. They may begin one after the other: an admission takes each chunk of a prompt for itself,
+    and together chunks may be more than a step. `lag` is as of `fit_pools`.
     """
     demand = _Demand(tuple(specs), num_seqs, (1 + lag) * max_step_tokens, num_draft_tokens)
     return demand.pages(length, num_seqs, num_seqs * demand.padded_len(length))
