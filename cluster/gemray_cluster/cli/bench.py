@@ -83,7 +83,9 @@ def bench(
     acceptance_length: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Simulate acceptance: tokens a cycle (random weights only).")
     ] = None,
-    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the KV pages of each rank.")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="KV pages of each rank (default: what the rows take).")
+    ] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="KV pages: auto or fp8_e4m3.")] = None,
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Weights from a seed: configs are enough.")
