@@ -6,8 +6,9 @@ captured layers, R rows to score, V local vocabulary rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -100,6 +101,7 @@ class TargetModel:
         )
         self._rope = RotaryEmbeddings(config.layers, sharding.kernels, device)
         self._layers = [DecoderLayer(config, layer, comm, sharding, attention) for layer in config.layers]
+        self._passed_over: frozenset[int] = frozenset()
         self._norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, sharding)
         self.head_table = head_table(self.embedding, self.shard, sharding, is_own=config.has_own_head)
         self._head = VocabParallelHead(self.head_table, self.shard, config.final_logit_softcapping)
@@ -156,6 +158,8 @@ class TargetModel:
         input_UP: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One layer of all rows of a stage, or of those with outputs alone; then `input_UP` is theirs."""
+        if index in self._passed_over:
+            return x_TH, normed_TH
         layer, kind = self._layers[index], self.config.layers[index].kind
         input_TP = stage.input_of(index) if outputs is None else input_UP
         is_last = index + 1 == len(self._layers)
@@ -190,6 +194,33 @@ class TargetModel:
         for index in range(split + 1, num_layers):
             x_UH, normed_UH = self._run(index, x_UH, normed_UH, narrow, kv)
         return normed_UH
+
+    @contextmanager
+    def one_layer_a_kind(self, capture: tuple[int, ...] = ()) -> Iterator[None]:
+        """Pass over layers that launch what another layer does, meanwhile: for rehearsals, whose numbers nobody reads.
+
+        Args:
+            capture: as of `forward`.
+        """
+        split, num_layers = first_narrowed(self.config, capture), len(self._layers)
+        kept = {split}
+        for rows in (range(split), range(split + 1, num_layers)):
+            first: dict[object, int] = {}
+            for index in rows:
+                first.setdefault(self._kind_of(index), index)
+            kept |= set(first.values())
+        self._passed_over = frozenset(range(num_layers)) - kept
+        try:
+            yield
+        finally:
+            self._passed_over = frozenset()
+
+    def _kind_of(self, index: int) -> object:
+        """Equal for layers that launch the same programs on the same rows."""
+        config, weights = self.config.layers[index], self._layers[index].weight_targets()
+        reads = None if config.kv_donor is None else 0
+        forms = tuple((t.name.replace(f"layers.{index}.", ""), tuple(t.shape)) for t in weights)
+        return replace(config, index=0, kv_donor=reads), forms
 
     def watch_experts(self, on_experts: OnExperts | None) -> None:
         """Tell `on_experts` of every layer's choices from now on, in the layers' order; None ends it.

@@ -309,6 +309,38 @@ class TorchCommunicator:
             ) from error
 
 
+@contextmanager
+def silenced(comm: Communicator) -> Iterator[None]:
+    """Let no tensor leave this rank meanwhile: what a collective gives has its shape and nobody's numbers. Kernels that
+    reduce are launched as ever."""
+    if not isinstance(comm, TorchCommunicator):
+        yield
+        return
+    groups = comm._host, comm._device
+    comm._host = comm._device = cast(_Group, _Silence())
+    try:
+        yield
+    finally:
+        comm._host, comm._device = groups
+
+
+class _Silence:
+    """A group that exchanges nothing."""
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> None: ...
+
+    def _allgather_base(self, output: Tensor, input: Tensor, opts: AllgatherOptions) -> None: ...
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: AllToAllOptions,
+    ) -> None: ...
+
+
 def join_gang(
     rank: int,
     size: int,

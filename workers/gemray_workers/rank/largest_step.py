@@ -16,7 +16,7 @@ from gemray_workers.sampling.params import SamplingParams
 NUM_TOKENS = 8
 """Tokens of each request: enough that all of them decode in one step although their prompts came in several."""
 _SHORT_PROMPT = 2
-_DEAREST = SamplingParams(
+DEAREST = SamplingParams(
     max_tokens=NUM_TOKENS,
     temperature=1.0,
     top_k=0,
@@ -76,6 +76,6 @@ def requests_of_largest_step(
     for i, length in enumerate(prompt_lengths(config, num_draft_tokens, longest)):
         name = f"largest step: {i}"
         method = methods[i % len(methods)] if methods else "auto"
-        params = replace(_DEAREST, draft_method=method, max_tokens=min(NUM_TOKENS, longest - length))
+        params = replace(DEAREST, draft_method=method, max_tokens=min(NUM_TOKENS, longest - length))
         submits.append(Submit(request_id=name, prompt_ids=[0] * length, params=params, cache_salt=name))
     return submits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from functools import partial
 
 import torch
 
@@ -31,10 +32,11 @@ from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.moe import OnExperts
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
-from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.attention_memory import attention_scratch
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
+from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead
 from gemray_workers.rank.exact_numerics import require_exact_device
 from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
@@ -49,7 +51,7 @@ from gemray_workers.rank.memory import (
     require_room,
 )
 from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, find_room, told_as_capacity
-from gemray_workers.rank.warm_up import OneByOne, warm_up_requests
+from gemray_workers.rank.warm_up import OneByOne, requests_of
 from gemray_workers.sampling.verify import Accept, verify
 
 logger = logging.getLogger(__name__)
@@ -151,6 +153,15 @@ class EngineRank:
         runner = self._runner(drafter, accept) if on_experts is None else parts.cycle(accept)
         return self._engine(parts, inbox, runner, lag)
 
+    def compile_ahead(self, ranks_here: int) -> None:
+        """Compile what the card will run; `ranks_here` of the gang share the host's cores. It never raises."""
+        if self._device.type == "cuda" and self._gang is None:
+            compile_ahead(self._rehearsal(), rank=self._comm.rank, ranks_here=ranks_here)
+
+    def _rehearsal(self) -> Rehearsal:
+        parts, silent = partial(self._parts, self._drafter), partial(silenced, self._comm)
+        return Rehearsal(self._blueprint, self._device, self._build_slots, parts, silent)
+
     def kv_room(self, ranks_here: int) -> KVRoom:
         """What this rank can give to KV pages, where no size is configured: on a card found by rehearsing, in which all
         ranks take part. `size_pools` must follow.
@@ -251,10 +262,9 @@ class EngineRank:
             poisoned=self._all_pools if self._config.poison_freed_pages else [],
         )
 
-    def _parts(self, drafter: Drafter) -> EngineParts:
-        return EngineParts(
-            self._model, self._comm, self._pools.caches, self._slots, drafter, self._traits.captured_layers
-        )
+    def _parts(self, drafter: Drafter, slots: SlotTable | None = None) -> EngineParts:
+        slots = self._slots if slots is None else slots
+        return EngineParts(self._model, self._comm, self._pools.caches, slots, drafter, self._traits.captured_layers)
 
     def _runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
         """What runs the cycles of this drafter and rule; graphs are captured at the first call."""
@@ -299,15 +309,7 @@ class EngineRank:
         if self._comm.rank != 0:
             self.engine(None, accept=accept).run()
             return
-        inbox = OneByOne(
-            warm_up_requests(
-                vocab_size=self._blueprint.model.vocab_size,
-                max_model_len=self._blueprint.pools.max_model_len,
-                prefill_chunk=self._blueprint.scheduler.prefill_chunk,
-                has_grammars=self._vocabulary is not None,
-                methods=[member.method for member in self._blueprint.drafter.members],
-            )
-        )
+        inbox = OneByOne(requests_of(self._blueprint, has_grammars=self._vocabulary is not None))
         self.engine(inbox, accept=accept).run()
         for delta in inbox.deltas:
             if delta.fault is not None:

@@ -12,6 +12,7 @@ from typing_extensions import override
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.grammar.grammar import Grammar
 from gemray_workers.messages import Stop, Submit, ToGang
+from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.sampling.params import SamplingParams
 
 NUM_TOKENS = 3
@@ -66,6 +67,17 @@ def warm_up_requests(
         # A graph's prompts may take other attention kernels than those that run kernel by kernel.
         _request("long prompt, penalties", [token_id] * prefill_chunk, max_model_len, _KINDS["penalties"]),
     ]
+
+
+def requests_of(blueprint: Blueprint, *, has_grammars: bool = False) -> list[Submit]:
+    """The warm-up's requests of a gang."""
+    return warm_up_requests(
+        vocab_size=blueprint.model.vocab_size,
+        max_model_len=blueprint.pools.max_model_len,
+        prefill_chunk=blueprint.scheduler.prefill_chunk,
+        has_grammars=has_grammars,
+        methods=[member.method for member in blueprint.drafter.members],
+    )
 
 
 class OneByOne(LocalInbox):

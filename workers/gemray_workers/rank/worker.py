@@ -89,6 +89,8 @@ class RankWorker:
                 self._engine_rank = self._build_engine_rank(gang, device, progress)
         if self._comm is not None:  # not left to the first collective: this names the ranks that are late
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
+        if self._engine_rank is not None:
+            self._engine_rank.compile_ahead(setup.ranks_here)
         if self._config.kv_memory_bytes is None:
             rank = self._engine_rank or self._drafter_rank
             assert rank is not None

@@ -1,0 +1,251 @@
+"""Compiling ahead: what a start launches is noted, nothing runs and nothing stays, and no failure ends a start."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gemray_workers.config import EngineConfig
+from gemray_workers.execution import cycle_rows
+from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.execution.programs_ahead import Program, compile_side_by_side, noted_programs
+from gemray_workers.model.target import TargetModel
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
+from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead, plans_ahead
+from gemray_workers.rank.graph_buckets import graph_buckets
+from gemray_workers.rank.target_rank import EngineRank
+from support.checkpoints.tiny import Shape, tiny_checkpoint
+from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
+from support.engine.engine_runner import engine_config
+from support.kernels.pretended_card import forget_programs, pretended_card
+
+CPU = torch.device("cpu")
+
+
+def settings(shape: Shape, make: Any = None, numerics: str = "fast") -> EngineConfig:
+    target = tiny_checkpoint(shape)
+    return engine_config(
+        target,
+        drafter_path=None if make is None else str(make(target)),
+        dtype="bfloat16",
+        numerics=numerics,
+        max_num_seqs=16,
+        max_step_tokens=256,
+        prefill_chunk=32,
+        page_size=16,
+        poison_freed_pages=False,
+    )
+
+
+def identities(programs: list[Program]) -> set[tuple[str, Any]]:
+    return {(program.name, program.arguments[0]) for program in programs}
+
+
+def all_plans(rehearsal: Rehearsal) -> list[CyclePlan]:
+    return [plan for plans in plans_ahead(rehearsal.blueprint) for plan in plans]
+
+
+def plans_of_a_warm_up(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> list[CyclePlan]:
+    """As it runs on a CPU, without sequences: a rehearsal has none."""
+    ran: list[CyclePlan] = []
+    of = CyclePlan.of
+
+    def noted(*args: Any) -> CyclePlan:
+        ran.append(of(*args))
+        return ran[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cycle_rows.CyclePlan, "of", noted)
+        EngineRank(replace(config, numerics="fast"), SoloCommunicator(), CPU).warm_up()
+    return list(dict.fromkeys(_hashable(plan) for plan in ran))
+
+
+def _hashable(plan: CyclePlan) -> CyclePlan:
+    return CyclePlan((), plan.shape, plan.features)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "make", "numerics"),
+    [
+        ("31B", None, "fast"),
+        ("31B", tiny_assistant, "fast"),
+        ("26B-A4B", tiny_dflash, "fast"),
+        ("E4B", None, "fast"),
+        ("31B", None, "exact"),
+    ],
+)
+def test_all_that_a_start_launches_is_noted(
+    shape: Shape, make: Any, numerics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(shape, make, numerics)
+    warm_up = plans_of_a_warm_up(config, monkeypatch)
+    with pretended_card():
+        rank = EngineRank(config, SoloCommunicator(), CPU)
+        rehearsal = rank._rehearsal()
+        ahead = identities(rehearsal.programs(all_plans(rehearsal)))
+        # Every plan, in which every layer runs.
+        monkeypatch.setattr(TargetModel, "one_layer_a_kind", lambda *_: nullcontext())
+        captured = [CyclePlan([], *key) for key in graph_buckets(rehearsal.blueprint)]
+        every = identities(rehearsal.programs([*captured, *warm_up]))
+    assert len(every) > 20
+    assert every <= ahead, every - ahead
+
+
+def tensors_in_memory() -> list[torch.Tensor]:
+    """All that the process holds: those of ranks among them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what isinstance asks of torch's deprecated names
+        return [o for o in gc.get_objects() if type(o) is torch.Tensor and o.device == CPU]
+
+
+@pytest.mark.parametrize(("shape", "make"), [("31B", tiny_assistant), ("31B", tiny_dflash), ("E4B", None)])
+def test_a_rehearsal_changes_nothing_and_leaves_nothing(shape: Shape, make: Any) -> None:
+    with pretended_card():
+        rank = EngineRank(settings(shape, make), SoloCommunicator(), CPU)
+        before = [(tensor, tensor.clone()) for tensor in tensors_in_memory()]
+        rehearsal = rank._rehearsal()
+        assert rehearsal.programs(all_plans(rehearsal))
+        assert len(before) > 50
+        for tensor, was in before:
+            assert torch.equal(tensor.nan_to_num(), was.nan_to_num())
+        gc.collect()
+        assert not [o for o in gc.get_objects() if isinstance(o, FakeTensor)]
+
+
+def few_programs(rank: EngineRank) -> list[Program]:
+    """Those of small kernels, which compile fast."""
+    rehearsal = rank._rehearsal()
+    programs = rehearsal.programs([plans_ahead(rehearsal.blueprint)[0][0]])
+    small = ("_cut_kernel", "_advance_kernel", "_embed_kernel", "_settle_kernel")
+    return [program for program in programs if program.name in small]
+
+
+def test_programs_are_compiled_once_for_the_process_and_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with pretended_card():
+        rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
+        programs = few_programs(rank)
+        assert len(programs) == 4
+        result = compile_side_by_side(programs, 2, part=1, parts=3)
+        assert (result.num_compiled, result.num_found, result.failures) == (4, 0, ())
+        assert not few_programs(rank), "the first launch finds them"
+        forget_programs()
+        assert identities(few_programs(rank)) == identities(programs)
+        result = compile_side_by_side(programs, 2)
+        assert (result.num_compiled, result.num_found, result.failures) == (0, 4, ())
+
+
+def test_a_program_that_cannot_be_compiled_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with pretended_card():
+        rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
+        programs = few_programs(rank)
+        key, signature, *others = programs[0].arguments
+        broken = replace(programs[0], arguments=(key, dict.fromkeys(signature, "*nothing"), *others))
+        result = compile_side_by_side([broken, *programs[1:]], 2)
+        assert result.num_compiled == 3
+        assert len(result.failures) == 1
+        assert programs[0].name in result.failures[0]
+        assert identities(few_programs(rank)) == identities(programs[:1])
+
+
+def test_nothing_is_launched_meanwhile_compiled_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.compiler import CompiledKernel
+
+    with pretended_card():
+        rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
+        programs = few_programs(rank)
+        compile_side_by_side(programs, 2)
+        launched: list[Any] = []
+        monkeypatch.setattr(CompiledKernel, "run", property(launched.append))
+        few_programs(rank)
+        assert not launched
+
+
+def log_of(rehearsal: Rehearsal, caplog: pytest.LogCaptureFixture) -> str:
+    with caplog.at_level(logging.INFO):
+        compile_ahead(rehearsal, rank=0, ranks_here=1)
+    return caplog.text
+
+
+def test_a_start_goes_on_when_nothing_can_be_rehearsed(caplog: pytest.LogCaptureFixture) -> None:
+    def build_slots() -> Any:
+        raise RuntimeError("no slots today")
+
+    with pretended_card():
+        rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
+        text = log_of(replace(rank._rehearsal(), build_slots=build_slots), caplog)
+    assert "no slots today" in text
+    assert "compiled 0 programs ahead" in text
+
+
+def test_it_ends_at_once_where_the_first_programs_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    rehearsed: list[int] = []
+
+    class Few(Rehearsal):
+        def programs(self, plans: Any) -> list[Program]:
+            rehearsed.append(len(plans))
+            return [] if len(rehearsed) % 2 == 0 else few_programs(rank)
+
+    with pretended_card():
+        rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
+        own = rank._rehearsal()
+        few = Few(own.blueprint, own.device, own.build_slots, own.parts, own.silenced)
+        assert "compiled 4 programs ahead" in log_of(few, caplog)
+        assert len(rehearsed) == 2, "first a few plans, then the others"
+        caplog.clear()
+        rehearsed.clear()
+        forget_programs()
+        text = log_of(few, caplog)
+        assert "compiled 0 programs ahead" in text
+        assert "found 4 in the cache" in text
+        assert len(rehearsed) == 1
+
+
+def test_launches_are_launches_again_after_a_failure() -> None:
+    from triton.runtime.jit import JITFunction
+
+    before = JITFunction.run, JITFunction._do_compile
+    with pytest.raises(ValueError, match="in between"), noted_programs():
+        raise ValueError("in between")
+    assert (JITFunction.run, JITFunction._do_compile) == before
+
+
+def test_a_silenced_communicator_exchanges_nothing() -> None:
+    class Refusing:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"{name} of a group")
+
+    group = cast(Any, Refusing())
+    comm = TorchCommunicator(0, 2, cast(Any, None), group, group, CPU, timedelta(seconds=1))
+    x = torch.arange(6.0).view(2, 3)
+    with silenced(comm):
+        assert comm.all_reduce(x).shape == (2, 3)
+        assert comm.all_gather(x).shape == (2, 2, 3)
+        assert comm.all_reduce_tree(torch.zeros(4, 2, 3), torch.bfloat16).dtype == torch.bfloat16
+        assert comm.all_reduce_tree(torch.zeros(1, 1 << 17), torch.float32).shape == (1 << 17,)
+    with pytest.raises(AssertionError, match="of a group"):
+        comm.all_reduce(x)
