@@ -65,7 +65,12 @@ class OfflineRank:
         location = ProcessLocation("this machine", LOOPBACK, gpu=device.index if device.type == "cuda" else None)
         self._worker = RankWorker(self._config, rank, lambda _config: location)
         self._model, info = self._worker.load(
-            RankSetup(rendezvous=rendezvous, interface_ip=LOOPBACK, threads=torch.get_num_threads()),
+            RankSetup(
+                rendezvous=rendezvous,
+                interface_ip=LOOPBACK,
+                threads=torch.get_num_threads(),
+                ranks_here=self._config.gang_size,
+            ),
             accept=self._accept(),
         )
         self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rates, device)
