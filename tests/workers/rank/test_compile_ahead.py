@@ -199,6 +199,18 @@ def test_a_start_goes_on_when_nothing_can_be_rehearsed(caplog: pytest.LogCapture
     assert "compiled 0 programs ahead" in text
 
 
+def test_nothing_is_rehearsed_in_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from triton import knobs
+
+    with pretended_card():
+        rehearsal = EngineRank(settings("31B"), SoloCommunicator(), CPU)._rehearsal()
+        monkeypatch.setattr(knobs.runtime, "interpret", True)
+        monkeypatch.setattr(Rehearsal, "programs", lambda *_: pytest.fail("rehearsed"))
+        assert "compiled 0 programs ahead" in log_of(rehearsal, caplog)
+
+
 def test_it_ends_at_once_where_the_first_programs_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,13 @@ class CompiledAhead:
     seconds: float
 
 
+def launches_compile() -> bool:
+    """Whether kernels are compiled when they are launched: Triton's interpreter runs them as they are."""
+    from triton import knobs
+
+    return not knobs.runtime.interpret
+
+
 @contextmanager
 def noted_programs() -> Iterator[list[Program]]:
     """Launch and compile nothing meanwhile, on any thread: only note, once each and in the order of their first

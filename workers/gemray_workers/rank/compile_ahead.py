@@ -22,7 +22,12 @@ from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_workers.engine.buckets import bucket
 from gemray_workers.engine.build import EngineParts
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
-from gemray_workers.execution.programs_ahead import Program, compile_side_by_side, noted_programs
+from gemray_workers.execution.programs_ahead import (
+    Program,
+    compile_side_by_side,
+    launches_compile,
+    noted_programs,
+)
 from gemray_workers.execution.slots import SlotTable
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.graph_buckets import graph_buckets
@@ -93,7 +98,7 @@ def compile_ahead(rehearsal: Rehearsal, *, rank: int, ranks_here: int) -> None:
     compiled = found = 0
     seconds = 0.0
     try:
-        for plans in plans_ahead(rehearsal.blueprint):
+        for plans in plans_ahead(rehearsal.blueprint) if launches_compile() else ():
             programs = rehearsal.programs(plans)
             result = compile_side_by_side(
                 programs, threads, part=rank % ranks_here, parts=ranks_here, bind=lambda: _bind(rehearsal.device)
