@@ -122,7 +122,8 @@ def model_directory(text: str, base: Path = Path()) -> str:
 
 
 def _model(value: str) -> str:
-    return model_directory(_text(value))
+    """An absolute path: ranks of a cluster that was joined run in another directory than this process."""
+    return str(Path(model_directory(_text(value))).absolute())
 
 
 def _models(value: str) -> tuple[str, ...]:

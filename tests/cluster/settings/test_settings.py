@@ -172,7 +172,7 @@ def test_one_drafter_twice_is_refused_however_it_is_written(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "linked").symlink_to("/a")
     settings = ServeSettings.load({**MODEL, "drafter": f"/a,{again}"}, {})
-    named = Path(again)
+    named = Path(again).absolute()
     with pytest.raises(InvalidSetting, match=rf"drafter = '{named}' \(from flag --drafter\).*: two of different kinds"):
         settings.engine_config("cpu")
 
@@ -259,6 +259,14 @@ def test_a_field_of_the_models_files_has_no_setting_as_its_origin(tmp_path: Path
     with pytest.raises(InvalidField, match="'awq'") as caught:
         settings.blueprint("cpu")
     assert "from the default" not in str(caught.value)
+
+
+def test_directories_are_absolute_since_ranks_run_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").mkdir()
+    settings = ServeSettings.load({"model": "./target/", "drafter": "../drafter,other"}, {})
+    assert settings.model == str(tmp_path / "target")
+    assert settings.drafter == (f"{tmp_path}/../drafter", f"{tmp_path}/other")
 
 
 def test_a_model_of_the_hub_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
