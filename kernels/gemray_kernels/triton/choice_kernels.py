@@ -141,9 +141,8 @@ def best_kernel(  # type: ignore[no-untyped-def]
         row,
         column,
     )
-    if num_listed_R is not None:  # noqa: SIM102
-        if block == 0:
-            tl.store(num_listed_R + row, 0)
+    if block == 0:
+        tl.store(num_listed_R + row, 0)
     score = logit
     if NOISE:
         slot = tl.load(slot_R + row)
@@ -275,7 +274,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
         tl.store(out + WHOLE + place, top)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rank_stride"])  # type: ignore[untyped-decorator]
 def decide_kernel(  # type: ignore[no-untyped-def]
     ids_R,
     offers_PRW,

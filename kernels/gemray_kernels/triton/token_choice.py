@@ -84,7 +84,8 @@ class TritonKernels:
             block = _block_of(num_columns)
             num_blocks = triton.cdiv(num_columns, block)
             best_RN = torch.empty(num_rows, num_blocks, dtype=torch.int64, device=logits_RV.device)
-            num_listed_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device) if listed else None
+            # There in any case: a pointer that is there or not makes another program.
+            num_listed_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
             best_kernel[num_rows, num_blocks](
                 best_RN,
                 num_listed_R,

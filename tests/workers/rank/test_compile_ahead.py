@@ -75,7 +75,8 @@ def plans_of_a_warm_up(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _hashable(plan: CyclePlan) -> CyclePlan:
-    return CyclePlan((), plan.shape, plan.features)
+    """As it runs kernel by kernel."""
+    return CyclePlan((), plan.shape, plan.features.in_few_programs())
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ sequences that may choose, J most drafts and one, H hidden size, V vocabulary ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -103,8 +103,8 @@ class Cycle:
         self._accept = accept
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
-        """The plan itself."""
-        return plan
+        """The plan, with `Features.in_few_programs`."""
+        return replace(plan, features=self._slots.sampling.in_few_programs(plan.features))
 
     def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
         """Put proposed tokens behind the newest one of each sequence that asks for drafts.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -65,6 +66,7 @@ class DrafterEngine:
     def rows(self, plan: StepPlan) -> CycleRows:
         """The plan's rows, cut as the target cuts them."""
         cycle = CyclePlan.of(plan.scheduled, self._slots.sampling)
+        cycle = replace(cycle, features=self._slots.sampling.in_few_programs(cycle.features))
         table_S6 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
         return CycleRows.of(cycle, table_S6, self._slots)
 

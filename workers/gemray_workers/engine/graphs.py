@@ -109,10 +109,12 @@ class GraphedCycle:
         return list(dict.fromkeys([*largest.values(), *self._keys]))
 
     def fit(self, plan: CyclePlan) -> CyclePlan:
-        """The plan in the shape of the bucket that holds it, or as it is when it will run eagerly."""
+        """The plan in the shape of the bucket that holds it; when it will run eagerly, as `Cycle.fit` has it."""
         fitted = self._finder.fit(plan)
+        if fitted is plan:
+            return self._cycle.fit(plan)
         key = fitted.shape, fitted.features
-        if fitted is not plan and key not in self._captured:
+        if key not in self._captured:
             self._captured[key] = self._capture(*key)
         return fitted
 

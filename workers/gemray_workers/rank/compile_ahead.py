@@ -156,10 +156,11 @@ def _eager_plans(blueprint: Blueprint) -> Iterator[CyclePlan]:
     scheduler = blueprint.scheduler
     most = [member.num_draft_tokens for member in blueprint.drafter.members]
     largest = bucket(scheduler.max_num_seqs, most, scheduler.prefill_chunk, scheduler.max_step_tokens)
-    yield CyclePlan([], _with_keys(largest), Features.of(DEAREST))
-    yield CyclePlan([], bucket(scheduler.max_num_seqs, most), Features.of(DEAREST))
+    dearest = Features.of(DEAREST).in_few_programs()
+    yield CyclePlan([], _with_keys(largest), dearest)
+    yield CyclePlan([], bucket(scheduler.max_num_seqs, most), dearest)
     for features, rows in dict.fromkeys(
-        (Features.of(submit.params), min(len(submit.prompt_ids), scheduler.prefill_chunk))
+        (Features.of(submit.params).in_few_programs(), min(len(submit.prompt_ids), scheduler.prefill_chunk))
         for submit in requests_of(blueprint)
     ):
         yield CyclePlan([], _with_keys(bucket(1, (), rows)), features)

@@ -28,6 +28,7 @@ _KINDS: dict[str, dict[str, object]] = {
     "top_k 1024": {"top_k": 1000},
     "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1},
     "bias": {"logit_bias": {0: 1.0}},
+    "penalties, top_p": {"top_k": 0, "presence_penalty": 0.1},
     "logprobs": {"logprobs": _MOST_LOGPROBS, "prompt_logprobs": _MOST_LOGPROBS},
 }
 """What differs from the published defaults, for each part that a choice of tokens may have."""

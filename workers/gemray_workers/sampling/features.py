@@ -78,6 +78,21 @@ class Features:
         """Whether a choice made with these features is right for a batch that needs `other`."""
         return self | other == self
 
+    def in_few_programs(self) -> Features:
+        """More than these, so that whatever mixtures of requests there are come down to few programs: each table that
+        is there or not makes another one, and one that a server compiles while it serves holds all requests up.
+
+        Greedy batches and those of the published defaults keep their own kernels. Others look for the best of the
+        whole vocabulary and for candidates, masks among it, and take penalties and bias with each other.
+        """
+        usual = Features(candidates=CANDIDATE_COUNTS[0], masks=True)
+        if self == Features():
+            return self
+        if usual.covers(self):
+            return usual
+        edits = self.penalties or self.bias
+        return replace(self | usual, noise=True, penalties=edits, bias=edits)
+
     @property
     def whole(self) -> bool:
         """Whether the best of the whole vocabulary is looked for; greedy rows are the first of their candidates."""

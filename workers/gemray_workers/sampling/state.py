@@ -4,9 +4,9 @@ What a request asks for is brought to the device once, when it gets its slot; af
 (`gemray_workers.sampling.choose`) needs nothing from the host.
 
 Memory of this rank for each slot, V being its vocabulary columns (262,144 at TP 1): 88 bytes of numbers and two bit
-masks of V bits (64 KiB) from the start; counts of V int32 (1 MiB) once a request has had penalties, and as much for
-bias (twice in float64). A table that was not there is allocated for all slots at once when the first request needs it,
-or by `reserve`, and stays; a graph that reads it can only be captured afterwards.
+masks of V bits (64 KiB) from the start; counts of V int32 (1 MiB) and as much for bias (twice in float64) once a
+request has had penalties or a bias. A table that was not there is allocated for all slots at once when the first
+request needs it, or by `reserve`, and stays; a graph that reads it can only be captured afterwards.
 
 Shape legend: N slots, S sequences, Q ids of a sequence, V local vocabulary columns.
 """
@@ -121,6 +121,12 @@ class SamplingState:
             self._occurrences_NV = torch.zeros(shape, dtype=torch.int32, device=device)
         if features.bias and self._bias_NV is None:
             self._bias_NV = torch.zeros(shape, dtype=self._dtype, device=device)
+
+    def in_few_programs(self, features: Features) -> Features:
+        """As `Features.in_few_programs`, with the tables that these read."""
+        features = features.in_few_programs()
+        self.reserve(features)
+        return features
 
     def commit(self, slot_S: Tensor, ids_SQ: Tensor) -> None:
         """Count generated ids (negative ones are none) for the penalties of their sequences. On the device alone;
