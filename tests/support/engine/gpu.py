@@ -143,6 +143,7 @@ def run_engine_on(
     make_inbox: Callable[[torch.device], InboxT],
     *,
     on_step: Callable[[torch.device], None] = lambda _: None,
+    warm: bool = False,
 ) -> InboxT | None:
     """On every rank of a gang of `config.gang_size`: load, serve an inbox to its end, leave. Rank 0 returns the inbox.
 
@@ -151,11 +152,15 @@ def run_engine_on(
         config: of the engine; its device decides where the ranks compute.
         make_inbox: of rank 0, once it has loaded.
         on_step: on each rank, after each step.
+        warm: warm up first, as servers do.
     """
     device = device_of(config, comm.rank)
     with gang_of(comm, config) as gang:
         if config.drafter_placement == "dedicated" and gang.rank == config.tensor_parallel_size:
-            drafter = DrafterRank(config, gang, device).engine()
+            drafter_rank = DrafterRank(config, gang, device)
+            if warm:
+                drafter_rank.warm_up()
+            drafter = drafter_rank.engine()
             while drafter.step():
                 on_step(device)
             return None
@@ -164,6 +169,8 @@ def run_engine_on(
             rank = EngineRank(config, target, device, gang=gang)
         else:
             rank = EngineRank(config, gang, device)
+        if warm:
+            rank.warm_up()
         inbox = make_inbox(device) if comm.rank == 0 else None
         engine = rank.engine(inbox)
         while engine.step():

@@ -19,6 +19,7 @@ import psutil
 import torch
 
 from gemray_workers.config import EngineConfig
+from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.messages import Cancel, FromGang, SequenceDelta, StepOutput, Stop, Submit, ToGang
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.rank.target_rank import EngineRank
@@ -59,6 +60,8 @@ class TrafficReport:
     steps: int = 0
     compiled: int = 0
     """Triton programs compiled while serving."""
+    compiled_names: list[str] = field(default_factory=list)
+    """Which they were, on rank 0."""
     mismatches: list[Mismatch] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     pages_left: dict[str, int] = field(default_factory=dict)
@@ -146,7 +149,9 @@ class TrafficInbox:
         report, stats = self.report, message.stats
         report.steps, report.preemptions = stats.step, stats.num_preemptions
         report.drafts_accepted, report.pages_left = stats.speculation.accepted, stats.pages_in_use
-        report.compiled = stats.compiled_programs
+        if stats.compiled_programs > report.compiled:
+            report.compiled = stats.compiled_programs
+            report.compiled_names = compiled_programs().latest(report.compiled)
         if self._is_last_round:
             report.most_at_last = max(report.most_at_last, stats.num_running)
         elif self._is_burst:
@@ -241,7 +246,7 @@ def traffic(
     seconds: float,
     seed: int = 0,
 ) -> TrafficReport:
-    """On every rank of a gang of `config.gang_size`: load, and serve mixed traffic for so many seconds."""
+    """On every rank of a gang of `config.gang_size`: load, warm up, and serve mixed traffic for so many seconds."""
     report, interval = TrafficReport(), max(seconds, 1.0) / SAMPLES
     last = time.monotonic()
 
@@ -256,5 +261,5 @@ def traffic(
             submits, expected, seconds=seconds, max_num_seqs=config.max_num_seqs, device=device, seed=seed
         )
 
-    found = run_engine_on(comm, config, inbox, on_step=on_step)
+    found = run_engine_on(comm, config, inbox, on_step=on_step, warm=True)
     return report if found is None else found.report

@@ -72,6 +72,7 @@ def traffic_faults(reports: list[TrafficReport]) -> list[str]:
     found += lead.faults
     if lead.compiled:
         found.append(f"{lead.compiled} Triton programs were compiled while serving")
+        found += lead.compiled_names
     if not lead.finished:
         found.append("no request finished")
     if any(lead.pages_left.values()):

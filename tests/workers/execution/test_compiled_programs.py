@@ -39,10 +39,14 @@ def test_every_program_counts_and_an_earlier_hook_is_still_called(runtime: Simpl
     programs = compiled_programs()
     assert programs.count == 0
     for key in "ab":
-        runtime.jit_post_compile_hook(key=key, repr="", fn=None, compile={}, is_manual_warmup=False)
+        kernel = SimpleNamespace(name="_kernel")
+        runtime.jit_post_compile_hook(key=key, repr="", fn=kernel, compile={}, is_manual_warmup=False)
     runtime.jit_post_compile_hook(key="c", already_compiled=True)
     assert programs.count == compiled_programs().count == 2
     assert seen == ["a", "b", "c"]
+    assert programs.latest(1) == ["_kernel b"]
+    assert programs.latest(2) == ["_kernel a", "_kernel b"]
+    assert programs.latest(0) == []
 
 
 def test_who_listens_hears_of_a_program_before_it_is_compiled(runtime: SimpleNamespace) -> None:

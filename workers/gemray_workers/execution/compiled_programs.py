@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+MOST_NAMED = 64
+"""Programs of which is known which they were."""
 
 
 class CompiledPrograms:
@@ -18,6 +22,7 @@ class CompiledPrograms:
 
     def __init__(self) -> None:
         self._count = 0
+        self._names: deque[str] = deque(maxlen=MOST_NAMED)
         self._seconds = 0.0
         self._began: float | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -27,14 +32,20 @@ class CompiledPrograms:
         """Programs compiled, or read from Triton's cache on disk, since the process began to count."""
         return self._count
 
+    def latest(self, count: int) -> list[str]:
+        """The kernel of each of the latest programs and what it was specialized for, the oldest first; at most
+        `MOST_NAMED` of them."""
+        return list(self._names)[-count:] if count else []
+
     @property
     def seconds(self) -> float:
         """How long this thread has been held up for them."""
         return self._seconds
 
-    def observe(self) -> None:
+    def observe(self, name: str = "a program") -> None:
         """Count one more program, and the time since `begin`."""
         self._count += 1
+        self._names.append(name)
         if self._began is not None:
             self._seconds += time.perf_counter() - self._began
             self._began = None
@@ -90,7 +101,7 @@ def _then(programs: CompiledPrograms, earlier: Callable[..., Any] | None) -> Cal
 
     def compiled(**program: Any) -> Any:
         if not program.get("already_compiled"):
-            programs.observe()
+            programs.observe(f"{getattr(program.get('fn'), 'name', 'a kernel')} {program.get('key')}")
         return None if earlier is None else earlier(**program)
 
     return compiled
