@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+
+from support.engine.gpu_lock import cards_to_itself
+from support.processes.gang import GangPools, RunOnGang
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +20,19 @@ def device_memory_given_back() -> Iterator[None]:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="session")
+def run_on_gang(gang_pools: GangPools) -> RunOnGang:
+    """As everywhere; a gang of several ranks has the machine's cards to itself, over all workers of pytest-xdist."""
+
+    def run(size: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> list[Any]:
+        if size == 1:
+            return gang_pools.run(size, fn, *args, **settings)
+        with cards_to_itself():
+            return gang_pools.run(size, fn, *args, **settings)
+
+    return run
 
 
 @pytest.fixture(scope="session")

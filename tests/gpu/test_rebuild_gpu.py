@@ -16,6 +16,7 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from support.cluster.process_launcher import ProcessLauncher
 from support.cluster.survival import kill_and_go_on, surviving_config, surviving_requests
 from support.engine.gpu import needs_gpus, run_on_gpus
+from support.engine.gpu_lock import cards_to_itself
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(0)]
 
@@ -47,7 +48,8 @@ async def test_streams_go_on_after_kills_of_either_rank(
     plain_config = replace(config, tensor_parallel_size=1, drafter_path=None, num_draft_tokens=None)
     plain = run_on_gpus(SoloCommunicator(), plain_config, submits)
     assert plain is not None
-    survived = await kill_and_go_on(lambda: make_gang(config), submits, victims=[1, 0], deadline_s=200)
+    with cards_to_itself():
+        survived = await kill_and_go_on(lambda: make_gang(config), submits, victims=[1, 0], deadline_s=200)
     total = sum(len(ids) for ids in plain.ids.values())
     seconds = ", ".join(f"{s:.1f}" for s in survived.rebuild_seconds)
     line = f"{survived.tokens_at_kill} of {total} tokens at the kills; serving again after {seconds} s"
