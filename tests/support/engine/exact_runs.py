@@ -19,12 +19,15 @@ from gemray_workers.engine.build import Schedule, build_engine
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.kv.block_table import most_pages
+from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.params import DraftMethod
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from gemray_workers.sampling.verify import verify
+from gemray_workers.scheduling.config import SchedulerConfig
 from support.engine.engine_runner import request
 from support.engine.gpu import device_of, gang_of
 
@@ -51,7 +54,7 @@ class Way:
     graphs: bool
     """Where the engine captures any."""
     scarce: bool
-    """Pages for little more than the longest of them, so that some are preempted."""
+    """Pages for what they begin with and not for what they emit, so that some are preempted."""
     prefix_cache: bool
 
     def __str__(self) -> str:
@@ -115,29 +118,34 @@ def draw_ways(
         most_drafts: that a request may ask for.
     """
     rng = random.Random(seed)
-    is_scarce = itertools.cycle((True, False))
+    is_scarce = itertools.cycle((True, True, False))
     served = 0
     while served < num_cases:
         batch = BATCHES[served % len(BATCHES)] if served < 40 else rng.choice(BATCHES)
         chosen = rng.sample(list(submits), min(batch, len(submits)))
         longest = max(len(submit.prompt_ids) for submit in chosen)
+        scarce = len(chosen) >= 5 and next(is_scarce)
+        # With few drafts a request stays for long enough to want another's pages.
+        numbers = range(most_drafts + 1) if scarce else (None, None, rng.randint(0, most_drafts))
         way = Way(
-            submits=tuple(_changed(rng, submit, alone[submit.request_id], methods, most_drafts) for submit in chosen),
+            submits=tuple(_changed(rng, submit, alone[submit.request_id], methods, numbers) for submit in chosen),
             prefill_chunk=rng.choice([chunk for chunk in CHUNKS if chunk * MOST_CHUNKS >= longest]),
             lag=rng.randrange(2),
             graphs=rng.random() < 0.75,
-            scarce=len(chosen) >= 8 and next(is_scarce),
+            scarce=scarce,
             prefix_cache=rng.random() < 0.7,
         )
         served += len(chosen)
         yield way
 
 
-def _changed(rng: random.Random, submit: Submit, alone: Got, methods: Sequence[DraftMethod], most: int) -> Submit:
+def _changed(
+    rng: random.Random, submit: Submit, alone: Got, methods: Sequence[DraftMethod], numbers: Sequence[int | None]
+) -> Submit:
     params = msgspec.structs.replace(
         submit.params,
         draft_method=rng.choice(methods),
-        num_draft_tokens=rng.choice((None, None, rng.randint(0, most))),
+        num_draft_tokens=rng.choice(numbers),
     )
     emitted = list(alone.ids[: rng.randrange(1, len(alone.ids))]) if rng.random() < 0.2 else []
     given = len(alone.prompt_logprobs) if emitted else 0
@@ -167,7 +175,13 @@ def serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) ->
 
 
 def _engine(rank: EngineRank, inbox: LocalInbox | None, way: Way) -> Engine:
-    blueprint, config = rank._blueprint, rank._config
+    parts = rank._parts(rank._drafter)
+    runner = rank._runner(rank._drafter, verify) if way.graphs else parts.cycle()
+    return build_engine(parts, schedule_of(rank._blueprint, way), inbox, runner=runner, lag=way.lag)
+
+
+def schedule_of(blueprint: Blueprint, way: Way) -> Schedule:
+    """Limits and pages of an engine that serves a way."""
     scheduler = replace(
         blueprint.scheduler,
         prefill_chunk=min(way.prefill_chunk, blueprint.scheduler.max_step_tokens),
@@ -179,19 +193,21 @@ def _engine(rank: EngineRank, inbox: LocalInbox | None, way: Way) -> Engine:
     if way.scarce:
         longest = max(len(submit.prompt_ids) + submit.params.max_tokens for submit in way.submits)
         scheduler = replace(scheduler, max_model_len=min(longest, scheduler.max_model_len))
-        rows = (1 + way.lag) * max(scheduler.prefill_chunk, 1 + scheduler.num_draft_tokens)
-        few = {
-            spec.name: most_pages(scheduler.max_model_len, spec.page_size, spec.window, rows) * 17 // 16
-            for spec in blueprint.specs
-        }
-        num_pages = {name: min(count, few[name]) for name, count in num_pages.items()}
-    parts = rank._parts(rank._drafter)
-    runner = rank._runner(rank._drafter, verify) if way.graphs else parts.cycle()
-    methods: dict[str, int] = {member.method: member.num_draft_tokens for member in blueprint.drafter.members}
-    schedule = Schedule(
-        scheduler, blueprint.specs, num_pages, draft_tokens=methods, adapt_draft_tokens=config.adapt_draft_tokens
+        num_pages = {spec.name: min(num_pages[spec.name], _few(spec, scheduler, way)) for spec in blueprint.specs}
+    return Schedule(
+        scheduler,
+        blueprint.specs,
+        num_pages,
+        draft_tokens={member.method: member.num_draft_tokens for member in blueprint.drafter.members},
+        adapt_draft_tokens=blueprint.config.adapt_draft_tokens,
     )
-    return build_engine(parts, schedule, inbox, runner=runner, lag=way.lag)
+
+
+def _few(spec: KVGroupSpec, scheduler: SchedulerConfig, way: Way) -> int:
+    """Pages for what all requests of a way begin with, so that they run together, or for the longest to its end."""
+    lengths = [len(submit.prompt_ids) + len(submit.emitted_ids) for submit in way.submits]
+    alone = most_pages(scheduler.max_model_len, spec.page_size, spec.window, scheduler.max_rows)
+    return max(alone, sum(most_pages(length, spec.page_size, spec.window, scheduler.max_rows) for length in lengths))
 
 
 def _note(served: Served, inbox: LocalInbox, way: Way) -> None:
