@@ -5,7 +5,6 @@ Alone is one card, no drafter, eager cycles, the prompt in as few steps as there
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from time import monotonic
 
 import msgspec
 import pytest
-import torch
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
@@ -41,8 +39,6 @@ def check(
     submits = exact_requests(kind)
     begun = monotonic()
     alone = serve_alone(SoloCommunicator(), exact_config(kind, directory, drafters=False), submits)
-    gc.collect()
-    torch.cuda.empty_cache()  # kinds may run side by side on a card
     config = exact_config(kind, directory, drafters=True, tensor_parallel_size=tp)
     ways = exact_ways(kind, submits, alone, tp=tp, num_cases=num_cases)
     alone_s = monotonic() - begun

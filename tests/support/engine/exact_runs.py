@@ -6,6 +6,7 @@ cut, who drafts and how much, graphs or eager cycles, pages that run out, replay
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
+import torch
 
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.build import Schedule, build_engine
@@ -161,7 +163,18 @@ def serve_alone(comm: Communicator, config: EngineConfig, submits: Sequence[Subm
 
 
 def serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) -> Served | None:
-    """On every rank of a gang: load once, serve each way by an engine of its own. Rank 0 has what was got."""
+    """On every rank of a gang: load once, serve each way by an engine of its own. Rank 0 has what was got.
+
+    A rank's card has its memory back then, though the process stays: others test beside it.
+    """
+    served = _serve_ways(comm, config, ways)
+    gc.collect()
+    if config.device == "cuda":
+        torch.cuda.empty_cache()
+    return served
+
+
+def _serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) -> Served | None:
     device = device_of(config, comm.rank)
     served = Served()
     with gang_of(comm, config) as gang:
