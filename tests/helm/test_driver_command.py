@@ -97,15 +97,17 @@ def _free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def short_path() -> Iterator[Path]:
     """Ray's sockets live below it, and a socket's path has 107 characters at most."""
     with tempfile.TemporaryDirectory(prefix="pod") as folder:
         yield Path(folder)
 
 
-@pytest.fixture
-def pod(tmp_path: Path, short_path: Path) -> Iterator[Pod]:
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory, short_path: Path) -> Iterator[Pod]:
+    """One for all tests that need it: it serves at the end of each but the last, which stops it."""
+    tmp_path = tmp_path_factory.mktemp("pod")
     ports = {name: _free_port() for name in ("ray", "grpc", "metrics")}
     values = {
         "gang": {"device": "cpu", "tensorParallelSize": 2},
