@@ -9,6 +9,7 @@ import torch
 from gemray_kernels.table import triton_kernels
 from gemray_kernels.triton import attention_inputs
 from support.kernels.attention_input_rows import numbers_of_rows
+from support.kernels.quick_interpreter import patch_language_once
 
 
 def main() -> None:
@@ -25,4 +26,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

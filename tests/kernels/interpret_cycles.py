@@ -17,6 +17,7 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, engine_config, request, run_engine
+from support.kernels.quick_interpreter import patch_language_once
 
 DRAFTERS: dict[str, Callable[[Path], Path] | None] = {"none": None, "mtp": tiny_assistant, "dflash": tiny_dflash}
 BESIDE_PRODUCTS = (
@@ -58,5 +59,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     torch.set_num_threads(1)
     main()

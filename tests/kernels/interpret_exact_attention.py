@@ -29,6 +29,7 @@ from gemray_kernels.triton.exact_softmax import SMALL_CHUNK, chunk_of, chunk_sta
 from gemray_kernels.triton.paged_attention import Tile, paged_attention
 from support.kernels.exact_parity import INTERPRETED
 from support.kernels.kernel_parity import AttentionCase
+from support.kernels.quick_interpreter import patch_language_once
 
 SMALL = replace(exact_prompt_tiles(1), pairs=64, depth=16, values_pairs=32, columns=16)
 TILES = (Tile(pairs=16, keys=16, num_warps=4, num_stages=1), Tile(pairs=64, keys=64, num_warps=4, num_stages=1))
@@ -178,4 +179,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

@@ -15,6 +15,7 @@ from gemray_kernels.triton.exact_experts import expert_outputs, expert_subtrees
 from gemray_kernels.triton.expert_tile import ExpertTile
 from support.kernels.exact_experts import pairs_that_differ, pairs_that_differ_over_ranks, random_case
 from support.kernels.kernel_parity import poisoned_memory, relative_error
+from support.kernels.quick_interpreter import patch_language_once
 
 COUNTS = (1, 16, 17)
 WEIGHT_FIRST = ExpertTile(pairs=16, outputs=16, inputs=32, num_warps=4, num_stages=2, weight_first=True)
@@ -55,4 +56,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

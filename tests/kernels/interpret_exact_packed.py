@@ -25,6 +25,7 @@ from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_experts import PackedExpertTile
 from support.kernels.kernel_parity import poisoned_memory
 from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed, with_even_numbers
+from support.kernels.quick_interpreter import patch_language_once
 
 LEAF = {"int4 group 32": 96, "int4 group 128": 160, "fp8 block 128": 128, "nvfp4": 48, "nvfp4 modelopt": 48}
 """Inputs of a leaf; units of 128 (NVFP4: 64) do not divide them where scales let them be cut anywhere."""
@@ -151,5 +152,6 @@ def of_both_layers(name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()
     print("done")

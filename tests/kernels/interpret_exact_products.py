@@ -16,6 +16,7 @@ from gemray_kernels.numerics import tree_sum
 from gemray_kernels.table import EXACT_REFERENCE, triton_exact_products
 from gemray_kernels.triton.exact_gemm import GemmTile, gemm
 from support.kernels.exact_rows import differing_ranks, differing_rows
+from support.kernels.quick_interpreter import patch_language_once
 
 COUNTS = (1, 16, 17, 64, 65, 129)
 LARGEST = 8
@@ -61,5 +62,6 @@ def say(leaves: int, what: str, is_wrong: bool) -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()
     print("done")

@@ -7,6 +7,7 @@ import torch
 from gemray_kernels.table import triton_kernels
 from support.kernels.fused_parity import fused_runs
 from support.kernels.kernel_parity import kernel_errors
+from support.kernels.quick_interpreter import patch_language_once
 
 
 def main() -> None:
@@ -17,4 +18,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

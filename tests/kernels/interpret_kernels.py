@@ -17,6 +17,7 @@ from support.kernels.kernel_parity import (
     kernel_runs,
     router_differences,
 )
+from support.kernels.quick_interpreter import patch_language_once
 
 DECODE = [(1, 1), (5, 5), (1, 19), (7, 13), (3, 8), (1, 4)]
 LONG = [(1, 700), (5, 300), (40, 200), (17, 301)]
@@ -78,4 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

@@ -10,6 +10,7 @@ from gemray_kernels.reference.routing import expert_outputs as reference
 from gemray_kernels.triton.expert_tile import ExpertTile
 from gemray_kernels.triton.experts import pairs_of_experts
 from gemray_kernels.triton.many_rows_experts import expert_outputs
+from support.kernels.quick_interpreter import patch_language_once
 
 TILES = {
     "small tiles": ExpertTile(16, 16, 16, 4, 2),
@@ -51,4 +52,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

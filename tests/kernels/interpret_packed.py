@@ -15,6 +15,7 @@ from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_
 from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from support.kernels.kernel_parity import poisoned_memory, relative_error
 from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed
+from support.kernels.quick_interpreter import patch_language_once
 
 PROMPT = PromptTile(outputs=32, rows=16, num_warps=4, num_stages=3, splits=2)
 CASES = ((48, 320, 0), (48, 256, 128))
@@ -73,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

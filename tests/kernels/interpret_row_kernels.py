@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemray_kernels.table import triton_row_kernels
+from support.kernels.quick_interpreter import patch_language_once
 from support.kernels.row_parity import layouts_accepted, row_differences
 
 
@@ -17,4 +18,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

@@ -6,6 +6,7 @@ import torch
 
 from gemray_kernels.triton.token_choice import TritonKernels
 from support.kernels.choice_parity import CASES
+from support.kernels.quick_interpreter import patch_language_once
 
 
 def main() -> None:
@@ -15,4 +16,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()
