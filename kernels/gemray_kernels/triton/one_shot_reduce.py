@@ -23,7 +23,10 @@ from gemray_kernels.triton.parts import total
 
 BLOCK_BYTES = 2048
 MOST_BYTES = 1 << 20
-"""Larger tensors keep the links busy with other algorithms."""
+"""As much as the shared buffers hold."""
+FASTER_BYTES = 1 << 17
+"""Larger sums NCCL has ready sooner: with this kernel two H200s take 3% less for a cycle of 31B at one row, 2% less at
+8 rows (84 KiB), and 5% more at 32 (`benchmarks/results/2026-11-29-h200-tp2`)."""
 BLOCKS = MOST_BYTES // BLOCK_BYTES
 TRIES = 1 << 27
 """How often a program polls for a peer, more than a minute in all; after that its block of the sum is NaN and the
@@ -58,6 +61,10 @@ class OneShotReduce:
     def takes(self, x: Tensor) -> bool:
         """Whether `x` is small enough and of a dtype that is added here."""
         return x.dtype in (torch.bfloat16, torch.float32) and 0 < x.nbytes <= MOST_BYTES
+
+    def is_faster(self, x: Tensor) -> bool:
+        """Whether `x` is also so small that this takes less time than NCCL."""
+        return self.takes(x) and x.nbytes <= FASTER_BYTES
 
     def __call__(self, x: Tensor) -> Tensor:
         """The sum over ranks, summed in float32 and rounded once, in new memory; `x` is contiguous."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from gemray_workers.errors import CommunicationError
 from gemray_workers.parallel.communicator import Communicator
 
-SELF_TEST_SIZES = (1, 1021, 65536)
+SELF_TEST_SIZES = (1, 1021, 32768)
 """Elements: one, a count that no rank number divides, and a message of a decode step."""
 
 
