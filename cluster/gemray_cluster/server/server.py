@@ -28,7 +28,7 @@ from gemray_cluster.server.text_work import TextWork
 from gemray_cluster.server.tls_files import server_credentials
 from gemray_cluster.server.wire import ReadableRequests
 
-CLOSE_GRACE_S = 1.0
+CLOSE_GRACE_S = 4.0
 """For calls that are just sending their last message, or why there is none."""
 GO_ON = (
     "ask again, another server or this one when it is back, with the same sampling.seed and the tokens so far as "
