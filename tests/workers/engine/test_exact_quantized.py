@@ -32,8 +32,8 @@ def test_ways_of_serving_change_no_bit(
     directory, _ = every_format_in_turn(tiny_checkpoint(shape), library)
     config = engine_config(directory, dtype="float32", numerics="exact", max_model_len=80, max_step_tokens=96)
     config = replace(config, max_num_seqs=8)
-    submits = mixed_requests(8, VOCAB_SIZE, longest=60, max_tokens=12)
-    submits = [msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids[:60]) for submit in submits]
+    submits = mixed_requests(12, VOCAB_SIZE, longest=48, max_tokens=24)
+    submits = [msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids[:48]) for submit in submits]
     alone = serve_alone(SoloCommunicator(), config, submits)
     drafting = replace(
         config,
@@ -42,8 +42,9 @@ def test_ways_of_serving_change_no_bit(
         second_drafter_path=str(tiny_dflash(directory)),
     )
     methods: list[DraftMethod] = ["auto", "none", "mtp", "dflash"]
-    ways = list(draw_ways(tp, submits, alone, num_cases=16, methods=methods, most_drafts=3))
-    ways.append(Way(tuple(submits), prefill_chunk=16, lag=1, graphs=False, scarce=True, prefix_cache=False))
+    ways = list(draw_ways(tp, submits, alone, num_cases=24, methods=methods, most_drafts=3))
+    short = sorted(submits, key=lambda submit: len(submit.prompt_ids))[:8]  # so that all run when pages are wanted
+    ways.append(Way(tuple(short), prefill_chunk=16, lag=1, graphs=False, scarce=True, prefix_cache=False))
     served, *_ = run_on_gang(tp, serve_ways, drafting, ways, timeout_s=HANG_S)
     assert served is not None
     found = compare(ways, served, alone)
