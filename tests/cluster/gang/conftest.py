@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def local_ray() -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])))
         import ray
 
-        ray.init(
+        start = partial(
+            ray.init,
             address="local",
             namespace="gemray-tests",
             num_cpus=4,
@@ -51,5 +53,10 @@ def local_ray() -> Iterator[None]:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        try:
+            start()
+        except Exception:  # a raylet may end as it begins where a thread of gRPC is in a call as it is forked
+            ray.shutdown()
+            start()
         yield
         ray.shutdown()
