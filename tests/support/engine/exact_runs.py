@@ -179,6 +179,7 @@ def _serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) -
     served = Served()
     with gang_of(comm, config) as gang:
         rank = EngineRank(config, gang, device)
+        rank.compile_ahead(comm.size)
         for way in ways:
             inbox = LocalInbox(list(way.submits)) if comm.rank == 0 else None
             _engine(rank, inbox, way).run()

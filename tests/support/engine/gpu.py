@@ -170,6 +170,7 @@ def run_engine_on(
         else:
             rank = EngineRank(config, gang, device)
         if warm:
+            rank.compile_ahead(config.tensor_parallel_size)
             rank.warm_up()
         inbox = make_inbox(device) if comm.rank == 0 else None
         engine = rank.engine(inbox)
