@@ -22,6 +22,9 @@ from support.processes.session_end import pytest_configure, pytest_unconfigure  
 
 for _name, _value in RAY_PATIENCE.items():
     os.environ.setdefault(_name, _value)
+# As `gemray` does: Ray's processes are forked beside threads of gRPC, whose handlers of a fork may end one before it
+# has begun. Nothing here forks and then uses gRPC.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 hypothesis_settings.load_profile()
 
 

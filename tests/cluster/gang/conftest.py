@@ -55,7 +55,7 @@ def local_ray() -> Iterator[None]:
         )
         try:
             start()
-        except Exception:  # a raylet may end as it begins where a thread of gRPC is in a call as it is forked
+        except Exception:  # seen once: the raylet had ended as it began, so that the node did not come up
             ray.shutdown()
             start()
         yield
