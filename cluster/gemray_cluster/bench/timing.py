@@ -17,8 +17,10 @@ WARM_UP_SHARE = 0.2
 
 def median_seconds(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of `work`, the median of several runs after two that are not counted."""
-    timed = _cuda_seconds if device.type == "cuda" else _host_seconds
-    seconds = [timed(work, device) for _ in range(RUNS)]
+    if device.type == "cuda":
+        seconds = [_among_several(work, device) for _ in range(RUNS)]
+    else:
+        seconds = [_mean_seconds(work, device, 1) for _ in range(RUNS)]
     return median(seconds[WARM_UP_RUNS:])
 
 
@@ -34,6 +36,21 @@ def sustained_seconds(work: Callable[[], object], device: torch.device, burst_s:
     num_runs = math.ceil(lasting_s / burst_s)
     for _ in range(math.ceil(num_runs * WARM_UP_SHARE)):
         work()
+    return _mean_seconds(work, device, num_runs)
+
+
+def _among_several(work: Callable[[], object], device: torch.device) -> float:
+    """Time of one among several in a row.
+
+    The first keeps the device busy while the host enqueues the rest: a slow host must not look like a slow device.
+    """
+    torch.cuda.synchronize(device)
+    work()
+    return _mean_seconds(work, device, IN_A_ROW)
+
+
+def _mean_seconds(work: Callable[[], object], device: torch.device, num_runs: int) -> float:
+    """Time of one of so many in a row, by events on a CUDA device, else by the host's clock."""
     if device.type != "cuda":
         started = time.perf_counter()
         for _ in range(num_runs):
@@ -46,25 +63,3 @@ def sustained_seconds(work: Callable[[], object], device: torch.device, burst_s:
     after.record()
     after.synchronize()
     return float(before.elapsed_time(after)) / 1000 / num_runs
-
-
-def _host_seconds(work: Callable[[], object], _device: torch.device) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def _cuda_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Time of one among several in a row, by events on the device.
-
-    The first keeps the device busy while the host enqueues the rest: a slow host must not look like a slow device.
-    """
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize(device)
-    work()
-    before.record()
-    for _ in range(IN_A_ROW):
-        work()
-    after.record()
-    after.synchronize()
-    return float(before.elapsed_time(after)) / 1000 / IN_A_ROW
