@@ -125,7 +125,7 @@ def compile_side_by_side(
     # Told of one program at a time, on the thread that waits for it: see `CompiledPrograms`.
     knobs.runtime.jit_cache_hook = knobs.runtime.jit_post_compile_hook = None
     try:
-        with ThreadPoolExecutor(workers, "compile", initializer=bind or _nothing) as pool:
+        with ThreadPoolExecutor(workers, "compile", initializer=bind) as pool:
             list(pool.map(compile_one, ordered))
     finally:
         knobs.compilation.listener = earlier
@@ -133,7 +133,3 @@ def compile_side_by_side(
     seconds = time.perf_counter() - started
     compiled_programs().compiled_ahead(len(programs) - len(failures), seconds)
     return CompiledAhead(found[False], found[True], tuple(failures), seconds)
-
-
-def _nothing() -> None:
-    pass
