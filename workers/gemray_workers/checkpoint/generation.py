@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from gemray_workers.checkpoint.generation_fields import FILE, check_other_fields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
@@ -184,12 +184,12 @@ def _ids(content: Json, field: str, where: str, vocab_size: int) -> set[int]:
     return set(ids)
 
 
-def _is_natural(value: object) -> bool:
+def _is_natural(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def _is_id(value: object, vocab_size: int) -> bool:
-    return _is_natural(value) and isinstance(value, int) and value < vocab_size
+    return _is_natural(value) and value < vocab_size
 
 
 def _id_of(vocab_size: int) -> str:
