@@ -24,7 +24,7 @@ def device_memory_given_back() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def run_on_gang(gang_pools: GangPools) -> RunOnGang:
-    """As everywhere; a gang of several ranks has the machine's cards to itself, over all workers of pytest-xdist."""
+    """As everywhere; a gang of several ranks has the cards that it sees to itself, over all workers of pytest-xdist."""
 
     def run(size: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> list[Any]:
         if size == 1:

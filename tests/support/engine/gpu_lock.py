@@ -1,4 +1,4 @@
-"""One gang over several cards at a time on a machine, whichever processes test there.
+"""One gang over several cards at a time on the same cards, whichever processes test there.
 
 Collectives spin on a card until every peer has come. Ranks of two gangs that share cards keep each other's peers from
 coming, until NCCL gives up.
@@ -7,25 +7,52 @@ coming, until NCCL gives up.
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-LOCK_NAME = "gemray-cards.lock"
+MACHINE_LOCK = "gemray-cards.lock"
 
 
 @contextmanager
-def cards_to_itself(directory: Path | None = None) -> Iterator[None]:
-    """Wait until no other gang holds the machine's cards, and hold them; a process that dies lets go.
+def cards_to_itself(directory: Path | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Wait until no other gang holds a card that this process sees, and hold them; a process that dies lets go.
+
+    Where CUDA_VISIBLE_DEVICES lists cards by number, gangs over other cards of the machine may run beside this one.
+    Without it, and where it names cards in another way (one card has several names), all cards count as seen.
 
     Args:
-        directory: of the lock's file; the machine's temporary one by default.
+        directory: of the locks' files; the machine's temporary one by default.
+        environment: where CUDA_VISIBLE_DEVICES is read.
     """
-    path = (directory or Path(tempfile.gettempdir())) / LOCK_NAME
+    directory = directory or Path(tempfile.gettempdir())
+    cards = numbered_cards(environment.get("CUDA_VISIBLE_DEVICES"))
+    with ExitStack() as held:
+        held.enter_context(_locked(directory / MACHINE_LOCK, fcntl.LOCK_EX if cards is None else fcntl.LOCK_SH))
+        # In ascending order, whatever order they are listed in: two that want the same cards can't wait for each other.
+        for card in sorted(cards or ()):
+            held.enter_context(_locked(directory / card_lock(card), fcntl.LOCK_EX))
+        yield
+
+
+def numbered_cards(visible: str | None) -> set[int] | None:
+    """Cards that CUDA_VISIBLE_DEVICES = `visible` lists by number; None where it isn't set or names any otherwise."""
+    if visible is None:
+        return None
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return {int(name) for name in names} if all(name.isdecimal() for name in names) else None
+
+
+def card_lock(card: int) -> str:
+    """Name of the file that whoever holds `card` alone has locked."""
+    return f"gemray-card-{card}.lock"
+
+
+@contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    """Hold the file's lock; closing the file gives it back."""
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+        fcntl.flock(file, kind)
+        yield
