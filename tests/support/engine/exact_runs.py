@@ -176,16 +176,21 @@ def serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) ->
 
 def _serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) -> Served | None:
     device = device_of(config, comm.rank)
-    served = Served()
     with gang_of(comm, config) as gang:
-        rank = EngineRank(config, gang, device)
-        rank.compile_ahead(comm.size)
-        for way in ways:
-            inbox = LocalInbox(list(way.submits)) if comm.rank == 0 else None
-            _engine(rank, inbox, way).run()
-            if inbox is not None:
-                _note(served, inbox, way)
+        served = _serve_on(gang, config, device, ways)
     return served if comm.rank == 0 else None
+
+
+def _serve_on(gang: Communicator, config: EngineConfig, device: torch.device, ways: Sequence[Way]) -> Served:
+    served = Served()
+    rank = EngineRank(config, gang, device)
+    rank.compile_ahead(gang.size)
+    for way in ways:
+        inbox = LocalInbox(list(way.submits)) if gang.rank == 0 else None
+        _engine(rank, inbox, way).run()
+        if inbox is not None:
+            _note(served, inbox, way)
+    return served
 
 
 def _engine(rank: EngineRank, inbox: LocalInbox | None, way: Way) -> Engine:

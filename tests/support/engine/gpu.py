@@ -5,6 +5,7 @@ What runs here runs on CPU, too, where the config says so: then the gloo gang it
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -125,16 +126,19 @@ def device_of(config: EngineConfig, rank: int) -> torch.device:
 
 @contextmanager
 def gang_of(comm: Communicator, config: EngineConfig) -> Iterator[Any]:
-    """The ranks of `comm` as a gang on the config's devices: over NCCL on cards, as they are on CPU."""
+    """The ranks of `comm` as a gang on the config's devices: over NCCL on cards, as they are on CPU.
+
+    What captured graphs must be gone when this ends, in a frame of its own that has returned: NCCL does not let go of a
+    group while a graph holds one of its collectives. A gang that failed is left as it is; its processes end.
+    """
     if comm.size == 1 or config.device == "cpu":
         yield comm
         return
     gang = join_on_gpu(comm)
-    try:
-        yield gang
-    finally:
-        torch.cuda.synchronize()
-        gang.close()
+    yield gang
+    gc.collect()  # models, graphs and engines refer to each other
+    torch.cuda.synchronize()
+    gang.close()
 
 
 def run_engine_on(
@@ -157,26 +161,44 @@ def run_engine_on(
     device = device_of(config, comm.rank)
     with gang_of(comm, config) as gang:
         if config.drafter_placement == "dedicated" and gang.rank == config.tensor_parallel_size:
-            drafter_rank = DrafterRank(config, gang, device)
-            if warm:
-                drafter_rank.warm_up()
-            drafter = drafter_rank.engine()
-            while drafter.step():
-                on_step(device)
+            _draft_for_others(gang, config, device, on_step, warm=warm)
             return None
-        if config.drafter_placement == "dedicated":
-            target = gang.subgroup(config.tensor_parallel_size, "target")
-            rank = EngineRank(config, target, device, gang=gang)
-        else:
-            rank = EngineRank(config, gang, device)
-        if warm:
-            rank.compile_ahead(config.tensor_parallel_size)
-            rank.warm_up()
-        inbox = make_inbox(device) if comm.rank == 0 else None
-        engine = rank.engine(inbox)
-        while engine.step():
-            on_step(device)
-        return inbox
+        return _serve_inbox(gang, config, device, make_inbox, on_step, warm=warm)
+
+
+def _draft_for_others(
+    gang: Any, config: EngineConfig, device: torch.device, on_step: Callable[[torch.device], None], *, warm: bool
+) -> None:
+    drafter_rank = DrafterRank(config, gang, device)
+    if warm:
+        drafter_rank.warm_up()
+    drafter = drafter_rank.engine()
+    while drafter.step():
+        on_step(device)
+
+
+def _serve_inbox(
+    gang: Any,
+    config: EngineConfig,
+    device: torch.device,
+    make_inbox: Callable[[torch.device], InboxT],
+    on_step: Callable[[torch.device], None],
+    *,
+    warm: bool,
+) -> InboxT | None:
+    if config.drafter_placement == "dedicated":
+        target = gang.subgroup(config.tensor_parallel_size, "target")
+        rank = EngineRank(config, target, device, gang=gang)
+    else:
+        rank = EngineRank(config, gang, device)
+    if warm:
+        rank.compile_ahead(config.tensor_parallel_size)
+        rank.warm_up()
+    inbox = make_inbox(device) if gang.rank == 0 else None
+    engine = rank.engine(inbox)
+    while engine.step():
+        on_step(device)
+    return inbox
 
 
 def run_on_gpus(comm: Communicator, config: EngineConfig, submits: list[Submit]) -> Run | None:
