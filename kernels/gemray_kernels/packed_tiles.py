@@ -14,7 +14,7 @@ Shape legend: O outputs, B units, C words of a unit, P planes, G groups of input
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -155,34 +155,46 @@ def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
     leaf = weight.num_in // tiling.leaves
     units_of_leaf = -(-leaf // unit.inputs)
     lead, num_out, units = weight.codes_OW.shape[:-2], weight.num_out, tiling.leaves * units_of_leaf
-    each = [weight.expert(number) for number in range(weight.num_experts)] if lead else [weight]
-    factors = torch.stack([_factor(part, tiling, unit) for part in each]).view(*lead, num_out)
+    rows = _one_below_the_other(weight)
+    factors = _factor(rows, tiling, unit).view(*lead, num_out)
 
     def of_leaves(content: Callable[[PackedWeight, Tiling, Unit, int], Tensor]) -> Tensor:
         firsts = range(0, weight.num_in, leaf)
-        return torch.stack(
-            [
-                torch.cat([content(part.inputs(first, leaf), tiling, unit, units_of_leaf) for first in firsts])
-                for part in each
-            ]
-        )
+        return torch.cat([content(rows.inputs(first, leaf), tiling, unit, units_of_leaf) for first in firsts])
 
-    words = of_leaves(_words)
+    def by_expert(content: Tensor) -> Tensor:
+        apart = content.unflatten(1, (*lead, num_out))
+        return apart.movedim(1, 0) if lead else apart
+
+    words = by_expert(of_leaves(_words))
     scales = None
     if tiling.scaling is Scaling.EACH:
-        scales = torch.stack([part.scale_OG.float().T for part in each])
+        scales = by_expert(rows.scale_OG.float().T)
     elif tiling.scaling is not Scaling.ROW:
-        scales = of_leaves(_scales)
+        scales = by_expert(of_leaves(_scales))
     return TiledWeight(
         code=weight.code.name,
         scaling=tiling.scaling,
         words_BOC=_into(weight.codes_OW, words).view(*lead, units, num_out, unit.words),
-        scale_BO=factors if scales is None else _into(weight.scale_OG, scales).view(*lead, scales.shape[1], num_out),
+        scale_BO=factors if scales is None else _into(weight.scale_OG, scales).view(scales.shape),
         factor_O=factors,
         num_in=weight.num_in,
         leaves=tiling.leaves,
         group=weight.group,
         place=weight.first % weight.group,
+    )
+
+
+def _one_below_the_other(weight: PackedWeight) -> PackedWeight:
+    """The experts' weights as the rows of one: each has hundreds of small ones, and a start would be all launches."""
+    if weight.codes_OW.dim() == 2:
+        return weight
+    row_scale = weight.row_scale_O
+    return replace(
+        weight,
+        codes_OW=weight.codes_OW.flatten(0, 1),
+        scale_OG=weight.scale_OG.flatten(0, 1),
+        row_scale_O=None if row_scale is None else row_scale.flatten(),
     )
 
 
