@@ -7,6 +7,9 @@ import os
 # Before torch and ray are imported: the test machine has few cores, and its clusters are local.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# As `gemray` does: a call that finds no Ray must fail, not start one. A Ray that a test's thread starts ends with the
+# thread, and a minute later Ray's library ends the whole process that has lost it.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 from collections.abc import Iterator
 
