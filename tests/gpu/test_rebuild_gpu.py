@@ -36,7 +36,7 @@ async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
     from gemray_cluster.ray_runtime.launcher import RayGang
     from gemray_cluster.ray_runtime.session import RaySession
 
-    session = await RaySession.open(CLUSTER)
+    session = await RaySession.open(CLUSTER, num_ranks=2)
     yield partial(RayGang, session, CLUSTER)
     await session.close()
 

@@ -59,7 +59,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         fit = await asyncio.to_thread(check_fit_before_ray, settings, asked)
         note(*fit)
     try:
-        session = await RaySession.open(cluster)
+        session = await RaySession.open(cluster, num_ranks=limits.most * settings.num_ranks)
     except GemrayError as error:
         note(fail("ray", f"{error}."))
         return results

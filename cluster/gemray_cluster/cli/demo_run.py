@@ -69,7 +69,7 @@ def run(prompt: str, *, max_tokens: int, temperature: float, seed: int) -> None:
 async def _run(request: pb.GenerateStreamRequest, prompt: str, console: Console) -> None:
     console.print(f"question: {prompt}", markup=False, highlight=False)
     console.print("Starting Ray, and three servers of gemray-tiny one after the other, each on two workers ...")
-    session = await RaySession.open(ClusterConfig(local_num_cpus=RANKS, local_num_gpus=0))
+    session = await RaySession.open(ClusterConfig(local_num_cpus=RANKS, local_num_gpus=0), num_ranks=RANKS)
     try:
         answers = [await _serve_and_ask(contestant, request, console) for contestant in CONTESTANTS]
     finally:

@@ -22,7 +22,7 @@ class ClusterConfig:
     namespace: str = "gemray"
     """Ray namespace of the gang's actors."""
     local_num_cpus: int | None = ranged(AT_LEAST_ONE, None)
-    """CPUs of a Ray that is started here; None takes the machine's cores."""
+    """CPUs of a Ray that is started here; None takes what the ranks reserve, at most the machine's cores."""
     local_num_gpus: int | None = ranged(NOT_NEGATIVE, None)
     """GPUs of a Ray that is started here; None lets Ray find them."""
     cpus_per_rank: int = ranged(AT_LEAST_ONE, 1)

@@ -10,10 +10,12 @@ import signal
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.utils import get_num_cpus
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime.blocking import in_own_thread
@@ -51,8 +53,11 @@ class RaySession:
         self._repairing = asyncio.Lock()
 
     @classmethod
-    async def open(cls, config: ClusterConfig) -> RaySession:
+    async def open(cls, config: ClusterConfig, *, num_ranks: int) -> RaySession:
         """Connect to `config.address` or start Ray here; a connection that this process already has is used as is.
+
+        A Ray that is started here gets CPUs for `num_ranks` ranks, the most that will run at a time, as far as the
+        machine has cores: it starts a process ahead for each CPU, and counts as started when these are up.
 
         Authentication is on unless the environment's RAY_AUTH_MODE says otherwise: a Ray that is started here makes
         its token by itself, a cluster's token is read from ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
@@ -66,6 +71,7 @@ class RaySession:
         # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
         os.environ[NOSET_DEVICES] = "1"
         if config.address is None:
+            config = replace(config, local_num_cpus=_num_cpus(config, num_ranks))
             return cls(config, owned=True, processes=await _start(config))
         logger.info("joining the Ray cluster at %s", config.address)
         await _reach(config.address, config.connect_deadline_s)
@@ -179,6 +185,11 @@ def _join(config: ClusterConfig) -> None:
             f"cannot join the Ray cluster at {config.address} ({AUTH_MODE}={os.environ[AUTH_MODE]}): {error}; "
             "if the head is up, check that the token and the Ray version are the cluster's"
         ) from error
+
+
+def _num_cpus(config: ClusterConfig, num_ranks: int) -> int:
+    """CPUs of a Ray that is started here. Where the ranks want more than there are, placement says so."""
+    return config.local_num_cpus or min(num_ranks * config.cpus_per_rank, max(1, int(get_num_cpus())))
 
 
 def _start_here(config: ClusterConfig) -> None:

@@ -88,7 +88,7 @@ async def serving(
             stack.callback(metrics.close)
         listening(server)
         warn_if_open(server_config)
-        session = await RaySession.open(cluster_config)
+        session = await RaySession.open(cluster_config, num_ranks=limits.most * settings.num_ranks)
         stack.push_async_callback(session.close)
         progress(StartProgress("ray", 1, 1))
         device = choose_device(settings.device)

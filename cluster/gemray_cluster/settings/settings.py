@@ -182,7 +182,9 @@ class ServeSettings:
     address: str | None = _cluster(TEXT, "A running Ray cluster, HOST:PORT or auto (default: start Ray here).")
     namespace: str | None = _cluster(TEXT, "Ray namespace of the gang (default gemray).")
     strategy: str | None = _cluster(TEXT, "How ranks spread over nodes, in Ray's terms (default auto).")
-    local_num_cpus: int | None = _cluster(INTEGER, "CPUs of a Ray started here (default: the cores).", bounds=">= 1")
+    local_num_cpus: int | None = _cluster(
+        INTEGER, "CPUs of a Ray started here (default: what the ranks reserve, at most the cores).", bounds=">= 1"
+    )
     local_num_gpus: int | None = _cluster(INTEGER, "GPUs of a Ray started here (default: those found).", bounds=">= 0")
     cpus_per_rank: int | None = _cluster(INTEGER, "CPUs that a rank reserves (default 1).", bounds=">= 1")
     threads_per_rank: int | None = _cluster(

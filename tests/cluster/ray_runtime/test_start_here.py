@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime import session
@@ -57,3 +58,35 @@ def test_a_temporary_directory_that_is_not_there_yet(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "later"))
     monkeypatch.setattr(session, "_init", _failing_with(RuntimeError("Something else.")))
     assert _message() == "cannot start Ray on this machine: Something else"
+
+
+class FakeProcesses:
+    def __init__(self, silence_s: float) -> None:
+        """None to watch."""
+
+    async def meet(self) -> None:
+        """Nobody to ask."""
+
+
+@pytest.mark.parametrize(
+    ("config", "num_ranks", "expected"),
+    [
+        (ClusterConfig(), 2, 2),
+        (ClusterConfig(cpus_per_rank=3), 4, 12),
+        (ClusterConfig(), 65, 64),  # placement will wait, and say for what
+        (ClusterConfig(local_num_cpus=100), 2, 100),
+    ],
+)
+async def test_a_big_host_starts_no_more_processes_ahead_than_there_are_ranks(
+    no_ray: pytest.MonkeyPatch, config: ClusterConfig, num_ranks: int, expected: int
+) -> None:
+    """As Ray starts one for each CPU that it is given."""
+    given: list[int] = []
+    for name in (session.AUTH_MODE, session.NOSET_DEVICES):  # set by `open`, and given back as they were
+        no_ray.setenv(name, os.environ.get(name, ""))
+    no_ray.setattr(session, "get_num_cpus", lambda: 64)
+    no_ray.setattr(session, "_init", lambda num_cpus, **others: given.append(num_cpus))
+    no_ray.setattr(session, "OwnProcesses", FakeProcesses)
+    no_ray.setattr(ray, "is_initialized", lambda: False)
+    await session.RaySession.open(config, num_ranks=num_ranks)
+    assert given == [expected]

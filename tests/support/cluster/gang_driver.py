@@ -40,7 +40,7 @@ async def main(address: str, *, stay: bool) -> None:
             print("WAITING", file=sys.stderr, flush=True)
 
     try:
-        session = await RaySession.open(config)
+        session = await RaySession.open(config, num_ranks=2)
         gang = RayGang(session, config, engine, worker_class=FakeWorker)
         await gang.launch(progress)
     except GemrayError as error:
