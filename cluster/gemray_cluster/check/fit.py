@@ -32,7 +32,7 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
                 kv_scales(blueprint.config, blueprint.model)
             if all(map(_has_weights, settings.drafter)):
                 blueprint.drafter.check_weights()
-        _check_memory(blueprint)
+        require_memory(blueprint)
         if blueprint.kv is None:
             room = _estimated_room(blueprint)
             if room is None:
@@ -83,15 +83,16 @@ def check_front_end(model: str) -> CheckResult:
     return ok("tokenizer", f"tokenizer, chat template and generation defaults of {model} can be used.")
 
 
-def _has_weights(directory: str) -> bool:
-    return any(Path(directory).glob("*.safetensors*"))
-
-
-def _check_memory(blueprint: Blueprint) -> None:
+def require_memory(blueprint: Blueprint, *, num_gangs: int = 1, patience_s: float = 0.0) -> None:
     """Compare what the ranks need with the memory of this machine: of its card for each rank, or of its CPU for all of
     them. Raises CapacityError.
 
     Without a card here nothing is compared: the ranks check the nodes' cards before they load.
+
+    Args:
+        blueprint: of each gang.
+        num_gangs: gangs that share the CPU's memory.
+        patience_s: how long to wait for memory to become free.
     """
     import torch
 
@@ -101,15 +102,18 @@ def _check_memory(blueprint: Blueprint) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         return
     device = torch.device(config.device)
-    ranks_there = 1 if config.device == "cuda" else config.tensor_parallel_size
-    needs = MemoryNeeds.of(blueprint)
     require_room(
-        needs,
+        MemoryNeeds.of(blueprint),
         lambda: free_bytes(device),
         place="this machine",
-        ranks_there=ranks_there,
+        ranks_there=1 if config.device == "cuda" else num_gangs * config.tensor_parallel_size,
+        patience_s=patience_s,
         states_kv=config.kv_memory_bytes is not None,
     )
+
+
+def _has_weights(directory: str) -> bool:
+    return any(Path(directory).glob("*.safetensors*"))
 
 
 def _estimated_room(blueprint: Blueprint) -> KVRoom | None:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from gemray.channel_options import is_every_interface, is_this_machine
 from gemray_cluster.check.at_start import look_before_start
+from gemray_cluster.check.fit import require_memory
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.open_files import raise_open_files
 from gemray_cluster.check.resources import rank_bundle
@@ -138,8 +139,16 @@ def warn_if_open(config: ServerConfig) -> None:
 
 def _refuse_unfit(settings: ServeSettings, device: DeviceName | None) -> None:
     """What the ranks would refuse is refused here, in the settings' names, if the drafters can be read from here."""
-    if _are_drafters_here(settings):
+    if not _are_drafters_here(settings):
+        return
+    if device is None:
         settings.refuse_unfit(device)
+        return
+    blueprint = settings.blueprint(device)
+    if device == "cpu" and settings.address is None:  # all ranks will be here
+        from gemray_workers.rank.memory import PATIENCE_S
+
+        require_memory(blueprint, num_gangs=settings.replica_limits().at_start, patience_s=PATIENCE_S)
 
 
 def _read_configs(settings: ServeSettings, config: EngineConfig) -> None:
