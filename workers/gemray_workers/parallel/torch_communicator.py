@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import torch
@@ -21,14 +21,13 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     AllToAllOptions,
     PrefixStore,
-    ProcessGroupGloo,
     Store,
-    Work,
 )
 
 from gemray_kernels.numerics import is_tree, tree_sum
 from gemray_workers.errors import CommunicationError, InvalidField
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.parallel.process_group import ProcessGroup, finish, gloo_group, nccl_group, silent_group
 from gemray_workers.parallel.rendezvous import JoinDeadline, absent_at, meet
 from gemray_workers.parallel.symmetric_memory import one_shot_reduce
 
@@ -43,37 +42,6 @@ _GATHERED_BYTES = 1 << 18
 """Largest tensor that `all_reduce_tree` gathers whole; of a larger one each rank adds up a share."""
 
 
-class _Group(Protocol):
-    """What torch's gloo and NCCL backends share, as far as it is used here (torch's stubs leave it out)."""
-
-    def allreduce(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None: ...
-
-    def _allgather_base(self, output: Tensor, input: Tensor, opts: AllgatherOptions) -> Work | None: ...
-
-    def alltoall_base(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: Sequence[int],
-        input_split_sizes: Sequence[int],
-        opts: AllToAllOptions,
-    ) -> Work | None: ...
-
-    def broadcast(self, tensor: Tensor, root: int) -> Work: ...
-
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Work: ...
-
-    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Work: ...
-
-    def barrier(self) -> Work: ...
-
-    def shutdown(self) -> None: ...
-
-    def abort(self) -> None: ...
-
-    def _set_default_timeout(self, timeout: timedelta) -> None: ...
-
-
 class TorchCommunicator:
     """`Communicator` of one rank. Build it with `join_gang`; CUDA tensors go over NCCL, all others over gloo."""
 
@@ -82,8 +50,8 @@ class TorchCommunicator:
         rank: int,
         size: int,
         store: Store,
-        host: _Group,
-        device: _Group,
+        host: ProcessGroup,
+        device: ProcessGroup,
         torch_device: torch.device,
         timeout: timedelta,
     ) -> None:
@@ -131,7 +99,7 @@ class TorchCommunicator:
         if self._one_shot is not None and x.is_cuda and self._one_shot.is_faster(x):
             return self._one_shot(x)
         with self._collective("all_reduce"):
-            _wait(self._group_of(x).allreduce([x], self._all_reduce_options))
+            finish(self._group_of(x).allreduce([x], self._all_reduce_options))
         return x
 
     def all_reduce_tree(self, parts: Tensor, dtype: torch.dtype) -> Tensor:
@@ -149,7 +117,7 @@ class TorchCommunicator:
         shares = torch.nn.functional.pad(x.view(-1), (0, padding)).view(self._size, -1) if padding else x
         gathered = torch.empty_like(shares)
         with self._collective("exchange"):
-            _wait(self._group_of(x).alltoall_base(gathered.view(-1), shares.view(-1), [], [], self._exchange_options))
+            finish(self._group_of(x).alltoall_base(gathered.view(-1), shares.view(-1), [], [], self._exchange_options))
         share = tree_sum(gathered.view(self._size, -1)).to(dtype)
         return self.all_gather(share).view(-1)[: x.numel()].view(x.shape)
 
@@ -159,7 +127,7 @@ class TorchCommunicator:
         if gathered.numel() == 0:
             return gathered
         with self._collective("all_gather"):
-            _wait(self._group_of(x)._allgather_base(gathered.view(-1), x.reshape(-1), self._all_gather_options))
+            finish(self._group_of(x)._allgather_base(gathered.view(-1), x.reshape(-1), self._all_gather_options))
         return gathered
 
     def broadcast_bytes(self, payload: bytes | None) -> bytes:
@@ -185,12 +153,12 @@ class TorchCommunicator:
     def send(self, x: Tensor, to: int) -> None:
         """Send `x` to one rank, which must `receive` a tensor of its shape and dtype."""
         with self._collective("send"):
-            _wait(self._group_of(x).send([x.contiguous()], to, 0))
+            finish(self._group_of(x).send([x.contiguous()], to, 0))
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """Fill `x` with what `source` sends; on CUDA the current stream waits, not the host."""
         with self._collective("receive"):
-            _wait(self._group_of(x).recv([x], source, 0))
+            finish(self._group_of(x).recv([x], source, 0))
         return x
 
     def subgroup(self, size: int, name: str) -> Communicator:
@@ -202,9 +170,9 @@ class TorchCommunicator:
         # A name may come again: under the old one's keys the new group would look for ranks where they were.
         self._subgroups[name] += 1
         store = PrefixStore(f"{name}-{self._subgroups[name]}", self._store)
-        host = cast(_Group, ProcessGroupGloo(PrefixStore("host", store), self._rank, size, self._timeout))
+        host = gloo_group(store, self._rank, size, self._timeout)
         over_nccl = self._device is not self._host
-        tensors = _nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
+        tensors = nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
         within = TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout)
         self._within.append(within)
         return within
@@ -272,7 +240,7 @@ class TorchCommunicator:
     def barrier(self) -> None:
         """Return when every rank's host thread has arrived (queued CUDA work may still run)."""
         with self._collective("barrier"):
-            _wait(self._host.barrier())
+            finish(self._host.barrier())
 
     def close(self) -> None:
         """Leave the gang in order. A peer's collective that still needs this rank fails."""
@@ -290,12 +258,12 @@ class TorchCommunicator:
         if self._device is not self._host:
             self._device.abort()
 
-    def _group_of(self, x: Tensor) -> _Group:
+    def _group_of(self, x: Tensor) -> ProcessGroup:
         return self._device if x.is_cuda else self._host
 
     def _broadcast(self, buffer: Tensor) -> None:
         with self._collective("broadcast"):
-            _wait(self._host.broadcast(buffer, 0))
+            finish(self._host.broadcast(buffer, 0))
 
     @contextmanager
     def _collective(self, verb: str) -> Iterator[None]:
@@ -317,28 +285,11 @@ def silenced(comm: Communicator) -> Iterator[None]:
         yield
         return
     groups = comm._host, comm._device
-    comm._host = comm._device = cast(_Group, _Silence())
+    comm._host = comm._device = silent_group()
     try:
         yield
     finally:
         comm._host, comm._device = groups
-
-
-class _Silence:
-    """A group that exchanges nothing."""
-
-    def allreduce(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> None: ...
-
-    def _allgather_base(self, output: Tensor, input: Tensor, opts: AllgatherOptions) -> None: ...
-
-    def alltoall_base(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: Sequence[int],
-        input_split_sizes: Sequence[int],
-        opts: AllToAllOptions,
-    ) -> None: ...
 
 
 def join_gang(
@@ -372,28 +323,11 @@ def join_gang(
     store = meet(rank, size, rendezvous, deadline)
     collective_timeout = timedelta(seconds=timeout_s if collective_timeout_s is None else collective_timeout_s)
     try:
-        host = cast(_Group, ProcessGroupGloo(PrefixStore("host", store), rank, size, collective_timeout))
+        host = gloo_group(store, rank, size, collective_timeout)
         over_nccl = torch.device(device).type == "cuda"
-        tensors = _nccl_group(store, rank, size, torch.device(device), collective_timeout) if over_nccl else host
+        tensors = nccl_group(store, rank, size, torch.device(device), collective_timeout) if over_nccl else host
         communicator = TorchCommunicator(rank, size, store, host, tensors, torch.device(device), collective_timeout)
         communicator.barrier()
     except (RuntimeError, CommunicationError) as error:
         raise deadline.error(error) from error
     return communicator
-
-
-def _nccl_group(store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> _Group:
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # absent from torch built for CPU
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    group = ProcessGroupNCCL(PrefixStore("device", store), rank, size, options)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    group.eager_connect_single_device(torch.device("cuda", index))
-    return cast(_Group, group)
-
-
-def _wait(work: Work | None) -> None:
-    """Finish a gloo operation; NCCL ones queued on the current stream return nothing to wait for."""
-    if work is not None:
-        work.wait()
