@@ -13,7 +13,6 @@ from gemray_kernels.numerics import Numerics
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
-from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
@@ -28,9 +27,7 @@ from gemray_workers.execution.slots import SlotTable
 from gemray_workers.grammar.vocabulary import vocabulary_of_directory
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import MemoryInfo, ModelInfo, RankInfo
-from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.moe import OnExperts
-from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.attention_memory import attention_scratch
@@ -51,6 +48,7 @@ from gemray_workers.rank.memory import (
     require_room,
 )
 from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, find_room, told_as_capacity
+from gemray_workers.rank.target_parts import drafter_pools, load_target, target_pools
 from gemray_workers.rank.warm_up import OneByOne, requests_of
 from gemray_workers.sampling.verify import Accept, verify
 
@@ -106,19 +104,13 @@ class EngineRank:
         self._work_bytes = needs.work
         self._graph_bytes = 0
         self._scratch = attention_scratch(self._blueprint, device)
-        self._model = self._load_target(progress)
+        self._model = load_target(self._blueprint, comm, device, self._scratch, progress)
         # Now and not at the first grammar: nothing else of the process runs meanwhile.
         self._vocabulary = (
             vocabulary_of_directory(config.model_path, self._blueprint.model.vocab_size) if comm.rank == 0 else None
         )
-        self._pools = KVPools(
-            kv_donors(self._blueprint.model.layers),
-            self._blueprint.target_specs,
-            self._blueprint.pools.num_pages,
-            device=device,
-            scales=scales,
-        )
-        self._drafter_pools = self._build_drafter_pools()
+        self._pools = target_pools(self._blueprint, scales, device)
+        self._drafter_pools = drafter_pools(self._blueprint, device) if gang is None else None
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
         self._slots = self._build_slots()
         self._runners: dict[tuple[Drafter, Accept], CycleRunner] = {}
@@ -348,32 +340,6 @@ class EngineRank:
     @property
     def _traits(self) -> DrafterTraits:
         return self._blueprint.drafter.traits
-
-    def _load_target(self, progress: ProgressFn | None) -> TargetModel:
-        config = self._blueprint.model
-        model = TargetModel(
-            config,
-            self._comm,
-            dtype=self._config.torch_dtype,
-            device=self._device,
-            attention=attention_kernel(self._blueprint.choices[0], Numerics(self._config.numerics), self._scratch),
-            numerics=Numerics(self._config.numerics),
-        )
-        fill_weights = weight_source(self._config)
-        fill_weights(
-            self._config.model_path,
-            model.weight_targets(),
-            prefix=config.weight_prefix,
-            is_ignored=model.ignored_name,
-            progress=progress,
-        )
-        return model
-
-    def _build_drafter_pools(self) -> KVPools | None:
-        plan = self._blueprint.drafter
-        if not plan.kv_specs or self._gang is not None:
-            return None
-        return KVPools(kv_donors(plan.kv_layers), plan.kv_specs, self._blueprint.pools.num_pages, device=self._device)
 
     def _build_drafter(self, progress: ProgressFn | None) -> Drafter:
         return self._blueprint.drafter.build(
