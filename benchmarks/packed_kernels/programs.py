@@ -24,7 +24,8 @@ from gemray_kernels.reference.packed_linear import dequantized
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
 from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
-from packed_kernels.tiles import PROMPTS, TILES, short
+from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES
+from packed_kernels.tiles import TILES, short
 from support.kernels.packed_cases import FORMATS, PackedFormat, copied, random_packed
 
 TOLERANCE = 2.5e-3
@@ -101,7 +102,7 @@ def first_jobs(form: PackedFormat, parts: Sequence[str]) -> list[Job]:
         jobs += [Job(form.name, "summands", replace(tile, splits=2), rows) for tile in tried.more for rows in (32, 64)]
         jobs += [Job(form.name, "gelu", tile, rows) for tile in tried.gated_more for rows in (32, 64)]
     if "prompts" in parts:
-        jobs += [Job(form.name, "summands", tile, PROMPT_ROWS) for tile in PROMPTS]
+        jobs += [Job(form.name, "summands", tile, PROMPT_ROWS) for tile in PROMPT_TILES]
     return jobs
 
 

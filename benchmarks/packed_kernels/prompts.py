@@ -10,8 +10,9 @@ import torch
 from decode_kernels.measure import median_us, random
 from decode_kernels.weights import Weight
 from gemray_kernels.triton.packed_dequantize import dequantized as written_down
+from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES
 from packed_kernels.programs import PROMPT_ROWS
-from packed_kernels.tiles import PROMPTS, short
+from packed_kernels.tiles import short
 from packed_kernels.timing import copies, times
 from support.kernels.packed_cases import PackedFormat
 
@@ -26,7 +27,7 @@ def prompts(form: PackedFormat, weight: Weight) -> dict[str, object]:
         "written down": median_us([lambda w=w: torch.nn.functional.linear(x, written_down(w)) for w in sets]),  # type: ignore[misc]
         "written down alone": median_us([partial(written_down, w) for w in sets]),
     }
-    for tile in PROMPTS:
+    for tile in PROMPT_TILES:
         for splits in (1, 2, 3) if weight.num_out < 8192 else (1,):
             cut = replace(tile, splits=splits)
             result[short(cut)] = times(weight, x, sets, cut)

@@ -103,25 +103,13 @@ TILES: Mapping[str, Tiles] = {
         gated_more=[PackedTile(64, 4, 4)],
     ),
 }
-PROMPTS = [
-    PromptTile(256, 128, 8, 3),
-    PromptTile(256, 128, 8, 4),
-    PromptTile(128, 256, 8, 3),
-    PromptTile(128, 256, 8, 2),
-    PromptTile(64, 128, 4, 3),
-    PromptTile(64, 128, 4, 2),
-    PromptTile(64, 256, 4, 2),
-    PromptTile(128, 128, 8, 2),
-    PromptTile(128, 128, 8, 2, most_registers=128),
-    PromptTile(128, 128, 4, 2),
-]
 
 
 def short(tile: PackedTile | PromptTile) -> str:
     """A tile in a table's cell."""
-    held = f"{tile.outputs} w{tile.num_warps} s{tile.num_stages}"
     if isinstance(tile, PromptTile):
-        return f"{held} r{tile.rows} {tile.most_registers or ''}/{tile.splits}"
+        return f"{tile.groups}x{tile.outputs} r{tile.rows} /{tile.splits}"
+    held = f"{tile.outputs} w{tile.num_warps} s{tile.num_stages}"
     return f"{'W' if tile.weight_first else 'x'}{held} u{tile.units} p{tile.prefetched} /{tile.splits}"
 
 

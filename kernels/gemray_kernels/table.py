@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -217,13 +218,19 @@ def _fast_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
         return REFERENCE
     kernels = triton_kernels()
-    if torch.cuda.get_device_capability(device) < PACKED_CAPABILITY:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < PACKED_CAPABILITY:
         return replace(kernels, tiling=packed_linear.no_tiling)
+    if capability > PACKED_CAPABILITY:
+        from gemray_kernels.triton.packed_products import packed_product
+
+        return replace(kernels, packed_product=partial(packed_product, on_hopper=False))
     return kernels
 
 
 PACKED_CAPABILITY = (9, 0)
-"""What kernels of packed weights need: products of two bfloat16 numbers in a register."""
+"""What kernels of packed weights need: products of two bfloat16 numbers in a register. Those of prompts are written in
+this capability's instructions, which later ones have not."""
 
 
 EXACT_CAPABILITY = (9, 0)

@@ -7,6 +7,8 @@ add nothing to be seen; gated products are rounded twice more.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ TOLERANCE = 2.5e-3
 GATED_TOLERANCE = 5e-3
 SHAPES = {"31B o": (5376, 8192), "26B-A4B down": (2816, 2112)}
 """Outputs and inputs; of the second a part of a unit is left."""
-ROWS = (1, 5, 16, 33, 64, 200, 512)
+ROWS = (1, 5, 16, 33, 64, 200, 512, 1100)
 
 
 def random_rows(rows: int, num_in: int, seed: int) -> torch.Tensor:
@@ -57,6 +59,30 @@ def test_products(name: str, shape: str) -> None:
     for rows, first_SO in zip(ROWS, alone, strict=True):
         if rows <= 64:
             assert torch.equal(first_SO, alone[0]), f"a row's bits depend on the other {rows - 1}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_prompts_in_every_tile(name: str) -> None:
+    """Rows, outputs and units that tiles and parts do not divide; the same bits whenever it runs."""
+    from gemray_kernels.packed_tiles import laid_out
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.packed_prompts import packed_prompt_linear
+    from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES
+
+    weight = random_packed(FORMATS[name], 2816, 2112, device="cuda")
+    assert weight.tiling is not None
+    wide_OI = dequantized(copied(weight), torch.float64)
+    tiled = laid_out(weight, weight.tiling)
+    for rows in (65, 1100):
+        x_TI = random_rows(rows, 2112, seed=rows)
+        expected_TO = x_TI.double() @ wide_OI.T
+        for tile in PROMPT_TILES:
+            for splits, dtype in ((1, torch.bfloat16), (1, torch.float32), (2, torch.float32), (3, torch.float32)):
+                cut = replace(tile, splits=splits)
+                with poisoned_memory():
+                    found = [packed_prompt_linear(x_TI, tiled, cut, out_dtype=dtype) for _ in range(4)]
+                assert relative_error(found[0].sum(0, dtype=torch.float64), expected_TO) < TOLERANCE, (rows, cut)
+                assert all(torch.equal(again, found[0]) for again in found[1:]), (rows, cut)
 
 
 @pytest.mark.parametrize("name", EXPERTS)

@@ -12,12 +12,10 @@ from gemray_kernels.reference.packed_linear import dequantized
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_experts import TiledExperts
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
-from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from support.kernels.kernel_parity import poisoned_memory, relative_error
 from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed
 from support.kernels.quick_interpreter import patch_language_once
 
-PROMPT = PromptTile(outputs=32, rows=16, num_warps=4, num_stages=3, splits=2)
 CASES = ((48, 320, 0), (48, 256, 128))
 """Outputs and inputs, whole units of them or not, from which place of a whole weight on."""
 
@@ -44,10 +42,6 @@ def main() -> None:
                         "from 16 on": (
                             packed_linear_in_tiles(x_TI, tiled, tile, out_dtype=torch.float32, first=16)[0],
                             expected_TO[:, 16:],
-                        ),
-                        "prompt": (
-                            packed_prompt_linear(x_TI, tiled, PROMPT, out_dtype=torch.float32).sum(0),
-                            expected_TO,
                         ),
                         "gated": (
                             packed_gated_linear_in_tiles(x_TI, tiled, tile, Gate.GELU),

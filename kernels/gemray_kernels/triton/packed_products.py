@@ -21,7 +21,7 @@ from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
 from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
-from gemray_kernels.triton.packed_prompts import packed_prompt_linear
+from gemray_kernels.triton.packed_prompts import fits, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import (
     PROMPT_SPLITS,
     gated_tile,
@@ -38,18 +38,24 @@ def tiling(
     return tiling_of(code, group, scale_dtype, first, num_in) if dtype == torch.bfloat16 else None
 
 
-def packed_product(weight: PackedWeight) -> PackedProduct:
-    """The products with a weight, which is laid out anew in its memory where it has a tiling."""
+def packed_product(weight: PackedWeight, *, on_hopper: bool = True) -> PackedProduct:
+    """The products with a weight, which is laid out anew in its memory where it has a tiling.
+
+    Args:
+        weight: whose products they are.
+        on_hopper: of compute capability 9.0, whose instructions the products of many rows are written in.
+    """
     if weight.tiling is None:
         return ReferenceProduct(weight)
-    return TiledProduct(laid_out(weight, weight.tiling))
+    return TiledProduct(laid_out(weight, weight.tiling), on_hopper=on_hopper)
 
 
 class TiledProduct(PackedProduct):
     """Products with a weight that is laid out in units; rows are bfloat16."""
 
-    def __init__(self, weight: TiledWeight) -> None:
+    def __init__(self, weight: TiledWeight, *, on_hopper: bool = True) -> None:
         self._weight = weight
+        self._on_hopper = on_hopper
 
     @override
     def linear(self, x_TI: Tensor) -> Tensor:
@@ -70,7 +76,7 @@ class TiledProduct(PackedProduct):
     @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
-            return wide_linear(x_TI, dequantized(self._weight)).unsqueeze(0)
+            return self._summands_of_many_rows(x_TI, 0, wide=True)
         tile = tile_of_summands(self._weight, self._weight.num_out, x_TI.shape[0])
         return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=torch.float32)
 
@@ -93,12 +99,16 @@ class TiledProduct(PackedProduct):
     def _of_many_rows(self, x_TI: Tensor) -> Tensor:
         return self._summands_of_many_rows(x_TI, 0, most_splits=1)[0]
 
-    def _summands_of_many_rows(self, x_TI: Tensor, first: int, *, most_splits: int = PROMPT_SPLITS) -> Tensor:
-        tile = prompt_tile(self._weight, x_TI.shape[0], most_splits=most_splits)
-        if tile is None or x_TI.shape[0] == 0:
-            return torch.nn.functional.linear(x_TI, dequantized(self._weight, first)).unsqueeze(0)
-        dtype = x_TI.dtype if tile.splits == 1 else torch.float32
-        return packed_prompt_linear(x_TI, self._weight, tile, out_dtype=dtype, first=first)
+    def _summands_of_many_rows(
+        self, x_TI: Tensor, first: int, *, most_splits: int = PROMPT_SPLITS, wide: bool = False
+    ) -> Tensor:
+        weight = self._weight
+        if not (self._on_hopper and len(x_TI) and fits(x_TI, weight, first)):
+            numbers_OI = dequantized(weight, first)
+            return (wide_linear if wide else torch.nn.functional.linear)(x_TI, numbers_OI).unsqueeze(0)
+        tile = prompt_tile(weight.code, weight.num_out - first, weight.num_in, len(x_TI), most_splits=most_splits)
+        dtype = torch.float32 if wide or tile.splits > 1 else x_TI.dtype
+        return packed_prompt_linear(x_TI, weight, tile, out_dtype=dtype, first=first)
 
 
 _ENOUGH_OUTPUTS = 4096

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
-from gemray_kernels.packed_weight import CodeName, Scaling
+from gemray_kernels.packed_weight import CodeName
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import PackedTile
 from gemray_kernels.triton.packed_prompts import PromptTile
@@ -22,6 +23,24 @@ FEW_ROWS = 16
 """More rows are read too often by programs of few outputs."""
 PROMPT_SPLITS = 3
 """Most parts of a prompt's product that a reader adds up."""
+PART_INPUTS = 1300
+"""Inputs whose products take as long as a further part takes to be written and read."""
+MOST_PART_ROWS = 512
+"""Parts of more rows do not stay in the cache."""
+PROMPT_TILES = (
+    PromptTile(outputs=128, groups=2, rows=128),
+    PromptTile(outputs=64, groups=3, rows=128),
+    PromptTile(outputs=64, groups=2, rows=256),
+    PromptTile(outputs=64, groups=2, rows=128),
+)
+_PROMPT_COSTS: Mapping[CodeName, tuple[int, ...]] = {
+    "int4": (56, 43, 57, 31),
+    "nvfp4": (67, 48, 57, 40),
+    "int8": (62, 45, 61, 34),
+    "fp8": (62, 45, 61, 34),
+}
+"""Microseconds that each of the tiles takes with 5,376 inputs (`benchmarks/results/2026-11-29-h200-prompts`); those of
+int8, which was not timed, are taken for fp8's. NVFP4, which takes most to decode, wants more rows a number."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +53,6 @@ class _Tiles:
     """Tile of up to 64 rows."""
     few_gated: PackedTile
     more_gated: PackedTile
-    most_prompt_rows: int
-    """More rows pay for a pass that writes the numbers down."""
     few_gated_rows: int = FEW_ROWS
     """Most rows that take `few_gated`."""
 
@@ -46,7 +63,6 @@ _EIGHT_BITS = _Tiles(
     more=PackedTile(128, 4, 4, weight_first=True, prefetched=4),
     few_gated=PackedTile(64, 4, 4, prefetched=4),
     more_gated=PackedTile(64, 4, 4, prefetched=4),
-    most_prompt_rows=768,
 )
 _TILES: Mapping[CodeName, _Tiles] = {
     "int4": _Tiles(
@@ -55,7 +71,6 @@ _TILES: Mapping[CodeName, _Tiles] = {
         more=PackedTile(128, 4, 4),
         few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
         more_gated=PackedTile(64, 4, 4),
-        most_prompt_rows=512,
     ),
     "nvfp4": _Tiles(
         few=PackedTile(64, 2, 4, units=2, weight_first=True),
@@ -64,7 +79,6 @@ _TILES: Mapping[CodeName, _Tiles] = {
         few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
         few_gated_rows=8,
         more_gated=PackedTile(64, 4, 3, units=2),
-        most_prompt_rows=512,
     ),
     "int8": _EIGHT_BITS,
     "fp8": _EIGHT_BITS,
@@ -95,15 +109,24 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
     return PackedTile(outputs=32, num_warps=4, num_stages=4) if is_small and tile.outputs > 32 else tile
 
 
-def prompt_tile(weight: TiledWeight, num_rows: int, *, most_splits: int = 1) -> PromptTile | None:
-    """Choose a tile for more than 64 rows; None where the library's product with the numbers is faster.
+@lru_cache(maxsize=4096)
+def prompt_tile(code: CodeName, num_out: int, num_in: int, num_rows: int, *, most_splits: int = 1) -> PromptTile:
+    """Choose a tile for more than 64 rows: with which all multiprocessors are done soonest, as each computes one tile
+    after the other.
 
-    A tile dequantizes for each 128 rows; numbers that are written down are read and written once more, whatever the
-    rows. Tiles have more outputs than rows, as numbers of rows have two to four times the bytes of a weight's.
+    Args:
+        code: of the weight's numbers.
+        num_out: outputs.
+        num_in: inputs.
+        num_rows: more than 64.
+        most_splits: parts that its reader may add up.
     """
-    if weight.scaling is Scaling.SUMS or num_rows > _TILES[weight.code].most_prompt_rows:
-        return None
-    tile = PromptTile(outputs=256, rows=128, num_warps=8, num_stages=3)
-    programs = -(-weight.num_out // tile.outputs) * -(-num_rows // tile.rows)
-    splits = min(range(1, most_splits + 1), key=lambda count: -(-programs * count // MULTIPROCESSORS) / count)
-    return replace(tile, splits=splits)
+
+    def time(tile: PromptTile) -> float:
+        tiles = -(-num_out // (tile.groups * tile.outputs)) * -(-num_rows // tile.rows) * tile.splits
+        inputs = num_in / tile.splits * -(-tiles // MULTIPROCESSORS)
+        cost = _PROMPT_COSTS[code][PROMPT_TILES.index(replace(tile, splits=1))]
+        return cost * inputs * (1 + PART_INPUTS / num_in * (tile.splits - 1))
+
+    parts = range(1, 1 + (most_splits if num_rows <= MOST_PART_ROWS else 1))
+    return min((replace(tile, splits=n) for tile in PROMPT_TILES for n in parts), key=time)

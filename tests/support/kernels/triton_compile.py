@@ -41,6 +41,9 @@ class Compiled:
     lost_products: int | None
     """Instructions of the tensor cores whose result goes nowhere: the assembler has lost sums that the PTX asks for.
     None without nvdisasm."""
+    product_waits: int | None
+    """Waits for warp groups' products: the assembler adds one behind each product where it cannot let several run. None
+    without nvdisasm."""
     ptx: str
     ttir: str
     """Triton's own form, after its first passes."""
@@ -100,9 +103,10 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
-    lost = _lost_products(binary.asm["cubin"])
+    sass = _told_by("nvdisasm", "-c", binary.asm["cubin"])
+    lost, waits = _count(r"\b(?:HGMMA|HMMA)\S* RZ,", sass), _count(r"\bWARPGROUP\.DEPBAR\b", sass)
     texts = (binary.asm.get(kind, "") for kind in ("ptx", "ttir", "ttgir"))  # Gluon has no TTIR
-    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, lost, *texts)
+    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, lost, waits, *texts)
 
 
 def _descriptor(value: Any) -> str:
@@ -117,9 +121,8 @@ def _resources(cubin: bytes) -> tuple[int | None, int | None]:
     return (int(found[1]), int(found[2])) if found else (None, None)
 
 
-def _lost_products(cubin: bytes) -> int | None:
-    text = _told_by("nvdisasm", "-c", cubin)
-    return None if text is None else len(re.findall(r"\b(?:HGMMA|HMMA)\S* RZ,", text))
+def _count(pattern: str, sass: str | None) -> int | None:
+    return None if sass is None else len(re.findall(pattern, sass))
 
 
 def _told_by(name: str, option: str, cubin: bytes) -> str | None:
