@@ -23,6 +23,8 @@ from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, 
 
 _CHUNK = 1 << 23
 """Codes that are laid out at one time."""
+_MOST_TAKEN = 9 / 8
+"""Room of larger units, for that of the ones that take least: larger ones are read in fewer steps."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ class TiledWeight:
     """Inputs that share a scale."""
     place: int = 0
     """How many inputs of its group lie before the first one."""
+    parts: int = 0
+    """Numbers in bfloat16 that stand for each factor in exact numerics (`gemray_kernels.factor_parts`); 0 where there
+    are none, 1 for scales of units, which are such numbers themselves."""
+    parts_O: Tensor | None = None
+    """int32: the first part in the lower half, the second one above it. None where scales of units are the parts."""
+
+    @property
+    def unit(self) -> Unit:
+        """How its codes make words."""
+        return replace(UNITS[self.code], words=self.words_BOC.shape[-1])
 
     @property
     def num_out(self) -> int:
@@ -128,10 +140,11 @@ def exact_tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int
     """
     unit = UNITS[code.name]
     leaf = num_in // leaves
+    if code.name != "nvfp4" and (first + num_in - 1) // group == first // group:
+        words = unit_words(code, leaf)
+        return Tiling(Scaling.ROW, 2 * words * leaves * -(-leaf // (unit.planes * words)), 0, leaves, words)
     units = leaves * -(-leaf // unit.inputs)
     code_bytes = 2 * unit.words * units
-    if code.name != "nvfp4" and (first + num_in - 1) // group == first // group:
-        return Tiling(Scaling.ROW, code_bytes, 0, leaves)
     if leaf % unit.words == 0 and group % unit.words == 0:
         if (code.name, scale_dtype) == ("int4", torch.bfloat16):
             return Tiling(Scaling.CODES, code_bytes, 8 * units, leaves)
@@ -143,6 +156,17 @@ def exact_tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int
     return Tiling(Scaling.EACH, code_bytes, 4 * (groups.stop - groups.start), leaves)
 
 
+def unit_words(code: Code, leaf: int) -> int:
+    """Choose how many words a unit has where scales leave that open: many, but few behind the end of a leaf.
+
+    A tile product takes sixteen inputs at a time, so that a plane has no less.
+    """
+    unit = UNITS[code.name]
+    sizes = [unit.words >> halvings for halvings in range(3) if unit.words >> halvings >= 16]
+    taken = [-(-leaf // (unit.planes * words)) * words for words in sizes]
+    return next(words for words, size in zip(sizes, taken, strict=True) if size <= _MOST_TAKEN * min(taken))
+
+
 @torch.no_grad()
 def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
     """Lay a weight out in the memory that it has; the weight itself is no more to be used.
@@ -152,6 +176,8 @@ def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
         tiling: of this weight, for which the memory has room.
     """
     unit = UNITS[weight.code.name]
+    if tiling.words:
+        unit = replace(unit, words=tiling.words)
     leaf = weight.num_in // tiling.leaves
     units_of_leaf = -(-leaf // unit.inputs)
     lead, num_out, units = weight.codes_OW.shape[:-2], weight.num_out, tiling.leaves * units_of_leaf

@@ -60,6 +60,8 @@ class Tiling:
     """Bytes of a row's scales."""
     leaves: int = 1
     """Equal parts of the inputs, each of which begins with a unit of its own (`gemray_kernels.numerics`)."""
+    words: int = 0
+    """Words of a unit; 0 for as many as those of its code have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,12 @@ that the order of leaves shows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from gemray_kernels.factor_parts import with_parts
 from gemray_kernels.numerics import tree_sum
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.packed_weight import PackedWeight
@@ -49,6 +51,9 @@ def main() -> None:
     for name in EXPERTS:
         for line in of_second_layer(name, LEAF.get(name, ANY_LEAF)):
             print(name, line, sep="\t")
+    for name in ("fp8 channel", "nvfp4"):
+        for line in of_two_parts(name):
+            print(name, line, sep="\t")
     for line in of_both_layers("int8 channel"):
         print(line)
 
@@ -65,7 +70,7 @@ def weight_of(name: str, leaves: int, leaf: int, *, first: int = 0, num_experts:
 
 def tiles_of(weight: PackedWeight) -> TiledWeight:
     assert weight.tiling is not None
-    return laid_out(weight, weight.tiling)
+    return with_parts(laid_out(weight, weight.tiling))
 
 
 def rows_of(count: int, num_in: int, leaves: int) -> Tensor:
@@ -105,6 +110,22 @@ def of_layer(name: str, leaves: int, leaf: int) -> Iterator[str]:
             yield "gated"
     if leaves > 1 and torch.equal(in_order, expected):
         yield "the order of leaves does not show"
+
+
+def of_two_parts(name: str) -> Iterator[str]:
+    """A factor of 3, as the sum of 2 and 1, is that of a weight of one part thrice."""
+    weight = weight_of(name, 1, LEAF.get(name, ANY_LEAF))
+    x_TI = rows_of(5, weight.num_in, 1)
+    one = tiles_of(weight)
+    assert one.parts == 1
+    assert one.parts_O is not None
+    # A binade above the part itself, and the part.
+    two = replace(one, parts=2, parts_O=one.parts_O + (1 << 7) | one.parts_O << 16)
+    tile = ExactPackedTile(32, 4, 2)
+    with poisoned_memory():
+        expected, found = (exact_packed_summands(x_TI, w, tile, out_dtype=torch.float32) for w in (one, two))
+    if not torch.equal(found, 3 * expected):
+        yield "two parts"
 
 
 def of_second_layer(name: str, leaf: int) -> Iterator[str]:

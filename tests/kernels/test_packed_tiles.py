@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemray_kernels.packed_tiles import UNITS, exact_tiling_of, laid_out, tiling_of
+from gemray_kernels.packed_tiles import UNITS, exact_tiling_of, laid_out, tiling_of, unit_words
 from gemray_kernels.packed_weight import FP8, INT4, INT8, NVFP4, Code, Scaling
 from support.kernels.packed_cases import FORMATS, random_packed
 
@@ -61,6 +61,27 @@ def test_which_weights_are_laid_out_leaf_by_leaf(
     tiling = exact_tiling_of(code, group, dtype, first, num_in, leaves)
     assert tiling.scaling is scaling
     assert tiling.leaves == leaves
+
+
+@pytest.mark.parametrize(
+    ("code", "leaf", "words"),
+    [
+        (INT8, 88, 16),
+        (INT8, 264, 32),
+        (INT8, 96, 16),
+        (FP8, 352, 64),
+        (FP8, 1024, 64),
+        (INT4, 88, 32),
+        (INT4, 40, 16),
+    ],
+)
+def test_short_leaves_have_small_units(code: Code, leaf: int, words: int) -> None:
+    """As few inputs behind a leaf's end as planes of sixteen allow: 8 of 88 instead of 40."""
+    assert unit_words(code, leaf) == words
+    tiling = exact_tiling_of(code, 8 * leaf, torch.bfloat16, 0, 8 * leaf, 8)
+    inputs = UNITS[code.name].planes * words
+    assert tiling.words == words
+    assert tiling.code_bytes == 8 * -(-leaf // inputs) * 2 * words
 
 
 @pytest.mark.parametrize("name", FORMATS)

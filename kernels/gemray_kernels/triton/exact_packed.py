@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gemray_kernels.factor_parts import with_parts
 from gemray_kernels.packed_product import ExactExpertProducts, PackedProduct
 from gemray_kernels.packed_tiles import TiledWeight, exact_tiling_of, laid_out
 from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, Tiling
@@ -51,7 +52,7 @@ class TiledExactProduct(PackedProduct):
     """Products with a weight that is laid out in units, leaf by leaf; rows are bfloat16."""
 
     def __init__(self, weight: TiledWeight) -> None:
-        self._weight = weight
+        self._weight = with_parts(weight)
 
     @override
     def linear(self, x_TI: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ def few_rows_tile(weight: TiledWeight, num_rows: int, num_out: int) -> ExactPack
     """Choose a tile for so many outputs of at most 64 rows, by speed: a row's bits are the same in all of them."""
     together = streaming_leaves(num_rows, num_out, weight.leaves)
     if weight.scaling is Scaling.EACH:  # whose scales take shared memory
-        return ExactPackedTile(64, 4, 2, leaves=together)
+        return ExactPackedTile(32, 4, 2, leaves=min(together, 2))
     if num_rows > _MORE_ROWS:
         return ExactPackedTile(64, 4, 3, leaves=together)
     tile = _FEW[weight.code]

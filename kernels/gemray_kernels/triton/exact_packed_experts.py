@@ -15,17 +15,22 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
+from gemray_kernels.factor_parts import with_parts
 from gemray_kernels.packed_product import ExactExpertProducts
-from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton import few_rows_experts
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
-from gemray_kernels.triton.exact_packed_linear import packed_subtree
+from gemray_kernels.triton.exact_packed_tree import packed_subtree
 from gemray_kernels.triton.experts import pairs_of_experts
 from gemray_kernels.triton.few_rows_experts import pairs_like
+from gemray_kernels.triton.many_rows_experts import block_of
 from gemray_kernels.triton.packed_experts import PackedExpertTile
-from gemray_kernels.triton.packed_linear import CODES, load_tile
+from gemray_kernels.triton.packed_linear import CODES, LEAST_LEFT
+
+SHORT_LEAF = 4
+"""Units."""
 
 
 class TiledExactExperts(ExactExpertProducts):
@@ -33,8 +38,8 @@ class TiledExactExperts(ExactExpertProducts):
 
     def __init__(self, gate_up: TiledWeight, down: TiledWeight) -> None:
         """Experts of weights with a leading dimension, gate halves above up halves."""
-        self._gate_up = gate_up
-        self._down = down
+        self._gate_up = with_parts(gate_up)
+        self._down = with_parts(down)
 
     @override
     def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
@@ -99,51 +104,62 @@ def exact_expert_linear(
             f"x {list(x_XI.shape)} with strides {x_XI.stride()} and experts with {experts_TK.stride()}: {num_in} "
             f"contiguous inputs and contiguous experts are allowed"
         )
-    unit = UNITS[weight.code]
+    unit = weight.unit
     tile = tile or tile_for(weight, num_rows, gated=gated)
     num_experts, units = weight.words_BOC.shape[:2]
+    # Short leaves are unrolled, so that what is loaded ahead is the next leaf's, too.
+    in_one_step = weight.leaves > 1 and weight.units_of_leaf <= SHORT_LEAF
     align = 8 if weight.leaf % 8 == 0 else 1
     finds_pairs = pairs is None
     early = finds_pairs and starts_early(x_XI)
     outputs = triton.cdiv(num_out, tile.outputs)
     pairs_ET, counts_E = pairs or (experts_TK, experts_TK)
-    grid = (outputs, num_pairs, 1) if finds_pairs else (outputs, triton.cdiv(num_rows, tile.pairs), num_experts)
+    # Listed pairs make a block an expert at least, the last of which may be empty.
+    blocks = num_pairs if finds_pairs else triton.cdiv(num_pairs, tile.pairs) + num_experts
+    grid = (outputs, blocks) if finds_pairs else (outputs * blocks, 1)
     _exact_expert_kernel[grid](
         x_XI,
         weight.words_BOC,
         weight.scale_BO,
         weight.factor_O,
+        weight.factor_O if weight.parts_O is None else weight.parts_O,
         experts_TK,
         pairs_ET,
         counts_E,
         out_RO,
         num_pairs,
         num_rows,
+        num_experts,
         num_out,
         weight.num_out,
         units,
         weight.leaf // align,
+        weight.units_of_leaf,
         weight.place,
         weight.scale_BO.shape[1],
         x_XI.stride(0),
+        0,
         weight.leaves // 2,
         GROUP=weight.group,
         ALIGN=align,
-        UNITS=weight.units_of_leaf,
+        STEP=weight.units_of_leaf if in_one_step else 1,
+        IN_ONE_STEP=in_one_step,
         LEAVES=weight.leaves,
         CODE=CODES[weight.code],
         SCALING=weight.scaling.value,
+        PARTS=weight.parts,
         WORDS=unit.words,
         PLANES=unit.planes,
         GATED=gated,
         PAIRS_A_ROW=pairs_a_row,
         FINDS_PAIRS=finds_pairs,
         BLOCK_R=few_rows_experts.block_of_pairs(num_pairs) if finds_pairs else 16,
+        BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_M=tile.pairs,
         BLOCK_O=tile.outputs,
         EVEN_I=weight.leaf % unit.inputs == 0,
         EVEN_O=num_out % tile.outputs == 0,
-        WEIGHT_FIRST=tile.pairs > 32,
+        WEIGHT_FIRST=tile.pairs > 32 or tile.pairs < LEAST_LEFT,
         EARLY=early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -152,38 +168,45 @@ def exact_expert_linear(
     return out_RO
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_pairs", "num_rows", "units_of_leaf", "groups"])  # type: ignore[untyped-decorator]
 def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     x_XI,
     words_EBOC,
     scale_EBO,
     factor_EO,
+    parts_EO,
     experts_R,
     pairs_ET,
     counts_E,
     out_RO,
     num_pairs,
     num_rows,
+    num_experts,
     num_out,
     all_out,
     units,
     leaf_units,
+    units_of_leaf,
     place,
     groups,
     x_stride,
+    parts_stride,
     num_twins,
     GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
-    UNITS: tl.constexpr,
+    STEP: tl.constexpr,
+    IN_ONE_STEP: tl.constexpr,
     LEAVES: tl.constexpr,
     CODE: tl.constexpr,
     SCALING: tl.constexpr,
+    PARTS: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     GATED: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     FINDS_PAIRS: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_O: tl.constexpr,
     EVEN_I: tl.constexpr,
@@ -195,15 +218,17 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         wait_for_inputs(EARLY)
     m_M = tl.arange(0, BLOCK_M)
     if FINDS_PAIRS:
+        column = tl.program_id(0)
         expert, pair_M, count, has_work = pairs_like(tl.program_id(1), experts_R, num_pairs, BLOCK_R, BLOCK_M)
         is_pair_M = m_M < count
     else:
-        expert = tl.program_id(2)
-        count = tl.load(counts_E + expert)
-        has_work = tl.program_id(1) * BLOCK_M < count
-        m_M += tl.program_id(1) * BLOCK_M
+        columns = tl.cdiv(num_out, BLOCK_O)
+        column = tl.program_id(0) % columns
+        expert, first_pair, count = block_of(tl.program_id(0) // columns, counts_E, num_experts, BLOCK_M, BLOCK_E)
+        has_work = first_pair < count
+        m_M += first_pair
         is_pair_M = m_M < count
-        pair_M = tl.load(pairs_ET + expert * num_rows + m_M, mask=is_pair_M, other=0)
+        pair_M = tl.load(pairs_ET + expert.to(tl.int64) * num_rows + m_M, mask=is_pair_M, other=0)
     if not GATED:
         # The experts were chosen before the kernel before this one: they may be read before it has ended.
         wait_for_inputs(EARLY)
@@ -212,8 +237,8 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     expert = expert.to(tl.int64)
     words_BOC = words_EBOC + expert * units * all_out * WORDS
     scale_BO = scale_EBO + expert * (groups * all_out if SCALING > 0 else all_out)
-    factor_O = factor_EO + expert * all_out
-    o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    o_O = column * BLOCK_O + tl.arange(0, BLOCK_O)
+    out_at = expert * all_out + o_O
     in_out_O = o_O < num_out
     c_C = tl.arange(0, WORDS)
     x_at_M = (pair_M // PAIRS_A_ROW).to(tl.int64) * x_stride
@@ -222,7 +247,8 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     if WEIGHT_FIRST:
         words_at = words_BOC + o_O[:, None] * WORDS + c_C[None, :]
         scale_at = scale_BO + o_O[:, None]
-        factor_at = factor_O + o_O[:, None]
+        factor_at = factor_EO + out_at[:, None]
+        parts_at = parts_EO + out_at[:, None]
         x_at = x_XI + x_at_M[None, :] + c_C[:, None]
         c_x = c_C[:, None]
         place += c_C[None, :]
@@ -232,7 +258,8 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     else:
         words_at = words_BOC + o_O[None, :] * WORDS + c_C[:, None]
         scale_at = scale_BO + o_O[None, :]
-        factor_at = factor_O + o_O[None, :]
+        factor_at = factor_EO + out_at[None, :]
+        parts_at = parts_EO + out_at[None, :]
         x_at = x_XI + x_at_M[:, None] + c_C[None, :]
         c_x = c_C[None, :]
         place += c_C[:, None]
@@ -240,18 +267,12 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         is_pair = is_pair_M[:, None]
         to = to_M[:, None] + o_O[None, :]
     leaf = leaf_units * ALIGN
-    factor = load_tile(factor_at, in_out, not EVEN_O)
-    result = packed_subtree(
-        x_at, words_at, scale_at, factor, is_pair, in_out, c_x, leaf, place, groups, all_out * WORDS, all_out,
-        num_twins, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O, WEIGHT_FIRST,
+    result, up = packed_subtree(
+        x_at, words_at, scale_at, factor_at, parts_at, is_pair, in_out, c_x, leaf, units_of_leaf, place, groups,
+        all_out * WORDS, all_out, parts_stride, num_twins, num_out, GROUP, STEP, IN_ONE_STEP, LEAVES, CODE, SCALING,
+        PARTS, WORDS, PLANES, GATED, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
     dtype = out_RO.dtype.element_ty
     if GATED:
-        factor = load_tile(factor_at + num_out, in_out, not EVEN_O)
-        up = packed_subtree(
-            x_at, words_at + num_out * WORDS, scale_at + num_out, factor, is_pair, in_out, c_x, leaf, place, groups,
-            all_out * WORDS, all_out, num_twins, GROUP, UNITS, LEAVES, CODE, SCALING, WORDS, PLANES, EVEN_I, EVEN_O,
-            WEIGHT_FIRST,
-        )  # fmt: skip
         result = gated_sums(result, up, dtype, True)
     tl.store(out_RO + to, result.to(dtype), mask=in_out & is_pair)

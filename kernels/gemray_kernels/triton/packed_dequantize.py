@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e2m1, scaled_int4
 
@@ -19,7 +19,7 @@ BLOCK = 64
 
 def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
     """The numbers [O - first, I] of the outputs from `first` on, of a weight without a leading dimension."""
-    unit = UNITS[weight.code]
+    unit = weight.unit
     num_out = weight.num_out - first
     out_OI = torch.empty(num_out, weight.num_in, dtype=torch.bfloat16, device=weight.words_BOC.device)
     _dequantize_kernel[(weight.words_BOC.shape[0], triton.cdiv(num_out, BLOCK))](

@@ -242,7 +242,7 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         scales = words  # a name, where there are none
         if SCALING > 0:
             scales = load_tile(scale_at + unit * all_out, in_out, not EVEN_O)
-        x0, x1, x2, x3 = load_planes(x_at + first, num_in - first - c_x, is_pair, PLANES, WORDS, EVEN_I)
+        x0, x1, x2, x3 = load_planes(x_at + first, num_in - first, c_x, is_pair, PLANES, WORDS, EVEN_I)
         acc = add_unit(acc, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
         if GATED:
             words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)

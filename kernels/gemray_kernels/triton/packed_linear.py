@@ -192,10 +192,13 @@ def load_tile(at, mask, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_planes(x_at, left, is_row, PLANES: tl.constexpr, WORDS: tl.constexpr, EVEN_I: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_planes(  # type: ignore[no-untyped-def]
+    x_at, left, c_x, is_row, PLANES: tl.constexpr, WORDS: tl.constexpr, EVEN_I: tl.constexpr
+):
     """A unit's inputs, a tile for each plane; the last two are names where there are two planes.
 
-    `left`: inputs from each column on, which ends behind the last one where EVEN_I does not say that units are whole.
+    `left`: inputs that there are, of which `c_x` are the first plane's places, where EVEN_I does not say that units are
+    whole.
     """
     if EVEN_I:
         x0 = tl.load(x_at, mask=is_row, other=0.0)
@@ -206,13 +209,14 @@ def load_planes(x_at, left, is_row, PLANES: tl.constexpr, WORDS: tl.constexpr, E
             x2 = tl.load(x_at + 2 * WORDS, mask=is_row, other=0.0)
             x3 = tl.load(x_at + 3 * WORDS, mask=is_row, other=0.0)
     else:
-        x0 = tl.load(x_at, mask=is_row & (left > 0), other=0.0)
-        x1 = tl.load(x_at + WORDS, mask=is_row & (left > WORDS), other=0.0)
+        # Places below a number, and not a difference above zero, of which Triton does not see how many are alike.
+        x0 = tl.load(x_at, mask=is_row & (c_x < left), other=0.0)
+        x1 = tl.load(x_at + WORDS, mask=is_row & (c_x < left - WORDS), other=0.0)
         x2 = x0
         x3 = x0
         if PLANES == 4:
-            x2 = tl.load(x_at + 2 * WORDS, mask=is_row & (left > 2 * WORDS), other=0.0)
-            x3 = tl.load(x_at + 3 * WORDS, mask=is_row & (left > 3 * WORDS), other=0.0)
+            x2 = tl.load(x_at + 2 * WORDS, mask=is_row & (c_x < left - 2 * WORDS), other=0.0)
+            x3 = tl.load(x_at + 3 * WORDS, mask=is_row & (c_x < left - 3 * WORDS), other=0.0)
     return x0, x1, x2, x3
 
 
@@ -291,7 +295,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
             scales = words  # a name, where there are none
             if SCALING > 0:
                 scales = load_tile(scale_at + unit * scale_stride, in_out, not EVEN_O)
-            x0, x1, x2, x3 = load_planes(x_at + first, num_in - first - c_x, is_row, PLANES, WORDS, EVEN_I)
+            x0, x1, x2, x3 = load_planes(x_at + first, num_in - first, c_x, is_row, PLANES, WORDS, EVEN_I)
             acc = add_unit(acc, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
             if GATE > 0:
                 words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)

@@ -36,6 +36,7 @@ FORMATS = {
         PackedFormat("int8 channel", INT8, None),
         PackedFormat("int8 packed channel", INT8_PACKED, None),
         PackedFormat("fp8 channel", FP8, None),
+        PackedFormat("fp8 channel float32", FP8, None, torch.float32),
         PackedFormat("fp8 block 128", FP8, 128, torch.float32),
         PackedFormat("nvfp4", NVFP4, 16, torch.float8_e4m3fn, "divides"),
         PackedFormat("nvfp4 modelopt", NVFP4, 16, torch.float8_e4m3fn, "multiplies"),

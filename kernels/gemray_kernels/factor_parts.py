@@ -1,0 +1,135 @@
+"""Scales of rows as one bfloat16 number or two that round a code's numbers as float32 does.
+
+In exact numerics a number is ``value · factor`` in float32, rounded to bfloat16. Values have few digits, so that
+``value · high`` rounds the same where a factor has no more digits than ``high`` holds; else ``value · high + (value ·
+low)`` does, with its last sum rounded once, for some ``low`` near the rest of the factor. Both take two numbers at a
+time in a register. Which ``low`` that is, is found by trying every value of the code.
+
+Shape legend: O outputs, N different factors, V values of a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_weight import CodeName, Scaling
+
+_LEAST = 2.0**-60
+_MOST: Mapping[CodeName, float] = {"int4": 2.0**35, "int8": 2.0**35, "fp8": 2.0**6, "nvfp4": 2.0**60}
+"""Bounds of factors that are taken apart: beyond them a part or a product would leave bfloat16's range."""
+_CHUNK = 1 << 14
+"""Factors that are tried at a time."""
+_BLOCKS_FACTOR = {"fp8": 1.0}
+"""Codes whose units may have a scale each, with what a kernel expects in the place of the row's."""
+
+
+def with_parts(weight: TiledWeight) -> TiledWeight:
+    """The weight with its factors in parts, where all of its rows have them."""
+    if weight.scaling is Scaling.SUMS:
+        return replace(weight, parts=1) if _are_short_scales(weight) else weight
+    if weight.scaling is Scaling.EACH or (weight.code, weight.scaling) == ("int4", Scaling.CODES):
+        return weight
+    factor_N, which_O = torch.unique(weight.factor_O, return_inverse=True)
+    high_N, low_N, found_N = parts_of(factor_N, values_of(weight.code), _MOST[weight.code])
+    if not found_N.all():
+        return weight
+    parts = 2 if low_N.any() else 1
+    up = part_size(weight.code, parts)
+    bits_N = _bits(high_N * up) | _bits(low_N * up) << 16
+    return replace(weight, parts=parts, parts_O=bits_N[which_O])
+
+
+def part_size(code: CodeName, parts: int) -> float:
+    """What parts are multiplied with for kernels, whose numbers of a code are smaller by as much.
+
+    e4m3's are ``value · 2^-120`` as they are masked out of their words. One part of int8 is multiplied with a masked
+    code, ``code · 2^-133``, and the product is 2^-21 of the number.
+    """
+    if code == "fp8":
+        return 2.0**120
+    return 2.0**91 if code == "int8" and parts == 1 else 1.0
+
+
+def values_of(code: CodeName) -> Tensor:
+    """The sizes [V] of what a kernel multiplies with the factors of a row, float32."""
+    size = 1 / UNITS[code].factor
+    e4m3 = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    if code == "fp8":
+        return e4m3 * size
+    if code == "nvfp4":
+        e2m1 = torch.tensor([0.5, 1, 1.5, 2, 3, 4, 6])
+        return (e2m1[:, None] * e4m3).flatten() * size
+    return torch.arange(1, 9 if code == "int4" else 129) * size
+
+
+def parts_of(factor_N: Tensor, values_V: Tensor, most: float = 2.0**60) -> tuple[Tensor, Tensor, Tensor]:
+    """High and low parts of factors, float32 numbers that bfloat16 holds, and which factors have such parts.
+
+    Args:
+        factor_N: float32.
+        values_V: float32 numbers of at most eight digits.
+        most: of factors that are tried.
+    """
+    high_N, low_N = torch.zeros_like(factor_N), torch.zeros_like(factor_N)
+    found_N = (factor_N == 0) | (factor_N.bfloat16().float() == factor_N)
+    high_N = torch.where(found_N, factor_N, high_N)
+    found_N &= (factor_N == 0) | ((factor_N.abs() >= _LEAST) & (factor_N.abs() <= most))
+    open_N = ~found_N & (factor_N.abs() >= _LEAST) & (factor_N.abs() <= most)
+    places = open_N.nonzero().squeeze(1)
+    for first in range(0, len(places), _CHUNK):
+        chunk = places[first : first + _CHUNK]
+        high_N[chunk], low_N[chunk], found_N[chunk] = _tried(factor_N[chunk], values_V.to(factor_N.device))
+    return high_N, low_N, found_N
+
+
+def _tried(factor_N: Tensor, values_V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `parts_of`, of factors that need two."""
+    wanted_NV = (factor_N[:, None] * values_V).bfloat16().double()
+    high_N, low_N = factor_N.bfloat16().float(), torch.zeros_like(factor_N)
+    found_N = torch.zeros_like(factor_N, dtype=torch.bool)
+    for up in (0, 1, -1):
+        for aside in sorted(range(-12, 13), key=abs):
+            (open_N,) = (~found_N).nonzero(as_tuple=True)
+            if not len(open_N):
+                return high_N, low_N, found_N
+            factor = factor_N[open_N]
+            high = _stepped(factor.bfloat16(), up)
+            low = _stepped((factor - high).bfloat16(), aside)
+            rest_NV = (low[:, None] * values_V).bfloat16().double()  # of 16 digits, which float32 holds
+            sums_NV = rounded_once((high[:, None] * values_V).double() + rest_NV)
+            good = (sums_NV == wanted_NV[open_N]).all(1)
+            high_N[open_N[good]], low_N[open_N[good]], found_N[open_N[good]] = high[good], low[good], True
+    return high_N, low_N, found_N
+
+
+def rounded_once(x: Tensor) -> Tensor:
+    """float64 numbers of bfloat16's range rounded to the nearest that it holds: a conversion would do so twice."""
+    bits = x.view(torch.int64)
+    bits = bits + (1 << 44) - 1 + (bits >> 45 & 1)
+    return (bits >> 45 << 45).view(torch.float64)
+
+
+def _stepped(x: Tensor, steps: int) -> Tensor:
+    """bfloat16 numbers so many neighbours on, away from zero, as float32."""
+    return (x.view(torch.int16) + steps).view(torch.bfloat16).float()
+
+
+def _bits(x: Tensor) -> Tensor:
+    """Bits of float32 numbers that bfloat16 holds, as bfloat16 has them, in int32."""
+    return x.contiguous().view(torch.int32) >> 16 & 0xFFFF
+
+
+def _are_short_scales(weight: TiledWeight) -> bool:
+    """Whether a kernel can take each unit's scale as a single part."""
+    scale = weight.scale_BO
+    size = scale.abs()
+    inside = (size == 0) | ((size >= _LEAST) & (size <= _MOST[weight.code]))
+    short = (scale.bfloat16().float() == scale) & inside
+    return bool(
+        weight.code in _BLOCKS_FACTOR and (weight.factor_O == _BLOCKS_FACTOR[weight.code]).all() and short.all()
+    )

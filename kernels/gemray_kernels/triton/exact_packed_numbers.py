@@ -1,0 +1,241 @@
+"""Numbers of packed codes times the parts of their factor, two at a time in a register, rounded once each.
+
+Parts are those of `gemray_kernels.factor_parts`, in int32 with a part in either half. What `packed_planes` makes of
+words is multiplied in the same piece of assembly: Triton may pass what one piece gives another through shared memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gemray_kernels.triton.dot import INTERPRETED
+from gemray_kernels.triton.packed_planes import int8, plain_int4, scaled_e2m1
+
+
+def _text(values: str, planes: int, operands: int, parts: int) -> tl.constexpr:
+    """Assembly of `values`, which leaves a register for each plane, and of its products with the parts of a factor.
+
+    Args:
+        values: reads words from ``$W`` and, of e2m1, their scales from ``$S``.
+        planes: results.
+        operands: registers of what it reads; parts follow, of two registers each, which are equal.
+        parts: 1 or 2.
+    """
+    high = planes + operands
+    lines = [values.replace("$W", f"${planes}").replace("$S", f"${planes + 1}")]
+    for plane in range(planes):
+        if parts == 1:
+            lines.append(f"mul.rn.bf16x2 ${plane}, p{plane}, ${high};")
+        else:
+            lines.append(f"mul.rn.bf16x2 rest, p{plane}, ${high + 2};")
+            lines.append(f"fma.rn.bf16x2 ${plane}, p{plane}, ${high}, rest;")
+    return tl.constexpr("{\n.reg .b32 p<4>, rest;\n" + "\n".join(lines) + "\n}")
+
+
+_MASKED_E4M3 = """
+    .reg .b32 sign;
+    shl.b32 sign, $W, 8;
+    and.b32 sign, sign, 0x80008000;
+    shl.b32 p0, $W, 4;
+    and.b32 p0, p0, 0x07F007F0;
+    or.b32 p0, p0, sign;
+    and.b32 sign, $W, 0x80008000;
+    shr.u32 p1, $W, 4;
+    and.b32 p1, p1, 0x07F007F0;
+    or.b32 p1, p1, sign;
+"""
+"""``value · 2^-120``."""
+_INT8 = """
+    .reg .b32 code, scale, offset;
+    mov.b32 scale, 0x77807780;
+    mov.b32 offset, 0xB880B880;
+    and.b32 code, $W, 0x00FF00FF;
+    fma.rn.bf16x2 p0, code, scale, offset;
+    shr.u32 code, $W, 8;
+    and.b32 code, code, 0x00FF00FF;
+    fma.rn.bf16x2 p1, code, scale, offset;
+"""
+"""As of `packed_planes.int8`."""
+_PLAIN_INT4 = """
+    .reg .b32 code, shifted, offset, even, odd;
+    mov.b32 even, 0x77807780;
+    mov.b32 odd, 0x75807580;
+    mov.b32 offset, 0xB680B680;
+    and.b32 code, $W, 0x000F000F;
+    fma.rn.bf16x2 p0, code, even, offset;
+    and.b32 code, $W, 0x00F000F0;
+    fma.rn.bf16x2 p1, code, odd, offset;
+    shr.u32 shifted, $W, 8;
+    and.b32 code, shifted, 0x000F000F;
+    fma.rn.bf16x2 p2, code, even, offset;
+    and.b32 code, shifted, 0x00F000F0;
+    fma.rn.bf16x2 p3, code, odd, offset;
+"""
+"""As of `packed_planes.plain_int4`."""
+_SCALED_E2M1 = """
+    .reg .b32 sign, scale, even, odd, base;
+    .reg .b16 s0, s1, s2, s3;
+    mov.b32 base, 0x75807580;
+    and.b32 even, $S, 0x00FF00FF;
+    mad.lo.u32 even, even, 16, base;
+    shr.u32 odd, $S, 8;
+    and.b32 odd, odd, 0x00FF00FF;
+    mad.lo.u32 odd, odd, 16, base;
+    mov.b32 {s0, s2}, even;
+    mov.b32 {s1, s3}, odd;
+    mov.b32 scale, {s0, s0};
+    and.b32 p0, $W, 0x81C081C0;
+    mul.rn.bf16x2 p0, p0, scale;
+    mov.b32 scale, {s1, s1};
+    shl.b32 p1, $W, 3;
+    and.b32 p1, p1, 0x81C081C0;
+    mul.rn.bf16x2 p1, p1, scale;
+    mov.b32 scale, {s2, s2};
+    shl.b32 sign, $W, 1;
+    and.b32 sign, sign, 0x80008000;
+    shl.b32 p2, $W, 6;
+    and.b32 p2, p2, 0x01C001C0;
+    or.b32 p2, p2, sign;
+    mul.rn.bf16x2 p2, p2, scale;
+    mov.b32 scale, {s3, s3};
+    shl.b32 sign, $W, 2;
+    and.b32 sign, sign, 0x80008000;
+    shr.u32 p3, $W, 3;
+    and.b32 p3, p3, 0x01C001C0;
+    or.b32 p3, p3, sign;
+    mul.rn.bf16x2 p3, p3, scale;
+"""
+"""As of `packed_planes.scaled_e2m1`."""
+
+_E4M3_IN_ONE = _text(_MASKED_E4M3, 2, 1, 1)
+_E4M3_IN_TWO = _text(_MASKED_E4M3, 2, 1, 2)
+_INT8_IN_TWO = _text(_INT8, 2, 1, 2)
+_INT4_IN_ONE = _text(_PLAIN_INT4, 4, 1, 1)
+_INT4_IN_TWO = _text(_PLAIN_INT4, 4, 1, 2)
+_E2M1_IN_ONE = _text(_SCALED_E2M1, 4, 3, 1)
+_E2M1_IN_TWO = _text(_SCALED_E2M1, 4, 3, 2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def e4m3_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``value · factor``, of parts that are 2^120 as large."""
+    if INTERPRETED:
+        w0 = _times_parts(_e4m3(words), high, low, PARTS)
+        w1 = _times_parts(_e4m3(words.to(tl.int32) >> 8), high, low, PARTS)
+    else:
+        w0, w1 = tl.inline_asm_elementwise(
+            _E4M3_IN_ONE if PARTS == 1 else _E4M3_IN_TWO,
+            "=&r,=&r,r,r,r,r,r",
+            [words, high, low],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    return w0, w1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def int8_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``(code - 128) · factor``; of one part, that is ``factor · 2^91``, 2^-21 of it."""
+    if INTERPRETED:
+        w0, w1 = int8(words)
+        if PARTS == 1:
+            w0 *= _part(high) * 2.0**-112
+            w1 *= _part(high) * 2.0**-112
+        else:
+            w0 = _times_parts(w0, high, low, PARTS)
+            w1 = _times_parts(w1, high, low, PARTS)
+    elif PARTS == 1:
+        # 0x8080 is -128 · 2^-133.
+        w0, w1 = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 code, offset;
+            mov.b32 offset, 0x80808080;
+            mul.rn.bf16x2 offset, offset, $3;
+            and.b32 code, $2, 0x00FF00FF;
+            fma.rn.bf16x2 $0, code, $3, offset;
+            shr.u32 code, $2, 8;
+            and.b32 code, code, 0x00FF00FF;
+            fma.rn.bf16x2 $1, code, $3, offset;
+            }
+            """,
+            "=&r,=&r,r,r,r",
+            [words, high],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        w0, w1 = tl.inline_asm_elementwise(
+            _INT8_IN_TWO,
+            "=&r,=&r,r,r,r,r,r",
+            [words, high, low],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    return w0, w1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def int4_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``(code - 8) · factor · 2^-21``."""
+    if INTERPRETED:
+        w0, w1, w2, w3 = plain_int4(words)
+        w0 = _times_parts(w0, high, low, PARTS)
+        w1 = _times_parts(w1, high, low, PARTS)
+        w2 = _times_parts(w2, high, low, PARTS)
+        w3 = _times_parts(w3, high, low, PARTS)
+    else:
+        w0, w1, w2, w3 = tl.inline_asm_elementwise(
+            _INT4_IN_ONE if PARTS == 1 else _INT4_IN_TWO,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r",
+            [words, high, low],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    return w0, w1, w2, w3
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def e2m1_in_parts(words, scales, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``value · scale · factor · 2^-8``, of scales as of `scaled_e2m1`."""
+    if INTERPRETED:
+        w0, w1, w2, w3 = scaled_e2m1(words, scales)
+        w0 = _times_parts(w0, high, low, PARTS)
+        w1 = _times_parts(w1, high, low, PARTS)
+        w2 = _times_parts(w2, high, low, PARTS)
+        w3 = _times_parts(w3, high, low, PARTS)
+    else:
+        w0, w1, w2, w3 = tl.inline_asm_elementwise(
+            _E2M1_IN_ONE if PARTS == 1 else _E2M1_IN_TWO,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
+            [words, scales, high, low],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    return w0, w1, w2, w3
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _times_parts(plane, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    product = plane * _part(high)
+    if PARTS == 2:
+        product += plane * _part(low)
+    return product.to(tl.bfloat16)
+
+
+@triton.jit
+def _part(repeated):  # type: ignore[no-untyped-def]
+    return (repeated << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _e4m3(words):  # type: ignore[no-untyped-def]
+    """Bits of a float32 whose exponent begins where e4m3's does, 120 too low."""
+    bits = words.to(tl.int32)
+    return (((bits & 127) << 20) | ((bits & 128) << 24)).to(tl.float32, bitcast=True)
