@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gemray_kernels.factor_parts import with_parts
 from gemray_kernels.numerics import tree_sum
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.packed_weight import PackedWeight
@@ -23,6 +22,7 @@ from gemray_kernels.triton.activation import gelu_tanh_and_mul
 from gemray_kernels.triton.exact_packed_experts import TiledExactExperts, exact_expert_linear
 from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_gated, exact_packed_summands
 from gemray_kernels.triton.experts import pairs_of_experts
+from gemray_kernels.triton.factor_parts import with_parts
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_experts import PackedExpertTile
 from support.kernels.kernel_parity import poisoned_memory

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gemray_kernels.factor_parts import parts_of, rounded_once, values_of, with_parts
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.packed_weight import CodeName
+from gemray_kernels.triton.factor_parts import parts_of, rounded_once, values_of, with_parts
 from support.kernels.packed_cases import FORMATS, random_packed
 
 CODES: tuple[CodeName, ...] = ("int4", "int8", "fp8", "nvfp4")

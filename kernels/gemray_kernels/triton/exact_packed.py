@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gemray_kernels.factor_parts import with_parts
 from gemray_kernels.packed_product import ExactExpertProducts, PackedProduct
 from gemray_kernels.packed_tiles import TiledWeight, exact_tiling_of, laid_out
-from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, Tiling
+from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
 from gemray_kernels.reference.exact_packed import DequantizedExperts, DequantizedProduct
 from gemray_kernels.reference.layer_norms import total
 from gemray_kernels.triton import exact_experts, exact_products
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.exact_packed_experts import TiledExactExperts
-from gemray_kernels.triton.exact_packed_linear import ExactPackedTile, exact_packed_gated, exact_packed_summands
-from gemray_kernels.triton.exact_tiles import FEW_ROWS, streaming_leaves
+from gemray_kernels.triton.exact_packed_linear import exact_packed_gated, exact_packed_summands
+from gemray_kernels.triton.exact_packed_tiles import few_rows_tile, gated_tile
+from gemray_kernels.triton.exact_tiles import FEW_ROWS
+from gemray_kernels.triton.factor_parts import with_parts
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
@@ -70,13 +71,13 @@ class TiledExactProduct(PackedProduct):
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
         if self._in_one_kernel(x_TI):
-            return exact_packed_gated(x_TI, self._weight, self._gated_tile(x_TI), Gate.GELU)
+            return exact_packed_gated(x_TI, self._weight, gated_tile(self._weight, len(x_TI)), Gate.GELU)
         return gelu_tanh_and_mul(self.linear(x_TI))
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
         if self._in_one_kernel(x_TI):
-            return exact_packed_gated(x_TI, self._weight, self._gated_tile(x_TI), Gate.SILU)
+            return exact_packed_gated(x_TI, self._weight, gated_tile(self._weight, len(x_TI)), Gate.SILU)
         return silu_and_mul(self.linear(x_TI))
 
     @override
@@ -87,9 +88,6 @@ class TiledExactProduct(PackedProduct):
         """Whether the gate is applied where the product is summed, as one leaf; it rounds as two kernels round."""
         return self._weight.leaves == 1 and 0 < len(x) <= FEW_ROWS
 
-    def _gated_tile(self, x: Tensor) -> ExactPackedTile:
-        return few_rows_tile(self._weight, len(x), self._weight.num_out // 2)
-
     def _parts(self, x_TI: Tensor, *, wide: bool, first: int = 0) -> Tensor:
         """Summands [S, T, O], as many as keep the device at work; a single one is rounded unless it is to be wide."""
         weight = self._weight
@@ -99,24 +97,3 @@ class TiledExactProduct(PackedProduct):
         tile = few_rows_tile(weight, len(x_TI), weight.num_out - first)
         dtype = torch.float32 if wide or weight.leaves > tile.leaves else x_TI.dtype
         return exact_packed_summands(x_TI, weight, tile, out_dtype=dtype, first=first)
-
-
-_MORE_ROWS = 16
-"""More rows are read too often by programs of few outputs."""
-_FEW: dict[CodeName, ExactPackedTile] = {
-    "int4": ExactPackedTile(64, 2, 4, weight_first=True),
-    "nvfp4": ExactPackedTile(64, 4, 4),
-    "int8": ExactPackedTile(64, 4, 4),
-    "fp8": ExactPackedTile(64, 4, 4),
-}
-
-
-def few_rows_tile(weight: TiledWeight, num_rows: int, num_out: int) -> ExactPackedTile:
-    """Choose a tile for so many outputs of at most 64 rows, by speed: a row's bits are the same in all of them."""
-    together = streaming_leaves(num_rows, num_out, weight.leaves)
-    if weight.scaling is Scaling.EACH:  # whose scales take shared memory
-        return ExactPackedTile(32, 4, 2, leaves=min(together, 2))
-    if num_rows > _MORE_ROWS:
-        return ExactPackedTile(64, 4, 3, leaves=together)
-    tile = _FEW[weight.code]
-    return ExactPackedTile(tile.outputs, tile.num_warps, tile.num_stages, together, tile.weight_first)

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from gemray_kernels.factor_parts import with_parts
 from gemray_kernels.packed_product import ExactExpertProducts
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
@@ -24,6 +23,7 @@ from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.exact_packed_tree import packed_subtree
 from gemray_kernels.triton.experts import pairs_of_experts
+from gemray_kernels.triton.factor_parts import with_parts
 from gemray_kernels.triton.few_rows_experts import pairs_like
 from gemray_kernels.triton.many_rows_experts import block_of
 from gemray_kernels.triton.packed_experts import PackedExpertTile
@@ -63,7 +63,9 @@ def tile_for(weight: TiledWeight, num_rows: int, *, gated: bool) -> PackedExpert
     if weight.scaling is Scaling.EACH:  # whose scales take shared memory
         return PackedExpertTile(pairs=16, outputs=32, num_warps=4, num_stages=2)
     if num_rows <= 256:
-        return PackedExpertTile(pairs=16, outputs=32 if gated else 64, num_warps=4, num_stages=4)
+        if gated:
+            return PackedExpertTile(pairs=16, outputs=32, num_warps=4, num_stages=4)
+        return PackedExpertTile(pairs=16, outputs=64, num_warps=4, num_stages=3)
     return PackedExpertTile(pairs=64, outputs=64, num_warps=4, num_stages=3)
 
 

@@ -1,6 +1,6 @@
 """Numbers of packed codes times the parts of their factor, two at a time in a register, rounded once each.
 
-Parts are those of `gemray_kernels.factor_parts`, in int32 with a part in either half. What `packed_planes` makes of
+Parts are those of `factor_parts`, in int32 with a part in either half. What `packed_planes` makes of
 words is multiplied in the same piece of assembly: Triton may pass what one piece gives another through shared memory.
 """
 
