@@ -1,7 +1,7 @@
 """Times a layer's kernels one after the other, as a decode step has them, and what other ways to run them would save.
 
     PYTHONPATH=benchmarks:kernels:workers:proto:cluster:tests python benchmarks/layer_kernels.py [--out results.json] \
-        [--only "31B sliding"] [--formats bf16,int4,nvfp4]
+        [--only "31B sliding"] [--formats bf16,int4,nvfp4,fp8]
 
 Medians of replays of a CUDA graph over layers whose weights and pages exceed the cache together; programs are compiled
 in several processes first. Each line is a batch
@@ -10,6 +10,7 @@ variant takes more or less than that, in microseconds a layer:
 
 - `ahead N`: attention reads lengths and tables, and asks for the first N keys of a chunk, before it waits for queries;
 - `r128`: the same with at most 128 registers a thread;
+- `early`, `late`: products start while the kernel before still runs, and let the next one do so, or neither;
 - `parts`: the products before norms are cut into fewer parts, which norms read;
 - `norms w8`, `w32`: a row's norms in so many warps (16 for 31B's rows, 8 or less for narrower ones);
 - `-norms`, `-inputs`, `-attention`: the layer without these kernels, in which its results are wrong: most that joining
@@ -30,6 +31,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from unittest import mock
 
 import torch
@@ -44,7 +46,7 @@ from gemray_kernels.triton import layer_norms
 from gemray_kernels.triton.attention_inputs import attention_inputs
 from gemray_kernels.triton.linear import Gate, LinearTile, gated_linear_in_tiles, linear_in_tiles
 from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
-from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
+from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
 from gemray_kernels.triton.packed_tile_choice import gated_tile as packed_gated_tile
 from gemray_kernels.triton.packed_tile_choice import tile_of_summands as packed_tile_of_summands
 from gemray_kernels.triton.paged_attention import paged_attention, short_tile
@@ -86,6 +88,9 @@ KINDS = (
 )
 
 
+TileT = TypeVar("TileT", LinearTile, PackedTile)
+
+
 @dataclass(frozen=True)
 class Variant:
     """How a layer's kernels are run."""
@@ -95,7 +100,12 @@ class Variant:
     most_registers: int | None = None
     fewer_parts: bool = False
     norm_warps: int | None = None
+    early: bool | None = None
     without: str = ""
+
+    def started(self, tile: TileT) -> TileT:
+        """A tile that starts as the variant says."""
+        return tile if self.early is None else replace(tile, early=self.early)
 
 
 NOW = Variant("now")
@@ -104,6 +114,8 @@ VARIANTS = (
     Variant("ahead 32", ahead=32),
     Variant("ahead 64", ahead=64),
     Variant("ahead 64 r128", ahead=64, most_registers=128),
+    Variant("early", early=True),
+    Variant("late", early=False),
     Variant("parts", fewer_parts=True),
     Variant("norms w8", norm_warps=8),
     Variant("norms w32", norm_warps=32),
@@ -149,22 +161,23 @@ class Layer:
         weight = self.weights[name]
         fewer = variant.fewer_parts and name != "qkv"
         if isinstance(weight, TiledWeight):
-            packed = packed_tile_of_summands(weight, weight.num_out, len(x_TI))
+            packed = variant.started(packed_tile_of_summands(weight, weight.num_out, len(x_TI)))
             if fewer and packed.splits > 1 and packed.outputs == 64:
                 packed = replace(packed, outputs=32, splits=-(-packed.splits // 2))
             dtype = x_TI.dtype if packed.splits == 1 else torch.float32
             return packed_linear_in_tiles(x_TI, weight, packed, out_dtype=dtype)
-        tile = tile_of_summands(*weight.shape)
+        tile = variant.started(tile_of_summands(*weight.shape))
         if fewer:
             tile = ONE_PART if tile.splits <= 3 else replace(tile, splits=tile.splits // 2)
         return linear_in_tiles(x_TI, weight, tile, out_dtype=x_TI.dtype if tile.splits == 1 else torch.float32)
 
-    def gelu(self, x_TI: Tensor) -> Tensor:
+    def gelu(self, x_TI: Tensor, variant: Variant) -> Tensor:
         """The gated product."""
         weight = self.weights["gate_up"]
         if isinstance(weight, TiledWeight):
-            return packed_gated_linear_in_tiles(x_TI, weight, packed_gated_tile(weight, len(x_TI)), Gate.GELU)
-        return gated_linear_in_tiles(x_TI, weight, gated_tile(*weight.shape), Gate.GELU)
+            packed = variant.started(packed_gated_tile(weight, len(x_TI)))
+            return packed_gated_linear_in_tiles(x_TI, weight, packed, Gate.GELU)
+        return gated_linear_in_tiles(x_TI, weight, variant.started(gated_tile(*weight.shape)), Gate.GELU)
 
 
 def _weight(form: str, num_out: int, num_in: int) -> Tensor | TiledWeight:
@@ -213,7 +226,7 @@ class Batch:
         """The stream behind the layer and its norm."""
         o_TND = self._attended(layer, variant)
         x_TH, normed_TH = self._normed(self.x_TH, layer.summands("o", o_TND.flatten(1), variant), variant)
-        return self._normed(x_TH, layer.summands("down", layer.gelu(normed_TH), variant), variant)
+        return self._normed(x_TH, layer.summands("down", layer.gelu(normed_TH, variant), variant), variant)
 
     def _attended(self, layer: Layer, variant: Variant) -> Tensor:
         qkv_STO = layer.summands("qkv", self.normed_TH, variant)
@@ -253,7 +266,7 @@ def times(batch: Batch, layers: Sequence[Layer], variants: Sequence[Variant]) ->
     for variant in (NOW, *variants):
         calls: list[Callable[[], object]] = [partial(batch.run, layer, variant) for layer in layers]
         found[variant.name] = median_us(calls)
-        if variant.ahead is not None:
+        if variant.ahead is not None or variant.early is not None:
             pairs = zip(batch.run(layers[0], variant), expected, strict=True)
             differ += [] if all(torch.equal(a, b) for a, b in pairs) else [variant.name]
     return found, differ
@@ -308,7 +321,7 @@ def measure(form: str, kind: Kind) -> Iterator[tuple[dict[str, object], list[str
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", default="bf16,int4,nvfp4")
+    parser.add_argument("--formats", default="bf16,int4,nvfp4,fp8")
     parser.add_argument("--only", default="", help="kinds of layers whose name contains this")
     parser.add_argument("--out", type=Path, help="a file for all numbers")
     parser.add_argument("--compile", action="store_true", help="compile the programs and end")

@@ -15,7 +15,7 @@ from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton.layer_norms import add_then_norms
 from gemray_kernels.triton.packed_linear import PackedTile
 from packed_kernels.programs import Job, product
-from packed_kernels.tiles import DEPTHS, FEW_ROWS, TILES, short, tiles
+from packed_kernels.tiles import FEW_ROWS, STARTS, TILES, short, tiles
 from packed_kernels.timing import copies, times
 from support.kernels.packed_cases import PackedFormat
 
@@ -50,7 +50,7 @@ class Case:
         kind, name = self.weight.kind, self.form.name
         best = self.best(1)[0]
         return [Job(name, kind, tile, rows) for rows in ROWS[2:] for tile in self.tiles_of(rows)] + [
-            Job(name, kind, replace(best, prefetched=depth), 8) for depth in DEPTHS
+            Job(name, kind, replace(best, early=early), 8) for early in STARTS
         ]
 
     def more(self, rate: float) -> dict[str, object]:
@@ -95,9 +95,11 @@ def layer(cases: Sequence[Case], rate: float) -> dict[str, object]:
         residual = random(rows, width)
         heads = random(rows, o.weight.num_in)
 
-        def one(number: int, depth: int, residual: Tensor = residual, heads: Tensor = heads, norm: Norm = norm) -> None:
+        def one(
+            number: int, early: bool, residual: Tensor = residual, heads: Tensor = heads, norm: Norm = norm
+        ) -> None:
             def of(case: Case, x: Tensor) -> Tensor:
-                tile = replace(case.best(1)[0], prefetched=depth)
+                tile = replace(case.best(1)[0], early=early)
                 return product(case.weight, x, case.sets[number % len(case.sets)], tile)
 
             def normed(summands: Tensor) -> Tensor:
@@ -107,8 +109,9 @@ def layer(cases: Sequence[Case], rate: float) -> dict[str, object]:
             hidden = normed(of(o, heads))
             normed(of(down, of(gate_up, hidden)))
 
-        for depth in (*DEPTHS, 4):
-            result[f"{rows} rows, p{depth}"] = median_us([partial(one, number, depth) for number in range(6)])
+        for early in STARTS:
+            name = f"{rows} rows, {'early' if early else 'late'}"
+            result[name] = median_us([partial(one, number, early) for number in range(6)])
     cells = ", ".join(f"{name}: {us:.1f}" for name, us in result.items())
     print(f"\n{cases[0].form.name} layer, floor {floor:.1f} us: {cells}", flush=True)
     return {"format": cases[0].form.name, "layer us": result, "floor us": floor}

@@ -25,7 +25,7 @@ from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
 from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES
-from packed_kernels.tiles import TILES, short
+from packed_kernels.tiles import STARTS, TILES, short
 from support.kernels.packed_cases import FORMATS, PackedFormat, copied, random_packed
 
 TOLERANCE = 2.5e-3
@@ -94,9 +94,9 @@ def first_jobs(form: PackedFormat, parts: Sequence[str]) -> list[Job]:
     tried = TILES[form.code.name]
     jobs: list[Job] = []
     if "decode" in parts:
-        for depth in (0, 4):
-            few = [replace(tile, splits=2, prefetched=depth) for tile in tried.few]
-            gated = [replace(tile, prefetched=depth) for tile in tried.gated]
+        for early in STARTS:
+            few = [replace(tile, splits=2, early=early) for tile in tried.few]
+            gated = [replace(tile, early=early) for tile in tried.gated]
             jobs += [Job(form.name, "summands", tile, 8) for tile in few]
             jobs += [Job(form.name, "gelu", tile, 8) for tile in gated]
         jobs += [Job(form.name, "summands", replace(tile, splits=2), rows) for tile in tried.more for rows in (32, 64)]

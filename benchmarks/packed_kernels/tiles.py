@@ -12,8 +12,8 @@ from gemray_kernels.triton.packed_prompts import PromptTile
 from support.kernels.packed_cases import PackedFormat
 
 FEW_ROWS = 16
-DEPTHS = (0, 2, 8)
-"""Units that are asked for before the start."""
+STARTS = (False, True)
+"""Whether programs start before the kernel before them has ended."""
 
 
 def first(*values: int, units: int = 1) -> PackedTile:
@@ -110,17 +110,17 @@ def short(tile: PackedTile | PromptTile) -> str:
     if isinstance(tile, PromptTile):
         return f"{tile.groups}x{tile.outputs} r{tile.rows} /{tile.splits}"
     held = f"{tile.outputs} w{tile.num_warps} s{tile.num_stages}"
-    return f"{'W' if tile.weight_first else 'x'}{held} u{tile.units} p{tile.prefetched} /{tile.splits}"
+    return f"{'W' if tile.weight_first else 'x'}{held} u{tile.units} {'early ' if tile.early else ''}/{tile.splits}"
 
 
 def tiles(form: PackedFormat, weight: Weight) -> Iterator[PackedTile]:
     """Tiles to try for few rows, each with some splits."""
     tried = TILES[form.code.name]
     if weight.kind == "gelu":
-        yield from (replace(tile, prefetched=depth) for tile in tried.gated for depth in (0, 4))
+        yield from (replace(tile, early=early) for tile in tried.gated for early in STARTS)
         return
     for tile in tried.few:
         programs = -(-weight.num_out // tile.outputs)
         for split in sorted({round(count * MULTIPROCESSORS / programs) for count in (2, 3, 4)}):
             if 1 <= split <= 16 and weight.num_in // split >= 512:
-                yield from (replace(tile, splits=split, prefetched=depth) for depth in (0, 4))
+                yield from (replace(tile, splits=split, early=early) for early in STARTS)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import dot
-from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
 MOST_ROWS = 64
 """More rows are the business of products that reuse weights."""
@@ -35,8 +35,8 @@ class LinearTile:
     splits: int = 1
     weight_first: bool = True
     """The weight is the left operand of the tile product: wgmma then reads it from shared memory, 64 outputs a time."""
-    prefetched: int = 1024
-    """Bytes of each of a program's weight rows that it asks for before it waits for the rows."""
+    early: bool = True
+    """Whether programs start while the kernel before still runs; they ask for nothing before they wait."""
 
 
 class Gate(Enum):
@@ -79,7 +79,7 @@ def _launch(x_TI: Tensor, weight_OI: Tensor, out_STO: Tensor, num_out: int, tile
             f"x {list(x_TI.shape)} {x_TI.dtype} and weight {list(weight_OI.shape)} {weight_OI.dtype}: at most "
             f"{MOST_ROWS} rows of contiguous inputs and a contiguous weight of the same dtype are allowed"
         )
-    early = starts_early(x_TI)
+    early = tile.early and starts_early(x_TI)
     _linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
         x_TI,
         weight_OI,
@@ -95,7 +95,6 @@ def _launch(x_TI: Tensor, weight_OI: Tensor, out_STO: Tensor, num_out: int, tile
         EVEN_I=num_in % tile.inputs == 0,
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first,
-        PREFETCHED=min(tile.prefetched, num_in // tile.splits * weight_OI.element_size()) // 16 * 16,
         EARLY=early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -129,7 +128,6 @@ def _linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     EVEN_I: tl.constexpr,
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
-    PREFETCHED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     split = tl.program_id(1)
@@ -140,10 +138,6 @@ def _linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     in_out_O = o_O < num_out
     weight_at_O = weight_OI + o_O.to(tl.int64) * num_in
     up_at_O = weight_at_O + num_out.to(tl.int64) * num_in
-    if EARLY and EVEN_O and PREFETCHED > 0:
-        prefetch(weight_at_O + first_block * BLOCK_I, PREFETCHED)
-        if GATE > 0:
-            prefetch(up_at_O + first_block * BLOCK_I, PREFETCHED)
     wait_for_inputs(EARLY)
 
     t_T = tl.arange(0, BLOCK_T)

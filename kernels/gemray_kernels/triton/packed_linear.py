@@ -19,7 +19,7 @@ from torch import Tensor
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import INTERPRETED, dot
-from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e2m1, scaled_int4
 
@@ -43,8 +43,8 @@ class PackedTile:
     """Units of a step, of weights that have whole steps of so many."""
     weight_first: bool = False
     """The weight is the left operand of the tile product."""
-    prefetched: int = 0
-    """Units that a program asks for before it waits for the rows."""
+    early: bool = False
+    """Whether programs start while the kernel before still runs, and let the next one's do so."""
 
 
 def packed_linear_in_tiles(
@@ -86,7 +86,7 @@ def _launch(
         )
     unit = UNITS[weight.code]
     rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
-    early = starts_early(x_TI)
+    early = tile.early and starts_early(x_TI)
     units = weight.words_BOC.shape[0]
     units_a_step = tile.units if units % tile.units == 0 else 1
     _packed_linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
@@ -113,7 +113,6 @@ def _launch(
         EVEN_I=num_in % unit.inputs == 0,
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first or rows > 32,
-        PREFETCHED=min(tile.prefetched, units // tile.splits) if num_out % tile.outputs == 0 else 0,
         EARLY=early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -221,7 +220,7 @@ def load_planes(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
+def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     x_TI,
     words_BOC,
     scale_BO,
@@ -245,7 +244,6 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
     EVEN_I: tl.constexpr,
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
-    PREFETCHED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     split = tl.program_id(1)
@@ -253,13 +251,6 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR
     end_unit = (split + 1) * steps // tl.num_programs(1) * UNITS
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     in_out_O = o_O < num_out
-    if EARLY and PREFETCHED > 0:
-        # The outputs of a program lie side by side in each unit.
-        for ahead in tl.static_range(PREFETCHED):
-            tile_at = words_BOC + (first_unit + ahead) * words_stride + tl.program_id(0) * BLOCK_O * WORDS
-            prefetch(tile_at, BLOCK_O * WORDS * 2)
-            if GATE > 0:
-                prefetch(tile_at + num_out * WORDS, BLOCK_O * WORDS * 2)
     wait_for_inputs(EARLY)
 
     t_T = tl.arange(0, BLOCK_T)

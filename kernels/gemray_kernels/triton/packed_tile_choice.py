@@ -2,7 +2,8 @@
 
 What decides the bits of a row, the splits and the order within them, depends on the weight alone, up to 64 rows; how
 many outputs a program has, and which operand the weight is, follows the rows: eight rows are enough for a right one.
-The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels`).
+The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels`). No tile starts early: 31B's
+layers are 7 to 23% faster so, in their order (`benchmarks/results/2026-11-29-h200-late-products`).
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class _Tiles:
 
 
 _EIGHT_BITS = _Tiles(
-    few=PackedTile(64, 4, 4, prefetched=4),
+    few=PackedTile(64, 4, 4),
     programs=2 * MULTIPROCESSORS,
-    more=PackedTile(128, 4, 4, weight_first=True, prefetched=4),
-    few_gated=PackedTile(64, 4, 4, prefetched=4),
-    more_gated=PackedTile(64, 4, 4, prefetched=4),
+    more=PackedTile(128, 4, 4, weight_first=True),
+    few_gated=PackedTile(64, 4, 4),
+    more_gated=PackedTile(64, 4, 4),
 )
 _TILES: Mapping[CodeName, _Tiles] = {
     "int4": _Tiles(

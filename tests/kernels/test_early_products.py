@@ -1,0 +1,85 @@
+"""What products do before they wait for the kernel before them, as compiled for Hopper: nothing, and packed ones start
+when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+
+from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_weight import CodeName, Scaling
+from gemray_kernels.triton import linear, packed_linear
+from gemray_kernels.triton.linear import Gate
+from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
+from gemray_kernels.triton.packed_tile_choice import gated_tile as packed_gated_tile
+from gemray_kernels.triton.packed_tile_choice import tile_of_summands as packed_tile_of_summands
+from support.kernels.triton_compile import Compiled, compile_launches
+
+WAIT = "griddepcontrol.wait"
+LET = "griddepcontrol.launch_dependents"
+ASKS = "cp.async.bulk.prefetch"
+READS = ("ld.global", "cp.async.cg")
+NUM_OUT, NUM_IN = 16384, 512
+
+
+def plain() -> list[Compiled]:
+    """A product whose parts are added up later, and a gated one."""
+    x_TI = torch.empty(1, NUM_IN, dtype=torch.bfloat16)
+    weight_OI = torch.empty(NUM_OUT, NUM_IN, dtype=torch.bfloat16)
+    summing, gated = tile_of_summands(NUM_OUT, NUM_IN), gated_tile(NUM_OUT, NUM_IN)
+    with mock.patch.object(linear, "starts_early", return_value=True):
+        return [
+            *compile_launches(lambda: linear.linear_in_tiles(x_TI, weight_OI, summing, out_dtype=torch.float32)),
+            *compile_launches(lambda: linear.gated_linear_in_tiles(x_TI, weight_OI, gated, Gate.GELU)),
+        ]
+
+
+def packed(code: CodeName, *, early: bool | None = None) -> list[Compiled]:
+    """The same of a weight of such codes; `early` in the place of what tiles say."""
+    unit = UNITS[code]
+    units = NUM_IN // unit.inputs
+    scales = {"int4": torch.int64, "nvfp4": torch.int32}
+    weight = TiledWeight(
+        code=code,
+        scaling=Scaling.CODES if code in scales else Scaling.ROW,
+        words_BOC=torch.empty(units, NUM_OUT, unit.words, dtype=torch.int16),
+        scale_BO=torch.empty(units, NUM_OUT, dtype=scales.get(code, torch.float32)),
+        factor_O=torch.empty(NUM_OUT),
+        num_in=NUM_IN,
+    )
+    x_TI = torch.empty(1, NUM_IN, dtype=torch.bfloat16)
+    summing, gated = packed_tile_of_summands(weight, NUM_OUT, 1), packed_gated_tile(weight, 1)
+    if early is not None:
+        summing, gated = replace(summing, early=early), replace(gated, early=early)
+    with mock.patch.object(packed_linear, "starts_early", return_value=True):
+        return [
+            *compile_launches(
+                lambda: packed_linear.packed_linear_in_tiles(x_TI, weight, summing, out_dtype=torch.float32)
+            ),
+            *compile_launches(lambda: packed_linear.packed_gated_linear_in_tiles(x_TI, weight, gated, Gate.GELU)),
+        ]
+
+
+def test_plain_products_ask_for_nothing_before_they_wait() -> None:
+    for product in plain():
+        before, after = product.ptx.split(WAIT)
+        assert not [word for word in (ASKS, *READS) if word in before]
+        assert LET in after
+        assert ASKS not in after
+
+
+@pytest.mark.parametrize("code", ["int4", "fp8"])
+def test_packed_products_neither_start_early_nor_let_the_next_kernel_do_so(code: CodeName) -> None:
+    for product in packed(code):
+        assert not [word for word in (WAIT, LET, ASKS) if word in product.ptx]
+
+
+def test_a_tile_may_let_packed_products_start_early() -> None:
+    """As benchmarks have it that compare both."""
+    for product in packed("fp8", early=True):
+        assert product.ptx.count(WAIT) == product.ptx.count(LET) == 1
