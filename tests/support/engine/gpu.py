@@ -41,7 +41,7 @@ def needs_gpus(count: int) -> None:
 
 
 def published_config(shape: Shape, method: str, directory: Path, **changes: Any) -> EngineConfig:
-    """bfloat16 random weights of a published shape, cut to `LAYERS` layers if it shares no KV, with its drafter.
+    """bfloat16 random weights of a published shape, cut to `LAYERS` layers or two periods, with its drafter.
 
     Configs of the shortened models are written under `directory`.
     """
@@ -69,7 +69,7 @@ def memory_config(
         shape: of `CONFIGS`.
         method: of its drafter, or none.
         directory: for configs.
-        num_layers: to which a shape that shares no KV is cut; None for all.
+        num_layers: to which a shape is cut, or to two periods if it shares KV; None for all.
         changes: fields of the config.
     """
     suffix = {"mtp": "-assistant", "dflash": "-DFlash"}
@@ -87,7 +87,10 @@ def memory_config(
 
 
 def shortened(name: str, directory: Path, num_layers: int | None = LAYERS) -> Path:
-    """A config under `directory` of a published model, cut to `num_layers` layers unless it shares KV."""
+    """A config under `directory` of a published model, cut to `num_layers` layers.
+
+    One that shares KV has two periods of sliding and full layers instead, the second on the KV of the first.
+    """
     if num_layers is None:
         return CONFIGS / name
     config = json.loads((CONFIGS / name / "config.json").read_text())
@@ -95,9 +98,13 @@ def shortened(name: str, directory: Path, num_layers: int | None = LAYERS) -> Pa
         config["num_target_layers"] = num_layers
         count = len(config["dflash_config"]["target_layer_ids"])
         config["dflash_config"]["target_layer_ids"] = [1 + i * (num_layers - 3) // (count - 1) for i in range(count)]
-    elif "backbone_hidden_size" not in config and not config["text_config"]["num_kv_shared_layers"]:
-        config["text_config"]["num_hidden_layers"] = num_layers
-        config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:num_layers]
+    elif "backbone_hidden_size" not in config:
+        text = config["text_config"]
+        if text["num_kv_shared_layers"]:
+            period = text["layer_types"].index("full_attention") + 1
+            num_layers, text["num_kv_shared_layers"] = 2 * period, period
+        text["num_hidden_layers"] = num_layers
+        text["layer_types"] = text["layer_types"][:num_layers]
     path = directory / name
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
