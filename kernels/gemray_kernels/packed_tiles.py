@@ -189,7 +189,7 @@ def laid_out(weight: PackedWeight, tiling: Tiling) -> TiledWeight:
         return torch.cat([content(rows.inputs(first, leaf), tiling, unit, units_of_leaf) for first in firsts])
 
     def by_expert(content: Tensor) -> Tensor:
-        apart = content.unflatten(1, (*lead, num_out))
+        apart = content.view(len(content), *lead, num_out, *content.shape[2:])
         return apart.movedim(1, 0) if lead else apart
 
     words = by_expert(of_leaves(_words))
