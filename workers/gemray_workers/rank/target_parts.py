@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from gemray_kernels.numerics import Numerics
-from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.kv.scales import KVScales
+from gemray_workers.model.attention import AttentionKernel
 from gemray_workers.model.kv_groups import kv_donors
 from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import Communicator
@@ -23,7 +22,7 @@ def load_target(
     blueprint: Blueprint,
     comm: Communicator,
     device: torch.device,
-    scratch: Tensor | None,
+    attention: AttentionKernel,
     progress: ProgressFn | None,
 ) -> TargetModel:
     """The model, with this rank's shard of the weights.
@@ -32,20 +31,19 @@ def load_target(
         blueprint: of the gang.
         comm: the target's ranks.
         device: of this rank.
-        scratch: memory that its attention's calls share, uint8; see `attention_scratch`.
+        attention: what computes its attention.
         progress: told of bytes read.
 
     Raises CheckpointError: a checkpoint is missing, damaged or of another shape.
     """
     settings, config = blueprint.config, blueprint.model
-    numerics = Numerics(settings.numerics)
     model = TargetModel(
         config,
         comm,
         dtype=settings.torch_dtype,
         device=device,
-        attention=attention_kernel(blueprint.choices[0], numerics, scratch),
-        numerics=numerics,
+        attention=attention,
+        numerics=Numerics(settings.numerics),
     )
     fill_weights = weight_source(settings)
     fill_weights(
