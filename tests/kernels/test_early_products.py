@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
-from gemray_kernels.triton import linear, packed_linear
+from gemray_kernels.triton import exact_packed_linear, linear, packed_linear
+from gemray_kernels.triton.exact_packed import TiledExactProduct
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
 from gemray_kernels.triton.packed_tile_choice import gated_tile as packed_gated_tile
@@ -39,12 +40,11 @@ def plain() -> list[Compiled]:
         ]
 
 
-def packed(code: CodeName, *, early: bool | None = None) -> list[Compiled]:
-    """The same of a weight of such codes; `early` in the place of what tiles say."""
+def packed_weight(code: CodeName) -> TiledWeight:
     unit = UNITS[code]
     units = NUM_IN // unit.inputs
     scales = {"int4": torch.int64, "nvfp4": torch.int32}
-    weight = TiledWeight(
+    return TiledWeight(
         code=code,
         scaling=Scaling.CODES if code in scales else Scaling.ROW,
         words_BOC=torch.empty(units, NUM_OUT, unit.words, dtype=torch.int16),
@@ -52,6 +52,17 @@ def packed(code: CodeName, *, early: bool | None = None) -> list[Compiled]:
         factor_O=torch.empty(NUM_OUT),
         num_in=NUM_IN,
     )
+
+
+def exact(code: CodeName) -> list[Compiled]:
+    """Products of such a weight in exact numerics."""
+    x_TI, product = torch.empty(1, NUM_IN, dtype=torch.bfloat16), TiledExactProduct(packed_weight(code))
+    return [*compile_launches(lambda: product.summands(x_TI)), *compile_launches(lambda: product.gelu(x_TI))]
+
+
+def packed(code: CodeName, *, early: bool | None = None) -> list[Compiled]:
+    """Products of such a weight in fast numerics; `early` in the place of what tiles say."""
+    weight = packed_weight(code)
     x_TI = torch.empty(1, NUM_IN, dtype=torch.bfloat16)
     summing, gated = packed_tile_of_summands(weight, NUM_OUT, 1), packed_gated_tile(weight, 1)
     if early is not None:
@@ -77,6 +88,13 @@ def test_plain_products_ask_for_nothing_before_they_wait() -> None:
 def test_packed_products_neither_start_early_nor_let_the_next_kernel_do_so(code: CodeName) -> None:
     for product in packed(code):
         assert not [word for word in (WAIT, LET, ASKS) if word in product.ptx]
+
+
+@pytest.mark.parametrize("code", ["int4", "fp8"])
+def test_nor_do_exact_ones(code: CodeName) -> None:
+    with mock.patch.object(exact_packed_linear, "starts_early", return_value=True):
+        for product in exact(code):
+            assert not [word for word in (WAIT, LET, ASKS) if word in product.ptx]
 
 
 def test_a_tile_may_let_packed_products_start_early() -> None:

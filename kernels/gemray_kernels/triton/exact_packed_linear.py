@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.triton.activation import gated_sums
-from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.exact_packed_tree import packed_subtree
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_linear import (
@@ -39,8 +39,8 @@ class ExactPackedTile:
     """The weight is the left operand of the tile product."""
     units: int = 1
     """Units of a step, of leaves that have several whole steps of so many."""
-    prefetched: int = 0
-    """Units that a program asks for before it waits for the rows."""
+    early: bool = False
+    """Whether programs start while the kernel before still runs, and let the next one's do so."""
 
 
 def exact_packed_gated(x_TH: Tensor, weight: TiledWeight, tile: ExactPackedTile, gate: Gate) -> Tensor:
@@ -99,7 +99,7 @@ def _products(
     unit = weight.unit
     units = weight.units_of_leaf
     step = tile.units if units % tile.units == 0 and units > tile.units else 1
-    early = starts_early(x_TI)
+    early = tile.early and starts_early(x_TI)
     align = 8 if weight.leaf % 8 == 0 else 1
     rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
     _exact_packed_kernel[(triton.cdiv(num_out, tile.outputs), len(out_STO))](
@@ -136,7 +136,6 @@ def _products(
         EVEN_I=weight.leaf % unit.inputs == 0,
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first or rows > 32,
-        PREFETCHED=min(tile.prefetched, units * tile.leaves) if num_out % tile.outputs == 0 else 0,
         EARLY=early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -180,7 +179,6 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     EVEN_I: tl.constexpr,
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
-    PREFETCHED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     leaf = leaf_units * ALIGN
@@ -219,13 +217,6 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
         place += c_C[:, None]
         in_out = in_out_O[None, :]
         is_row = is_row_T[:, None]
-    if EARLY and PREFETCHED > 0:
-        # The outputs of a program lie side by side in each unit.
-        for ahead in tl.static_range(PREFETCHED):
-            tile_at = words_BOC + ahead * words_stride + tl.program_id(0) * BLOCK_O * WORDS
-            prefetch(tile_at, BLOCK_O * WORDS * 2)
-            if GATE > 0:
-                prefetch(tile_at + num_out * WORDS, BLOCK_O * WORDS * 2)
     wait_for_inputs(EARLY)
     result, up = packed_subtree(
         x_at, words_at, scale_at, factor_at, parts_at, is_row, in_out, c_x, leaf, units, place, groups, words_stride,

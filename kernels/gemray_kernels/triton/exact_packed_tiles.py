@@ -35,9 +35,9 @@ class _Tiles:
 
 
 _EIGHT_BITS = _Tiles(
-    whole=ExactPackedTile(64, 4, 4, prefetched=4),
-    leaf=ExactPackedTile(64, 4, 4, prefetched=4),
-    gated=ExactPackedTile(64, 4, 4, prefetched=4),
+    whole=ExactPackedTile(64, 4, 4),
+    leaf=ExactPackedTile(64, 4, 4),
+    gated=ExactPackedTile(64, 4, 4),
     small=ExactPackedTile(32, 4, 4),
 )
 _FEW: Mapping[CodeName, _Tiles] = {
