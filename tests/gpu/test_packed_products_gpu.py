@@ -20,6 +20,9 @@ pytestmark = pytest.mark.gpu
 
 TOLERANCE = 2.5e-3
 GATED_TOLERANCE = 5e-3
+EXPERTS_TOLERANCE = 6.5e-3
+"""Of gated experts added up in bfloat16: rounding alone gives 4.9e-3 on average in int4, whose numbers are rounded,
+too, and up to 5.6e-3 of 60 rows (simulated); 4.0e-3 and up to 4.9e-3 in the others."""
 SHAPES = {"31B o": (5376, 8192), "26B-A4B down": (2816, 2112)}
 """Outputs and inputs; of the second a part of a unit is left."""
 ROWS = (1, 5, 16, 33, 64, 200, 512, 1100)
@@ -147,9 +150,10 @@ def test_experts(name: str) -> None:
     experts = packed_experts(gate_up, down)
     for rows in (1, 5, 16, 40, 300):
         x_TH = random_rows(rows, 2816, seed=rows)
-        weights_TK = torch.rand(rows, 4, device="cuda")
-        experts_TK = torch.stack([torch.randperm(12)[:4] for _ in range(rows)]).cuda()
+        generator = torch.Generator().manual_seed(rows)
+        weights_TK = torch.rand(rows, 4, generator=generator).cuda()
+        experts_TK = torch.stack([torch.randperm(12, generator=generator)[:4] for _ in range(rows)]).cuda()
         expected_TH = gated_experts(x_TH.double(), weights_TK.double(), experts_TK, *wide)
         with poisoned_memory():
             found_TH = experts.weighted_sum(x_TH, weights_TK, experts_TK)
-        assert relative_error(found_TH, expected_TH) < GATED_TOLERANCE, rows
+        assert relative_error(found_TH, expected_TH) < EXPERTS_TOLERANCE, rows
