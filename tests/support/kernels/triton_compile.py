@@ -83,7 +83,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
             or value is None
             or value is True
             or value is False
-            or (type(value) is int and value == 1)
+            or (type(value) is int and value == 1 and not param.do_not_specialize)
         ):
             signature[name] = "constexpr"
             constexprs[i,] = value
@@ -97,7 +97,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
             signature[name] = "fp32"
         else:
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and not param.do_not_specialize:
                 attributes[i,] = [["tt.divisibility", 16]]
     launch = {k: v for k, v in options.items() if k in ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
