@@ -10,8 +10,9 @@ class GenerationServiceStub(object):
 
     One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64, and with exact
     numerics in every dtype, that holds without exception. With fast numerics it held in float32 in all that was tried; in
-    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts or a replay may turn the choice between two tokens
-    whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and the numerics.
+    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts, the prefix cache or a replay may turn the choice
+    between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and
+    the numerics.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
@@ -63,8 +64,9 @@ class GenerationServiceServicer(object):
 
     One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64, and with exact
     numerics in every dtype, that holds without exception. With fast numerics it held in float32 in all that was tried; in
-    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts or a replay may turn the choice between two tokens
-    whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and the numerics.
+    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts, the prefix cache or a replay may turn the choice
+    between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and
+    the numerics.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
@@ -162,8 +164,9 @@ class GenerationService(object):
 
     One request, one answer: the tokens follow from the checkpoint, the prompt and the seed. In float64, and with exact
     numerics in every dtype, that holds without exception. With fast numerics it held in float32 in all that was tried; in
-    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts or a replay may turn the choice between two tokens
-    whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and the numerics.
+    bfloat16 it holds up to near ties, where batch, chunks, TP, drafts, the prefix cache or a replay may turn the choice
+    between two tokens whose logits are as close as rounding, and the text from there on. GetModelInfo tells the dtype and
+    the numerics.
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with

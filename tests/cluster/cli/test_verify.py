@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gemray.cli.verification import Comparison, Run, answers_of, compare, digest_of, requests, runs_of
+from gemray.cli.verify import promise_held
 from gemray.client import RequestFailed
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
@@ -157,6 +158,25 @@ class _Spoiling(FakeGang):
         if params.draft_method != "mtp" or entry.logits_checksum is None:
             return entry
         return msgspec.structs.replace(entry, logits_checksum=entry.logits_checksum - 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numerics", "spoil", "held"),
+    [
+        ("float64", "fast", _other_checksum, True),
+        ("float64", "fast", _other_id, False),
+        ("float64", "exact", _other_checksum, False),
+        ("float32", "fast", _other_checksum, False),
+        ("float32", "exact", bool, True),
+    ],
+)
+def test_the_exit_status_follows_what_the_server_promises(
+    dtype: str, numerics: str, spoil: Callable[[pb.GenerateResponse], None], held: bool
+) -> None:
+    """Float64 promises ids, and exact numerics bits."""
+    model = pb.GetModelInfoResponse(dtype=dtype, numerics=numerics)
+    found = spoiled(spoil, lambda request: request.speculation.method == "mtp" and request.sampling.logits_checksum)
+    assert promise_held(model, found) is held
 
 
 @pytest.mark.asyncio
