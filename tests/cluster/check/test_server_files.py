@@ -95,7 +95,7 @@ def test_two_servers_on_one_port() -> None:
 
 @pytest.fixture
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def unreachable(config: object) -> None:
+    async def unreachable(config: object, *, num_ranks: int) -> None:
         raise GemrayError("no cluster here")
 
     monkeypatch.setattr(RaySession, "open", unreachable)
