@@ -32,6 +32,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
     server = settings.server_config()
     cluster = settings.cluster_config()
     limits = settings.replica_limits()
+    num_ranks = settings.num_ranks
     results: list[CheckResult] = []
 
     def note(*found: CheckResult) -> None:
@@ -59,7 +60,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         fit = await asyncio.to_thread(check_fit_before_ray, settings, asked)
         note(*fit)
     try:
-        session = await RaySession.open(cluster, num_ranks=limits.most * settings.num_ranks)
+        session = await RaySession.open(cluster, num_ranks=limits.most * num_ranks)
     except GemrayError as error:
         note(fail("ray", f"{error}."))
         return results
@@ -71,7 +72,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         checkpoints = Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights)
         found = await in_own_thread(
             check_cluster,
-            num_ranks=settings.num_ranks,
+            num_ranks=num_ranks,
             bundle=bundle,
             checkpoints=checkpoints,
             num_gangs=limits.at_start,

@@ -282,7 +282,12 @@ class ServeSettings:
 
     @property
     def num_ranks(self) -> int:
-        """Processes of the gang: the target's ranks, and the drafter's if it has one of its own."""
+        """Processes of the gang: the target's ranks, and the drafter's if it has one of its own.
+
+        Raises InvalidSetting where `tp` is no number of ranks: before anything counts CPUs with it.
+        """
+        if self.tp < 1:
+            raise InvalidSetting("tp", self.tp, "an integer >= 1", self.origins.get("tp", "the default"))
         return self.tp + (self.drafter_placement == "dedicated")
 
     def server_config(self) -> ServerConfig:

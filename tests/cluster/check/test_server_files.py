@@ -20,6 +20,7 @@ from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.server import _check_address
+from gemray_cluster.settings.errors import InvalidSetting
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.embedded import embedded_path
 from gemray_workers.errors import GemrayError, InvalidField
@@ -108,6 +109,13 @@ async def test_what_configs_alone_refuse_is_told_before_a_cluster_is_asked_for(d
     results = await run.check_all(settings, lambda result: None)
     assert [result.name for result in results[-2:]] == ["fit", "ray"]
     assert "tp = 3" in results[-2].sentence
+
+
+@pytest.mark.usefixtures("no_cluster")
+async def test_no_ranks_are_refused_before_cpus_are_counted_for_them() -> None:
+    """`local_num_cpus = 0`, which nobody gave, used to be refused as well."""
+    with pytest.raises(InvalidSetting, match=r"tp = 0 .* is not allowed: an integer >= 1"):
+        await run.check_all(ServeSettings(model=str(embedded_path("gemray-tiny")), port=0, tp=0), lambda result: None)
 
 
 @pytest.mark.usefixtures("no_cluster")

@@ -112,6 +112,11 @@ def test_errors_of_a_component_carry_the_users_names() -> None:
         settings.cluster_config()
 
 
+def test_ranks_are_counted_of_a_possible_tp_alone() -> None:
+    with pytest.raises(InvalidSetting, match=r"tp = 0 \(from flag --tp\) is not allowed: an integer >= 1"):
+        _ = ServeSettings.load({**MODEL, "tp": "0"}, {}).num_ranks
+
+
 def test_unset_values_are_the_components_own() -> None:
     settings = ServeSettings(model="/m")
     assert settings.server_config() == ServerConfig()
