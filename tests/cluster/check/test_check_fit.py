@@ -100,6 +100,10 @@ def test_two_drafters_are_told() -> None:
             {"drafter": (str(tiny_assistant(TARGET)), str(tiny_dflash(TARGET))), "method": "mtp"},
             "auto or none with two drafters",
         ),
+        (
+            {"method": "dflash"},
+            "method = 'dflash' (from the default) is not allowed: auto or none, as there is no drafter",
+        ),
         ({"draft_tokens": 4}, "0 or auto, as there is no drafter"),
         (
             {"dflash_input_scale": 2.0},

@@ -115,7 +115,7 @@ def test_another_block_drafter_is_refused(tmp_path: Path, changes: Any, message:
 def test_the_method_must_fit_the_directory() -> None:
     with pytest.raises(InvalidField, match=r"auto or mtp: .* holds a mtp drafter"):
         plan(tiny_assistant(TARGET), method="dflash")
-    with pytest.raises(InvalidField, match="the directory of a dflash drafter"):
+    with pytest.raises(InvalidField, match="method = 'dflash' is not allowed: auto or none, as there is no drafter"):
         plan(None, method="dflash")
 
 

@@ -40,7 +40,7 @@ def plan_drafter(config: EngineConfig, target: ModelConfig) -> DrafterPlan:
     match config.drafter_paths:
         case ():
             if config.method in _PLANS:
-                raise InvalidField("drafter", None, f"the directory of a {config.method} drafter")
+                raise InvalidField("method", config.method, "auto or none, as there is no drafter: give one by drafter")
             return NoDrafter()
         case (path,):
             if config.method not in ("auto", found[path]):
