@@ -25,6 +25,8 @@ def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
 
     found = ""
     try:
+        if not settings.has_drafters_here:
+            return [ok(NAME, "a drafter is not on this machine: whether it fits the model is asked at start.")]
         blueprint = settings.blueprint(device)
         if not settings.random_weights:
             if _has_weights(settings.model):
@@ -66,7 +68,8 @@ def check_fit_before_ray(settings: ServeSettings, asked: DeviceName | None) -> l
     if asked is not None:
         return check_fit(settings, asked)
     try:
-        settings.refuse_unfit(None)
+        if settings.has_drafters_here:
+            settings.refuse_unfit(None)
     except GemrayError as error:
         return [fail(NAME, f"{error}.")]
     return []

@@ -36,9 +36,10 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
     """
     directory = Path(path)
     if not directory.is_dir():
+        what = "model" if tokenizer else "drafter"
         return fail(
             NAME,
-            f"no directory {path} on node {node}: every node that runs a rank needs the model {_where(path)}.",
+            f"no directory {path} on node {node}: every node that runs a rank needs the {what} {_where(path)}.",
         )
     try:
         if tokenizer:

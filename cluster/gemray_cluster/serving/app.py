@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -139,7 +138,7 @@ def warn_if_open(config: ServerConfig) -> None:
 
 def _refuse_unfit(settings: ServeSettings, device: DeviceName | None) -> None:
     """What the ranks would refuse is refused here, in the settings' names, if the drafters can be read from here."""
-    if not _are_drafters_here(settings):
+    if not settings.has_drafters_here:
         return
     if device is None:
         settings.refuse_unfit(device)
@@ -155,9 +154,5 @@ def _read_configs(settings: ServeSettings, config: EngineConfig) -> None:
     """Read what transformers is needed for, once for all ranks, if the drafters can be read from here."""
     from gemray_workers.rank.blueprint import Blueprint
 
-    if _are_drafters_here(settings):
+    if settings.has_drafters_here:
         Blueprint.of(config)
-
-
-def _are_drafters_here(settings: ServeSettings) -> bool:
-    return all(Path(drafter).is_dir() for drafter in settings.drafter)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemray_cluster.gang.config import ClusterConfig
@@ -289,6 +290,18 @@ class ServeSettings:
         if self.tp < 1:
             raise InvalidSetting("tp", self.tp, "an integer >= 1", self.origins.get("tp", "the default"))
         return self.tp + (self.drafter_placement == "dedicated")
+
+    @property
+    def has_drafters_here(self) -> bool:
+        """Whether every drafter, if any, can be read from this machine.
+
+        Raises InvalidSetting for one that is not here where Ray is started here, so that no other node can have it.
+        """
+        absent = [drafter for drafter in self.drafter if not Path(drafter).is_dir()]
+        if absent and self.address is None:
+            allowed = f"there is no such directory; {MODEL.allowed}"
+            raise InvalidSetting("drafter", absent[0], allowed, self.origins.get("drafter", "the default"))
+        return not absent
 
     def server_config(self) -> ServerConfig:
         """Settings of the gRPC server; raises InvalidSetting."""

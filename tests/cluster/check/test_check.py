@@ -109,6 +109,8 @@ def test_port_of_another_host(host: str) -> None:
 
 
 def test_model_directory(tmp_path: Path) -> None:
+    drafter = check_model_directory(str(tmp_path / "nowhere"), node="10.0.0.2", tokenizer=False)
+    assert "every node that runs a rank needs the drafter at the same path" in drafter.sentence
     missing = check_model_directory(str(tmp_path / "nowhere"), node="10.0.0.2")
     assert missing.status is Status.FAIL
     assert f"no directory {tmp_path / 'nowhere'} on node 10.0.0.2" in missing.sentence

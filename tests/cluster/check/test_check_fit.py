@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gemray_cluster.check.fit import check_fit, check_front_end
+from gemray_cluster.check.fit import check_fit, check_fit_before_ray, check_front_end
 from gemray_cluster.check.result import Status
 from gemray_cluster.settings.settings import ServeSettings
 from support.checkpoints.kv_scales import with_kv_scales
@@ -99,6 +99,10 @@ def test_two_drafters_are_told() -> None:
         (
             {"drafter": (str(tiny_assistant(TARGET)), str(tiny_dflash(TARGET))), "method": "mtp"},
             "auto or none with two drafters",
+        ),
+        (
+            {"drafter": ("/nope",)},
+            "drafter = '/nope' (from the default) is not allowed: there is no such directory; a path",
         ),
         (
             {"method": "dflash"},
@@ -289,6 +293,20 @@ def test_two_drafters_of_a_kind_are_refused(tmp_path: Path) -> None:
     status, sentence = check(drafter=(str(drafter), str(tmp_path / "another")))
     assert status is Status.FAIL
     assert "(mtp)' (from the default) is not allowed: one MTP assistant and one DFlash drafter" in sentence
+
+
+def test_a_drafter_that_only_the_nodes_have_is_left_to_them() -> None:
+    status, sentence = check(drafter=("/nope",), address="127.0.0.1:6379")
+    assert status is Status.OK
+    assert sentence.startswith("a drafter is not on this machine")
+
+
+def test_an_absent_drafter_is_refused_before_the_device_is_known() -> None:
+    drafter = ("/nope",)
+    (result,) = check_fit_before_ray(ServeSettings(model=str(TARGET), drafter=drafter), None)
+    assert result.status is Status.FAIL
+    assert result.sentence.startswith("drafter = '/nope'")
+    assert not check_fit_before_ray(ServeSettings(model=str(TARGET), drafter=drafter, address="auto"), None)
 
 
 def test_exact_numerics_are_told_or_refused_with_the_reason() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.serving.app import serving
+from gemray_cluster.settings.errors import InvalidSetting
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.errors import CapacityError
 from gemray_workers.rank import memory
@@ -53,6 +54,18 @@ async def test_what_fits_or_runs_elsewhere_is_not_refused(
     no_ray.setattr(memory, "free_bytes", lambda device: 1 << 20 if more else GIB)
     with pytest.raises(RayIsNext):
         async with serving(settings(tmp_path, **more)):
+            pass
+
+
+async def test_a_drafter_that_no_node_can_have(tmp_path: Path, no_ray: pytest.MonkeyPatch) -> None:
+    absent = (str(tmp_path / "nope"),)
+    words = r"drafter = '.*/nope' \(from the default\) is not allowed: there is no such directory; a path, ORG/NAME, or"
+    for device in ("cpu", "auto"):
+        with pytest.raises(InvalidSetting, match=words):
+            async with serving(settings(tmp_path / device, device=device, drafter=absent)):
+                pass
+    with pytest.raises(RayIsNext):  # the nodes of a cluster may have what this machine has not
+        async with serving(settings(tmp_path / "joined", drafter=absent, address="127.0.0.1:6379")):
             pass
 
 
