@@ -78,7 +78,10 @@ def test_two_drafters_are_told() -> None:
     ("settings", "words"),
     [
         ({"tp": 3}, "it must divide"),
-        ({"kv_memory": 1024}, "too small"),
+        (
+            {"kv_memory": 1024},
+            "kv_memory = 1024 (from the default) is not allowed: a size that holds a request: one sequence of 2 tokens",
+        ),
         ({"drafter": (str(tiny_assistant(TARGET)),), "drafter_placement": "dedicated"}, "shares the target's KV cache"),
         ({"drafter": (str(tiny_assistant(tiny_checkpoint("31B", vocab_size=300))),)}, "the target's vocab_size"),
         (

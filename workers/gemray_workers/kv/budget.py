@@ -77,9 +77,9 @@ def fit_pools(
     max_len = _largest(requested_len, lambda length: demand.bytes_alone(length) <= for_longest)
     if max_len < _SHORTEST_LEN:
         raise CapacityError(
-            f"{kv_memory_bytes} bytes of kv_memory are too small: one sequence of {_SHORTEST_LEN} tokens needs "
-            f"{demand.bytes_alone(_SHORTEST_LEN) / _MIB:.2f} MiB, {kv_memory_bytes / _MIB:.2f} MiB are available "
-            f"({requested_len} tokens would need {demand.bytes_alone(requested_len) / _MIB:.2f} MiB)"
+            f"one sequence of {_SHORTEST_LEN} tokens needs {demand.bytes_alone(_SHORTEST_LEN) / _MIB:.2f} MiB, "
+            f"{kv_memory_bytes / _MIB:.2f} MiB are available ({requested_len} tokens would need "
+            f"{demand.bytes_alone(requested_len) / _MIB:.2f} MiB)"
         )
 
     def windows_fit(num_windows: int) -> bool:

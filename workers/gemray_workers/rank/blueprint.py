@@ -19,7 +19,7 @@ from gemray_workers.config import LEAST_USUAL_CHUNK, EngineConfig, KVMemory
 from gemray_workers.drafters.plan import plan_drafter
 from gemray_workers.drafters.protocol import DrafterPlan
 from gemray_workers.engine.prompt_room import usual_chunk
-from gemray_workers.errors import InvalidField
+from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.kv.budget import PoolPlan, fit_pools
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Choice, DrafterInfo, KVGroupInfo, ModelInfo
@@ -63,9 +63,10 @@ class Blueprint:
             kv: the KV memory that was found at start, where `config` does not state it.
 
         Raises:
-            InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or another (rows of a step).
+            InvalidField: a setting does not fit the model (TP, drafter, backend, lengths) or another (rows of a step),
+                or the KV memory that `config` states holds not even one sequence.
             CheckpointError: a directory without a usable config.
-            CapacityError: the KV memory holds not even one sequence.
+            CapacityError: the KV memory that was found holds not even one sequence.
         """
         model = ModelConfig.from_directory(config.model_path, config.hf_configs)
         require_exact(config, model)
@@ -82,7 +83,7 @@ class Blueprint:
         pools = (
             pools_of_largest_step(config, (*target_specs, *drafter.kv_specs), num_draft_tokens, requested_len)
             if kv is None
-            else pools_within(config, kv, requested_len, target_specs, drafter)
+            else _pools_of(config, kv, requested_len, target_specs, drafter)
         )
         return cls(
             config=config,
@@ -247,6 +248,19 @@ def _usual_chunk(config: EngineConfig, model: ModelConfig, drafter: DrafterPlan)
         return LEAST_USUAL_CHUNK
     narrowed = first_narrowed(model, drafter.traits.captured_layers)
     return usual_chunk(model, narrowed, config.tensor_parallel_size)
+
+
+def _pools_of(
+    config: EngineConfig, kv: KVMemory, requested_len: int, target_specs: Sequence[KVGroupSpec], drafter: DrafterPlan
+) -> PoolPlan:
+    """As `pools_within`; too little memory is the setting's fault where `config` states it. Raises InvalidField."""
+    try:
+        return pools_within(config, kv, requested_len, target_specs, drafter)
+    except CapacityError as error:
+        stated = config.kv_memory_bytes
+        if stated is None:
+            raise
+        raise InvalidField("kv_memory_bytes", stated, f"a size that holds a request: {error}") from error
 
 
 def pools_within(
