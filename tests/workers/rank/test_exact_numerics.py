@@ -26,7 +26,6 @@ def blueprint(directory: Path | None = None, **changes: Any) -> Blueprint:
     ("changes", "why"),
     [
         ({"device": "cuda", "dtype": "float64"}, "on GPUs exact takes bfloat16 and float32, not float64"),
-        ({"tensor_parallel_size": 3}, "exact takes 1, 2, 4 or 8 ranks, not 3"),
         ({"numerics": "perfect"}, "one of fast, exact"),
     ],
 )
@@ -48,6 +47,20 @@ def test_widths_that_eight_shards_do_not_divide_are_refused(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidField, match=r"fast: exact takes multiples of 8, which are no intermediate_size = 100"):
         blueprint(tmp_path, random_weights=True)
+
+
+def test_more_ranks_than_shards_are_refused(tmp_path: Path) -> None:
+    config = json.loads((tiny_checkpoint("31B") / "config.json").read_text())
+    config["text_config"] |= {"num_attention_heads": 16, "intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidField, match=r"numerics = 'exact' .*fast: exact takes 1, 2, 4 or 8 ranks, not 16"):
+        blueprint(tmp_path, tensor_parallel_size=16, random_weights=True)
+
+
+@pytest.mark.parametrize("size", [3, 16])
+def test_ranks_that_no_numerics_fit_are_told_as_such(size: int) -> None:
+    with pytest.raises(InvalidField, match=rf"tensor_parallel_size = {size} is not allowed: it must divide"):
+        blueprint(tensor_parallel_size=size)
 
 
 @pytest.mark.parametrize(("capability", "is_taken"), [((9, 0), True), ((8, 9), False), ((10, 0), False)])

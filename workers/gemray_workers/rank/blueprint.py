@@ -24,7 +24,7 @@ from gemray_workers.kv.budget import PoolPlan, fit_pools
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Choice, DrafterInfo, KVGroupInfo, ModelInfo
 from gemray_workers.model.config import ModelConfig
-from gemray_workers.model.kv_groups import kv_group_specs
+from gemray_workers.model.kv_groups import check_tensor_parallel, kv_group_specs
 from gemray_workers.model.target import first_narrowed
 from gemray_workers.rank.exact_numerics import require_exact
 from gemray_workers.rank.largest_step import pools_of_largest_step
@@ -69,6 +69,7 @@ class Blueprint:
             CapacityError: the KV memory that was found holds not even one sequence.
         """
         model = ModelConfig.from_directory(config.model_path, config.hf_configs)
+        check_tensor_parallel(model, config.tensor_parallel_size)  # first: numerics are not to blame for it
         require_exact(config, model)
         drafter = plan_drafter(config, model)
         if config.prefill_chunk is None:
