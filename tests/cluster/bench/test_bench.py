@@ -323,7 +323,7 @@ TINY = ("--model", "gemray-tiny", "--device", "cpu", "--prompt-len", "16", "--st
         (["--model", "gemray-tiny", "--peers", "/none.toml"], "peers = '/none.toml' is not allowed"),
         (
             [*TINY, "--numerics", "exact", "--tp", "3"],
-            "numerics = 'exact' is not allowed: fast: exact takes 1, 2, 4 or 8",
+            "tp = 3 is not allowed: it must divide",
         ),
         ([*TINY, "--tp", "3"], "tp = 3 is not allowed"),
         ([*TINY, "--prefill", "99999"], "prompt_len, steps or prefill = 100001 is not allowed: 2 to 2048"),
