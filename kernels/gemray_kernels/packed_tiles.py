@@ -79,6 +79,11 @@ class TiledWeight:
     """int32: the first part in the lower half, the second one above it. None where scales of units are the parts."""
 
     @property
+    def parts_or_factors(self) -> Tensor:
+        """What a launch is given for the parts, which reads nothing of it where there are none."""
+        return self.factor_O if self.parts_O is None else self.parts_O
+
+    @property
     def unit(self) -> Unit:
         """How its codes make words."""
         return replace(UNITS[self.code], words=self.words_BOC.shape[-1])

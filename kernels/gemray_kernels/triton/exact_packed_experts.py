@@ -124,7 +124,7 @@ def exact_expert_linear(
         weight.words_BOC,
         weight.scale_BO,
         weight.factor_O,
-        weight.factor_O if weight.parts_O is None else weight.parts_O,
+        weight.parts_or_factors,
         experts_TK,
         pairs_ET,
         counts_E,

@@ -107,7 +107,7 @@ def _products(
         weight.words_BOC[:, first:],
         weight.scale_BO[..., first:],
         weight.factor_O[first:],
-        (weight.factor_O if weight.parts_O is None else weight.parts_O)[first:],
+        weight.parts_or_factors[first:],
         out_STO,
         num_rows,
         num_out,

@@ -75,12 +75,10 @@ def parts_of(factor_N: Tensor, values_V: Tensor, most: float = 2.0**60) -> tuple
         values_V: float32 numbers of at most eight digits.
         most: of factors that are tried.
     """
-    high_N, low_N = torch.zeros_like(factor_N), torch.zeros_like(factor_N)
-    found_N = (factor_N == 0) | (factor_N.bfloat16().float() == factor_N)
-    high_N = torch.where(found_N, factor_N, high_N)
-    found_N &= (factor_N == 0) | ((factor_N.abs() >= _LEAST) & (factor_N.abs() <= most))
-    open_N = ~found_N & (factor_N.abs() >= _LEAST) & (factor_N.abs() <= most)
-    places = open_N.nonzero().squeeze(1)
+    is_short_N, is_inside_N = _is_short(factor_N), _is_inside(factor_N, most)
+    high_N, low_N = torch.where(is_short_N, factor_N, 0.0), torch.zeros_like(factor_N)
+    found_N = is_short_N & is_inside_N
+    places = (~is_short_N & is_inside_N).nonzero().squeeze(1)
     for first in range(0, len(places), _CHUNK):
         chunk = places[first : first + _CHUNK]
         high_N[chunk], low_N[chunk], found_N[chunk] = _tried(factor_N[chunk], values_V.to(factor_N.device))
@@ -127,9 +125,17 @@ def _bits(x: Tensor) -> Tensor:
 def _are_short_scales(weight: TiledWeight) -> bool:
     """Whether a kernel can take each unit's scale as a single part."""
     scale = weight.scale_BO
-    size = scale.abs()
-    inside = (size == 0) | ((size >= _LEAST) & (size <= _MOST[weight.code]))
-    short = (scale.bfloat16().float() == scale) & inside
+    taken = _is_short(scale) & _is_inside(scale, _MOST[weight.code])
     return bool(
-        weight.code in _BLOCKS_FACTOR and (weight.factor_O == _BLOCKS_FACTOR[weight.code]).all() and short.all()
+        weight.code in _BLOCKS_FACTOR and (weight.factor_O == _BLOCKS_FACTOR[weight.code]).all() and taken.all()
     )
+
+
+def _is_short(x: Tensor) -> Tensor:
+    """Which float32 numbers bfloat16 holds."""
+    return x.bfloat16().float() == x
+
+
+def _is_inside(x: Tensor, most: float) -> Tensor:
+    """Which numbers are 0 or of a size that is taken apart."""
+    return (x == 0) | ((x.abs() >= _LEAST) & (x.abs() <= most))
