@@ -69,7 +69,7 @@ def check_fit_before_ray(settings: ServeSettings, asked: DeviceName | None) -> l
         return check_fit(settings, asked)
     try:
         if settings.has_drafters_here:
-            settings.refuse_unfit(None)
+            settings.refuse_unfit()
     except GemrayError as error:
         return [fail(NAME, f"{error}.")]
     return []

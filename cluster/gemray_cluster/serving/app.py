@@ -141,7 +141,7 @@ def _refuse_unfit(settings: ServeSettings, device: DeviceName | None) -> None:
     if not settings.has_drafters_here:
         return
     if device is None:
-        settings.refuse_unfit(device)
+        settings.refuse_unfit()
         return
     blueprint = settings.blueprint(device)
     if device == "cpu" and settings.address is None:  # all ranks will be here

@@ -350,9 +350,9 @@ class ServeSettings:
         with self._naming_origins(ENGINE_NAMES):
             return Blueprint.of(config)
 
-    def refuse_unfit(self, device: DeviceName | None) -> None:
-        """Raise what `blueprint` raises on `device`; where it is not known yet, what it raises alike on every one."""
-        devices: tuple[DeviceName, ...] = ("cpu", "cuda") if device is None else (device,)
+    def refuse_unfit(self) -> None:
+        """Raise what `blueprint` raises alike on every device, where it is not known yet which one it will be."""
+        devices: tuple[DeviceName, ...] = ("cpu", "cuda")
         refusals: list[GemrayError] = []
         for each in devices:
             try:
