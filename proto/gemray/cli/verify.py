@@ -82,9 +82,13 @@ def verify(
 
 def promise_held(model: pb.GetModelInfoResponse, found: Iterable[Comparison]) -> bool:
     """Whether the runs are as equal as the server promises: in ids in float64, in bits, too, otherwise."""
-    if model.numerics != "exact" and model.dtype == "float64":
+    if _promises_ids_alone(model):
         return not any(comparison.other_ids for comparison in found)
     return all(comparison.is_equal for comparison in found)
+
+
+def _promises_ids_alone(model: pb.GetModelInfoResponse) -> bool:
+    return model.numerics != "exact" and model.dtype == "float64"
 
 
 def _print_json(model: pb.GetModelInfoResponse, count: int, digest: str, found: Iterable[Comparison]) -> None:
@@ -133,7 +137,7 @@ def _print_table(model: pb.GetModelInfoResponse, count: int, digest: str, found:
         print("Some runs gave other answers than the requests sent alone, without drafts.")
     else:
         print("Every run gave the ids of the requests sent alone, without drafts, but some computed other bits.")
-    if model.numerics != "exact" and model.dtype == "float64" and promise_held(model, found):
+    if _promises_ids_alone(model) and promise_held(model, found):
         print("The server promises equal ids, which held; for equal bits, too, serve with --numerics exact.")
     elif model.numerics != "exact":
         print("The server's numerics are fast, which promises equal ids in float64 alone: serve with --numerics exact.")
