@@ -8,8 +8,12 @@ from typing import Annotated, Any, get_args
 import typer
 
 from gemray.cli.connection import Credentials, with_credentials
+from gemray.cli.numbers import Bounds, integer, number, seconds
 from gemray_workers.errors import InvalidField
 from gemray_workers.sampling.params import DraftMethod
+
+_POSITIVE = Bounds(int, 1)
+_LAG = Bounds(int, 0, 1)
 
 
 @with_credentials
@@ -25,9 +29,7 @@ def bench(
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS", help="Stop after this long and list the rows that were not run (default: no limit)."
-        ),
+        seconds("time_limit", "Stop after this long and list the rows that were not run (default: no limit)"),
     ] = None,
     model: Annotated[
         str | None,
@@ -51,10 +53,10 @@ def bench(
     ] = None,
     method: Annotated[str | None, typer.Option(metavar="METHOD", help="auto, none, mtp or dflash.")] = None,
     draft_tokens: Annotated[
-        int | None, typer.Option(metavar="INTEGER", help="Drafts a cycle (default: the drafter's).")
+        int | None, integer("draft_tokens", "Drafts a cycle (default: the drafter's)", least=0)
     ] = None,
     drafter_placement: Annotated[str | None, typer.Option(metavar="PLACEMENT", help="colocated or dedicated.")] = None,
-    tp: Annotated[int | None, typer.Option(metavar="INTEGER", help="Ranks, each on a device of its own.")] = None,
+    tp: Annotated[int | None, integer("tp", "Ranks, each on a device of its own.", least=1)] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="bfloat16, float32 or float64.")] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="cuda or cpu (default: cuda where there is one).")
@@ -70,18 +72,15 @@ def bench(
     prefill: Annotated[
         str | None, typer.Option(metavar="INTEGERS", help="Also measure prompts of these lengths, e.g. 512,2048,8192.")
     ] = None,
-    prompt_len: Annotated[
-        int | None, typer.Option(metavar="INTEGER", help="Random ids of each prompt (default 512).")
-    ] = None,
+    prompt_len: Annotated[int | None, integer("prompt_len", "Random ids of each prompt (default 512)", least=1)] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="INTEGER", help="Measured cycles of each batch; with --address, tokens of each request."),
+        integer("steps", "Measured cycles of each batch; with --address, tokens of each request.", least=1),
     ] = None,
-    warm_up_steps: Annotated[
-        int | None, typer.Option(metavar="INTEGER", help="Cycles before the measured ones.")
-    ] = None,
+    warm_up_steps: Annotated[int | None, integer("warm_up_steps", "Cycles before the measured ones.", least=1)] = None,
     acceptance_length: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Simulate acceptance: tokens a cycle (random weights only).")
+        float | None,
+        number("acceptance_length", "Simulate acceptance: tokens a cycle (random weights only)", least=1),
     ] = None,
     kv_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="KV pages of each rank (default: what the rows take).")
@@ -120,10 +119,10 @@ def bench(
         "dtype": dtype,
         "device": device,
         "numerics": numerics,
-        "batch": None if batch is None else _integers("batch", batch),
+        "batch": None if batch is None else _integers("batch", batch, _POSITIVE),
         "sampling": None if sampling is None else tuple(sampling.split(",")),
-        "lag": None if lag is None else _integers("lag", lag),
-        "prefill": None if prefill is None else _integers("prefill", prefill),
+        "lag": None if lag is None else _integers("lag", lag, _LAG),
+        "prefill": None if prefill is None else _integers("prefill", prefill, _POSITIVE),
         "prompt_len": prompt_len,
         "steps": steps,
         "warm_up_steps": warm_up_steps,
@@ -135,7 +134,6 @@ def bench(
     }
     flags = {name: value for name, value in given.items() if value is not None}
     if address is None:
-        _check_time_limit(time_limit)
         setups = _setups(suite, only or [], flags)
         report = run_offline(setups, Path(output), None if peers is None else Path(peers), console, time_limit)
         raise typer.Exit(1 if report.failures else 0)
@@ -149,7 +147,7 @@ def bench(
         return
     run_online(
         server,
-        _integers("batch", batch or "1,8"),
+        _integers("batch", batch or "1,8", _POSITIVE),
         prompt_len or 512,
         steps or 128,
         Path(output),
@@ -188,16 +186,14 @@ def _load(suite: str) -> Any:
     return load
 
 
-def _check_time_limit(time_limit: float | None) -> None:
-    if time_limit is not None and not time_limit > 0:
-        raise InvalidField("time_limit", time_limit, "seconds > 0")
-
-
-def _integers(name: str, text: str) -> tuple[int, ...]:
+def _integers(name: str, text: str, bounds: Bounds[int]) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        found = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidField(name, text, "integers, e.g. 1,8") from None
+        found = ()
+    if not found or any(value not in bounds for value in found):
+        raise InvalidField(name, text, f"integers {bounds}, with commas between them")
+    return found
 
 
 def _methods(text: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gemray.cli.numbers import INT32_MAX, UINT64_MAX, integer, number
 from gemray_cluster.cli.ray_environment import prepare_ray_environment
 
 PROMPT = "Write a Python function that tells whether a number is prime."
@@ -14,15 +15,13 @@ PROMPT = "Write a Python function that tells whether a number is prime."
 def demo(
     prompt: Annotated[str, typer.Argument(help="What to ask.")] = PROMPT,
     *,
-    max_tokens: Annotated[int, typer.Option(metavar="INTEGER", help="Most tokens to generate.")] = 120,
-    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0 is greedy.")] = 0.0,
-    seed: Annotated[
-        int, typer.Option(metavar="INTEGER", help="Equal seeds give equal answers, in fast bfloat16 up to near ties.")
-    ] = 0,
+    max_tokens: Annotated[int, integer("max_tokens", "Most tokens to generate.", least=1, most=INT32_MAX)] = 120,
+    temperature: Annotated[float, number("temperature", "0 is greedy.", least=0, most=100)] = 0.0,
+    seed: Annotated[int, integer("seed", "Equal seeds give equal answers.", least=0, most=UINT64_MAX)] = 0,
     openai: Annotated[
         bool, typer.Option("--openai", help="Instead, serve the model with OpenAI's HTTP API until Ctrl-C.")
     ] = False,
-    http_port: Annotated[int, typer.Option(metavar="INTEGER", help="Port for --openai; 0 takes a free one.")] = 8000,
+    http_port: Annotated[int, integer("http_port", "Port for --openai, 0 for a free one.", least=0, most=65535)] = 8000,
 ) -> None:
     """Serve the embedded model here on two workers, three times (no drafter, MTP, DFlash): the answers are equal."""
     prepare_ray_environment()

@@ -11,6 +11,7 @@ import psutil
 import typer
 
 from gemray.cli.account import tell
+from gemray.cli.numbers import integer, seconds
 from gemray_cluster.cli.drain_socket import Order, Outcome, give_order, listening_pids, read_outcome
 from gemray_cluster.cli.exit_codes import CUT
 from gemray_cluster.server.errors import RequestsCut
@@ -34,14 +35,15 @@ class EndedOtherwise(GemrayError):
 
 def drain(
     pid: Annotated[
-        int | None, typer.Option(metavar="PID", help="The server's process (default: the only one of this user).")
+        int | None,
+        integer("pid", "The server's process (default: the only one of this user)", least=1, metavar="PID"),
     ] = None,
     deadline_s: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="How long to wait for its end; 0 does not wait (default: until it has ended, by its own deadlines).",
+        seconds(
+            "deadline_s",
+            "How long to wait for its end, 0 not to wait (default: until it has ended, by its own deadlines)",
+            excludes_least=False,
         ),
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="End it at once: its live requests are cut.")] = False,

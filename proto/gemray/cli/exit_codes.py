@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gemray.cli.numbers import InvalidNumber
+
 FAILED = 1
 WRONG = 2
 UNREACHABLE = 5
@@ -11,6 +13,8 @@ INTERRUPTED = 130
 
 def exit_code_of(error: Exception) -> int | None:
     """The code of an error that is told in a sentence; None for one that nobody foresaw."""
+    if isinstance(error, InvalidNumber):
+        return WRONG
     from gemray.client import errors  # here, so that --help loads no gRPC
 
     if isinstance(error, errors.InvalidOption | errors.RequestRefused):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemray.cli import forms, options
+from gemray.cli import forms, numbers, options
 from gemray.cli.connection import Connection, with_connection
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ def generate(
     top_p: options.TopP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    n: Annotated[
-        int | None,
-        typer.Option("--n", metavar="INTEGER", min=1, max=128, help="Answers, with seeds SEED, SEED + 1, ..."),
-    ] = None,
+    n: Annotated[int | None, numbers.integer("n", "Answers, with seeds SEED, SEED + 1, ...", least=1, most=128)] = None,
     schema: forms.Schema = None,
     regex: forms.Regex = None,
     choice: forms.Choice = None,
@@ -53,18 +50,16 @@ def generate(
     tools: forms.Tools = None,
     logprobs: Annotated[
         int | None,
-        typer.Option(
-            metavar="INTEGER", min=0, max=20, help="Also print each token's log-probability and of so many top tokens."
+        numbers.integer(
+            "logprobs", "Also print each token's log-probability and of so many top tokens.", least=0, most=20
         ),
     ] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Most time for the whole answer.")] = None,
+    timeout: Annotated[float | None, numbers.seconds("timeout", "Most time for the whole answer.")] = None,
 ) -> None:
     """Send one request to a server."""
     from gemray.client import InvalidOption
-    from gemray.client.sync import checked_timeout
     from gemray.v1 import generation_pb2 as pb
 
-    checked_timeout(timeout, "timeout")
     if raw and (system is not None or thinking is not None or tools is not None):
         raise InvalidOption("raw", True, "unset with --system, --thinking and --tools, which are parts of a chat")
     if stream and not json and (n or 1) > 1:

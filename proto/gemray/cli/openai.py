@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemray.cli import options
+from gemray.cli import numbers, options
 from gemray.cli.connection import quiet_grpc
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ FIRST_S = 10.0
 """Less than a program's own patience: clients of HTTP try again themselves."""
 
 Host = Annotated[str, typer.Option(metavar="HOST", help="Where to listen.")]
-Port = Annotated[int, typer.Option(metavar="INTEGER", help="0 takes a free one.")]
+Port = Annotated[int, numbers.integer("port", "0 takes a free one.", least=0, most=65535)]
 
 
 def openai(
@@ -30,16 +30,16 @@ def openai(
         str | None, typer.Option(metavar="PATH", help="Serve HTTPS with this certificate, PEM.")
     ] = None,
     http_tls_key_file: Annotated[str | None, typer.Option(metavar="PATH", help="Its key, PEM.")] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Most time of one answer.")] = None,
+    timeout: Annotated[float | None, numbers.seconds("timeout", "Most time of one answer.")] = None,
     max_message_mib: Annotated[
-        int, typer.Option(metavar="INTEGER", min=1, max=1024, help="Largest body of a request, in MiB.")
+        int, numbers.integer("max_message_mib", "Largest body of a request, in MiB.", least=1, most=1024)
     ] = 16,
     patience: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="How long to try a server that does not serve now (default: 10 before an answer, 120 within one).",
+        numbers.seconds(
+            "patience",
+            "How long to try a server that does not serve now (default: 10 before an answer, 120 within one)",
+            excludes_least=False,
         ),
     ] = None,
     plaintext_token: options.PlaintextToken = False,

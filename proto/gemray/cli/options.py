@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-INT32_MAX = 2**31 - 1
-"""The protocol's integers; larger ones would not fit a message."""
+from gemray.cli.numbers import INT32_MAX, UINT64_MAX, integer, number, seconds
 
 Server = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="The gemray server.")]
 TokenFile = Annotated[str | None, typer.Option(metavar="PATH", help="File with the bearer token.")]
@@ -21,29 +20,29 @@ TlsCert = Annotated[str | None, typer.Option(metavar="PATH", help="The client's 
 TlsKey = Annotated[str | None, typer.Option(metavar="PATH", help="Its key, PEM.")]
 Patience = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        help="How long to try a server that does not serve now (default: not at all before an answer, 120 within one).",
+    seconds(
+        "patience",
+        "How long to try a server that does not serve now (default: not at all before an answer, 120 within one)",
+        excludes_least=False,
     ),
 ]
 
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system turn.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(metavar="INTEGER", min=0, max=INT32_MAX, help="Most tokens to generate; 0 reads the prompt alone."),
+    integer("max_tokens", "Most tokens to generate, 0 to read the prompt alone.", least=0, most=INT32_MAX),
 ]
-Temperature = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option(metavar="INTEGER", min=0, max=INT32_MAX, help="0 keeps all.")]
-TopP = Annotated[float | None, typer.Option(metavar="NUMBER", help="0 < P <= 1.")]
+Temperature = Annotated[float | None, number("temperature", "0 is greedy.", least=0, most=100)]
+TopK = Annotated[
+    int | None, integer("top_k", "Choose among this many most likely tokens, 0 for all.", least=0, most=INT32_MAX)
+]
+TopP = Annotated[
+    float | None,
+    number("top_p", "Choose among the most likely tokens of this share.", least=0, most=1, excludes_least=True),
+]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        metavar="INTEGER",
-        min=0,
-        max=2**64 - 1,
-        help="Equal seeds give equal answers, in fast bfloat16 up to near ties.",
-    ),
+    integer("seed", "Equal seeds give equal answers, in fast bfloat16 up to near ties.", least=0, most=UINT64_MAX),
 ]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
 Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]

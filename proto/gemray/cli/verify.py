@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemray.cli import numbers
 from gemray.cli.connection import Connection, with_connection
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ def verify(
     *,
     connection: Connection,
     requests: Annotated[
-        int, typer.Option(metavar="INTEGER", min=2, max=64, help="How many requests, of 7 to 3000 characters.")
+        int, numbers.integer("requests", "How many requests, of 7 to 3000 characters.", least=2, most=64)
     ] = 16,
-    max_tokens: Annotated[int, typer.Option(metavar="INTEGER", min=1, max=4096, help="Tokens of each answer.")] = 48,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Most time for one answer.")] = 300.0,
+    max_tokens: Annotated[int, numbers.integer("max_tokens", "Tokens of each answer.", least=1, most=4096)] = 48,
+    timeout: Annotated[float, numbers.seconds("timeout", "Most time for one answer.")] = 300.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Send fixed requests alone, together and with each drafter, and compare the answers bit by bit.
@@ -39,15 +40,13 @@ def verify(
     from gemray.cli.account import tell
     from gemray.cli.exit_codes import FAILED
     from gemray.client import InvalidOption
-    from gemray.client.sync import checked_timeout
 
-    checked_timeout(timeout, "timeout")
     with connection.open() as client:
         timeout_s = TIMEOUT_S + (connection.patience or 0)
         model = client.model_info(timeout_s=timeout_s)
         limit = client.server_stats(timeout_s=timeout_s).requests.limit
         if limit and requests > limit:
-            raise InvalidOption("requests", requests, f"2..{limit}, what the server takes at one time")
+            raise InvalidOption("requests", requests, f"an integer 2..{limit}, what the server takes at one time")
         room = model.max_model_len - max_tokens
         if model.max_model_len < 3:
             raise InvalidOption(
@@ -55,7 +54,7 @@ def verify(
             )
         if room < 2:
             raise InvalidOption(
-                "max_tokens", max_tokens, f"1..{model.max_model_len - 2}, what the model's length leaves"
+                "max_tokens", max_tokens, f"an integer 1..{model.max_model_len - 2}, what the model's length leaves"
             )
         # No token of these texts is shorter than a character, and one begins the sequence.
         asked = verification.requests(requests, max_tokens, most_characters=room - 1)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from gemray_cluster.bench.peers import read_peers
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.report import Report, Row, Spread
 from gemray_cluster.bench.run import run_offline
-from gemray_cluster.bench.settings import Decode, Prefill
+from gemray_cluster.bench.settings import Decode, Prefill, Setup
 from gemray_cluster.bench.suites import read_suite
 from gemray_cluster.bench.tables import markdown, what_was_not_run
 from gemray_cluster.cli import app
@@ -307,19 +308,14 @@ TINY = ("--model", "gemray-tiny", "--device", "cpu", "--prompt-len", "16", "--st
     ("arguments", "words"),
     [
         (["--model", "m", "--acceptance-length", "3"], "except with random weights"),
-        (["--model", "m", "--random-weights", "--acceptance-length", "0.5"], "acceptance_length = 0.5"),
         (["--address", "127.0.0.1:1", "--acceptance-length", "3"], "unset with --acceptance-length"),
         (["--address", "127.0.0.1:1", "--random-weights", "--tp", "2"], "unset with --random-weights, --tp"),
         (["--model", "m", "--batch", "1,x"], "batch = '1,x' is not allowed"),
-        (["--model", "m", "--steps", "0"], "steps = 0"),
         (["--random-weights"], "model = None"),
         (["--suite", "/none.toml"], "a readable TOML file"),
         (["--model", "/none"], "model = '/none' is not allowed: a directory with a config.json, or the name of an emb"),
         (["--model", "gemray-tiny", "--drafter", "gemray-smal"], "drafter = 'gemray-smal' is not allowed"),
         (["--model", "m", "--sampling", "greedy,drawn"], "sampling = 'drawn' is not allowed: greedy or published"),
-        (["--model", "m", "--lag", "2"], r"lag = \(2,\) is not allowed"),
-        (["--model", "m", "--time-limit", "0"], "time_limit = 0.0 is not allowed: seconds > 0"),
-        (["--model", "m", "--prefill", "512,0"], r"prefill = \(512, 0\)"),
         (["--model", "gemray-tiny", "--peers", "/none.toml"], "peers = '/none.toml' is not allowed"),
         (
             [*TINY, "--numerics", "exact", "--tp", "3"],
@@ -340,6 +336,20 @@ TINY = ("--model", "gemray-tiny", "--device", "cpu", "--prompt-len", "16", "--st
 def test_refusals_are_sentences(arguments: list[str], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
         app(["bench", *arguments], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"steps": 0}, "steps = 0 is not allowed: an integer >= 1"),
+        ({"lag": [2]}, r"lag = \(2,\) is not allowed"),
+        ({"prefill": [512, 0]}, r"prefill = \(512, 0\)"),
+        ({"random_weights": True, "acceptance_length": 0.5}, "acceptance_length = 0.5"),
+    ],
+)
+def test_a_suite_may_not_say_what_flags_may_not(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        Setup.of({"name": "n", "model": "m", **table}, "suite.toml")
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def test_serve_on_a_taken_port(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--seed", "-1", "Hi"], b"--seed"),
-        (["--seed", str(2**64), "Hi"], b"--seed"),
-        (["--top-k", str(2**31), "Hi"], b"--top-k"),
-        (["--max-tokens", "-1", "Hi"], b"--max-tokens"),
+        (["--seed", "-1", "Hi"], b"seed = -1"),
+        (["--seed", str(2**64), "Hi"], b"seed = "),
+        (["--top-k", str(2**31), "Hi"], b"top_k = "),
+        (["--max-tokens", "-1", "Hi"], b"max_tokens = -1"),
         ([b"\xff\xfe"], b"not valid UTF-8"),
     ],
 )
@@ -148,9 +148,9 @@ async def test_generate_raw_from_stdin(served: Serving, tokenizer: ChatTokenizer
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_generate_refused(served: Serving) -> None:
-    code, out, err = await run("generate", "Hi", "--top-p", "7", "--address", served.server.address)
+    code, out, err = await run("generate", "Hi", "--stop", "", "--address", served.server.address)
     assert (code, out) == (2, "")
-    assert "sampling.top_p = 7.0 is not allowed" in err
+    assert "sampling.stop[0] = '' is not allowed" in err
 
 
 @pytest.mark.asyncio(loop_scope="module")

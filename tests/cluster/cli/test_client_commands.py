@@ -65,7 +65,7 @@ async def test_generate_without_a_prompt_reads_stdin(served: Serving, tokenizer:
         (("--raw",), b" \n", "prompt = ' \\n' is not allowed: a text that is not blank"),
         (("-", "--file", "-"), b"Hi", "file = '-' is not allowed: named once"),
         ((), b"a\xffb", "stdin = 'byte 1' is not allowed: UTF-8 text"),
-        (("Hi", "--timeout", "0"), b"", "timeout = 0.0 is not allowed: seconds, more than 0"),
+        (("Hi", "--timeout", "0"), b"", "timeout = 0 is not allowed: seconds > 0"),
         (
             ("Hi", "--schema", "none"),
             b"",

@@ -212,9 +212,15 @@ async def test_the_command(tokenizer: ChatTokenizer, gang: type[FakeGang], is_eq
         assert ("answer 0, token 0: logits" in out) is not is_equal
         assert ("serve with --numerics exact" in out) is not is_equal
         code, _, err = await run("verify", "--requests", "9", "--address", running.server.address)
-        assert (code, "requests = 9 is not allowed: 2..8, what the server takes at one time" in err) == (2, True)
+        assert (code, "requests = 9 is not allowed: an integer 2..8, what the server takes at one time" in err) == (
+            2,
+            True,
+        )
         code, _, err = await run(*arguments, "--max-tokens", "255")
-        assert (code, "max_tokens = 255 is not allowed: 1..254, what the model's length leaves" in err) == (2, True)
+        assert (code, "max_tokens = 255 is not allowed: an integer 1..254, what the model's length leaves" in err) == (
+            2,
+            True,
+        )
 
 
 @pytest.mark.asyncio
