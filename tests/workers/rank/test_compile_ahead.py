@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import warnings
 from contextlib import nullcontext
@@ -16,13 +17,12 @@ import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from gemray_workers.config import EngineConfig
 from gemray_workers.execution import cycle_rows
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.execution.programs_ahead import Program, compile_side_by_side, noted_programs
-from gemray_workers.model.target import TargetModel
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead, plans_ahead
@@ -31,6 +31,7 @@ from gemray_workers.rank.target_rank import EngineRank
 from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import engine_config
+from support.engine.gpu import CONFIGS
 from support.kernels.pretended_card import forget_programs, pretended_card
 
 CPU = torch.device("cpu")
@@ -100,9 +101,8 @@ def test_all_that_a_start_launches_is_noted(
         rehearsal = rank._rehearsal()
         ahead = identities(rehearsal.programs(all_plans(rehearsal)))
         # Every plan, in which every layer runs.
-        monkeypatch.setattr(TargetModel, "one_layer_a_kind", lambda *_: nullcontext())
         captured = [CyclePlan([], *key) for key in graph_buckets(rehearsal.blueprint)]
-        every = identities(rehearsal.programs([*captured, *warm_up]))
+        every = identities(replace(rehearsal, one_layer_a_kind=nullcontext).programs([*captured, *warm_up]))
     assert len(every) > 20
     assert every <= ahead, every - ahead
 
@@ -131,6 +131,38 @@ def test_a_rehearsal_changes_nothing_and_leaves_nothing(shape: Shape, make: Any)
             assert torch.equal(bits(tensor), bits(was))
         gc.collect()
         assert not [o for o in gc.get_objects() if isinstance(o, FakeTensor)]
+
+
+def packed_experts(directory: Path, num_experts: int) -> EngineConfig:
+    """A model whose experts are packed layers of their own on disk; its weights are random."""
+    config = json.loads((tiny_checkpoint("26B-A4B") / "config.json").read_text())
+    config["text_config"]["num_experts"] = num_experts
+    published = json.loads((CONFIGS / "26B-A4B-it-w8a16" / "config.json").read_text())
+    config["quantization_config"] = published["quantization_config"]
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    return replace(settings("26B-A4B"), model_path=str(directory), random_weights=True)
+
+
+def test_a_rehearsal_looks_at_no_expert_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a tensor takes a fake one a millisecond, and 26B-A4B has 11,520 experts' weights."""
+    dispatched = {4: 0, 16: 0}
+    dispatch = FakeTensorMode.dispatch
+    for num_experts in dispatched:
+
+        def counted(*args: Any, num_experts: int = num_experts, **kwargs: Any) -> Any:
+            dispatched[num_experts] += 1
+            return dispatch(*args, **kwargs)
+
+        config = packed_experts(tmp_path / str(num_experts), num_experts)
+        with pretended_card():
+            first, second = (EngineRank(config, SoloCommunicator(), CPU)._rehearsal() for _ in range(2))
+            plans = plans_ahead(first.blueprint)[0]
+            first.programs(plans)  # shapes that torch has never seen take more
+            with monkeypatch.context() as patched:
+                patched.setattr(FakeTensorMode, "dispatch", counted)
+                assert second.programs(plans)
+    assert dispatched[16] == dispatched[4] > 0
 
 
 def few_programs(rank: EngineRank) -> list[Program]:
@@ -231,7 +263,7 @@ def test_it_ends_at_once_where_the_first_programs_are_on_disk(
     with pretended_card():
         rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
         own = rank._rehearsal()
-        few = Few(own.blueprint, own.device, own.build_slots, own.parts, own.silenced)
+        few = Few(own.blueprint, own.device, own.build_slots, own.parts, own.one_layer_a_kind, own.silenced)
         assert "compiled 4 programs ahead" in log_of(few, caplog)
         assert len(rehearsed) == 2, "first a few plans, then the others"
         caplog.clear()

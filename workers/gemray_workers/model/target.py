@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -207,7 +208,7 @@ class TargetModel:
         for rows in (range(split), range(split + 1, num_layers)):
             first: dict[object, int] = {}
             for index in rows:
-                first.setdefault(self._kind_of(index), index)
+                first.setdefault(self._kinds[index], index)
             kept |= set(first.values())
         self._passed_over = frozenset(range(num_layers)) - kept
         try:
@@ -215,8 +216,13 @@ class TargetModel:
         finally:
             self._passed_over = frozenset()
 
+    @cached_property
+    def _kinds(self) -> list[object]:
+        """What tells layers apart: equal for those that launch the same programs on the same rows. Found once, as a
+        layer of packed experts has hundreds of weights."""
+        return [self._kind_of(index) for index in range(len(self._layers))]
+
     def _kind_of(self, index: int) -> object:
-        """Equal for layers that launch the same programs on the same rows."""
         config, weights = self.config.layers[index], self._layers[index].weight_targets()
         reads = None if config.kv_donor is None else 0
         forms = tuple((t.name.replace(f"layers.{index}.", ""), tuple(t.shape)) for t in weights)
@@ -276,7 +282,7 @@ class TargetModel:
             for part in _DEAD_ON_KV_SHARED_LAYERS
         )
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of this rank's weights, vocabulary padding included."""
         return bytes_held(self.weight_targets())

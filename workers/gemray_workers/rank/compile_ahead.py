@@ -51,6 +51,8 @@ class Rehearsal:
     """Slots for the rehearsal alone: they keep what they are given."""
     parts: Callable[[SlotTable], EngineParts]
     """The rank's own over such slots."""
+    one_layer_a_kind: Callable[[], AbstractContextManager[None]]
+    """Has the rank's model run no more layers than launch different programs."""
     silenced: Callable[[], AbstractContextManager[None]]
     """Keeps the rank's communicator from exchanging anything meanwhile."""
 
@@ -58,6 +60,7 @@ class Rehearsal:
         """The programs that cycles of these plans launch and that the process has not compiled."""
         with (
             warnings.catch_warnings(),
+            self.one_layer_a_kind(),  # which looks at all weights: of packed experts a minute where tensors are fake
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.inference_mode(),
             self.silenced(),
@@ -65,7 +68,7 @@ class Rehearsal:
             warnings.simplefilter("ignore")  # a fake tensor's address is only looked at for its alignment
             slots = self.build_slots()
             parts = self.parts(slots)
-            with parts.model.one_layer_a_kind(parts.captured_layers), noted_programs() as programs:
+            with noted_programs() as programs:
                 failures = [error for plan in plans if (error := self._run(plan, slots, parts)) is not None]
         if failures:
             logger.info("%d of %d cycles could not be rehearsed: %s", len(failures), len(plans), failures[0])

@@ -152,8 +152,14 @@ class EngineRank:
             compile_ahead(self._rehearsal(), rank=self._comm.rank, ranks_here=ranks_here)
 
     def _rehearsal(self) -> Rehearsal:
-        parts, silent = partial(self._parts, self._drafter), partial(silenced, self._comm)
-        return Rehearsal(self._blueprint, self._device, self._build_slots, parts, silent)
+        return Rehearsal(
+            self._blueprint,
+            self._device,
+            self._build_slots,
+            parts=partial(self._parts, self._drafter),
+            one_layer_a_kind=partial(self._model.one_layer_a_kind, self._traits.captured_layers),
+            silenced=partial(silenced, self._comm),
+        )
 
     def kv_room(self, ranks_here: int) -> KVRoom:
         """What this rank can give to KV pages, where no size is configured: on a card found by rehearsing, in which all
