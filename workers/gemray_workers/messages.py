@@ -257,6 +257,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the target's shard, the drafter's, or both, as the rank holds them."""
     kv_groups: list[KVGroupInfo]
     memory: MemoryInfo | None = None
+    load_seconds: dict[str, float] = {}
+    """What the parts of its load took, in their order (`gemray_workers.rank.load_laps`)."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from gemray_cluster.bench.acceptance import MadeUpAcceptance
@@ -74,7 +75,8 @@ class OfflineRank:
             accept=self._accept(),
         )
         self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rates, device)
-        self._parts.append(Part(spent=self._laps.lap("load", self._worker.captures)))
+        load = self._laps.lap("load", self._worker.captures)
+        self._parts.append(Part(spent=msgspec.structs.replace(load, parts=info.load_seconds)))
 
     def parts(self, profiles: Path | None) -> Iterator[Part]:
         """Run all the setup's work; rank 0 yields what came before it and each of its rows, the others nothing.

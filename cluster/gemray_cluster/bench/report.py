@@ -238,6 +238,8 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """Cycles captured meanwhile."""
     capturing_s: float
     """Without compiling."""
+    parts: dict[str, float] = {}
+    """What each part of a load took; compiling and capturing are among them, and told once more above."""
     until_s: float = 0.0
     """When it ended, since the run began."""
 

@@ -18,6 +18,7 @@ from gemray_cluster.bench.report import (
     Row,
     Spread,
 )
+from gemray_cluster.gang.laps import in_parts
 
 COLUMNS = (
     "model",
@@ -156,8 +157,10 @@ def where_time_went(report: Report, name: str) -> str:
     if not parts:
         return ""
     before = {what: sum(part.seconds for part in parts if part.what == what) for what in BEFORE_ROWS}
+    within = {part.what: f" ({in_parts(part.parts)})" for part in parts if part.parts}
     rows = sum(part.seconds for part in parts) - sum(before.values())
-    told = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in (*before.items(), ("rows", rows)))
+    seconds = {**before, "rows": rows}
+    told = ", ".join(f"{what} {of_it:.1f} s{within.get(what, '')}" for what, of_it in seconds.items())
     programs, graphs = sum(part.programs for part in parts), sum(part.graphs for part in parts)
     compiling, capturing = sum(part.compiling_s for part in parts), sum(part.capturing_s for part in parts)
     return (

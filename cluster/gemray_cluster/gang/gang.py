@@ -19,7 +19,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.diagnosis import account, errors_by_cause, in_words
 from gemray_cluster.gang.found_memory import tell_memory
-from gemray_cluster.gang.laps import Laps
+from gemray_cluster.gang.laps import Laps, in_parts
 from gemray_cluster.gang.launcher import (
     Launcher,
     ProgressListener,
@@ -180,6 +180,8 @@ class Gang:
         self._state = GangState.SERVING
         laps.end("first step")
         logger.info("%s started in %s", self.name, laps)
+        if lead := self._info.ranks[0].load_seconds:
+            logger.info("%s: rank 0 loaded in %.1f s: %s", self.name, sum(lead.values()), in_parts(lead))
         tell_memory(self._info, self.name)
         progress(StartProgress("ready", len(self._ranks), len(self._ranks)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
 class Laps:
@@ -22,6 +22,9 @@ class Laps:
 
     def __str__(self) -> str:
         """The whole and its parts: ``12.5 s: placement 0.5, processes 7.0, load 5.0``."""
-        return f"{self._last - self._began:.1f} s: " + ", ".join(
-            f"{name} {seconds:.1f}" for name, seconds in self._laps
-        )
+        return f"{self._last - self._began:.1f} s: {in_parts(dict(self._laps))}"
+
+
+def in_parts(seconds: Mapping[str, float]) -> str:
+    """What parts took, in seconds."""
+    return ", ".join(f"{name} {part:.1f}" for name, part in seconds.items())

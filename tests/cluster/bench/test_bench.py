@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -211,8 +212,11 @@ def test_the_report_says_where_the_time_went(output: Path) -> None:
     for before, part in pairwise(report.spent):
         assert 0 <= part.seconds <= part.until_s
         assert before.until_s <= part.until_s
+    for part in report.spent:
+        assert ("warm-up" in part.parts) == (part.what == "load")
+        assert sum(part.parts.values()) <= part.seconds
     text = (output / "bench.md").read_text()
-    assert "plain took probes " in text
+    assert re.search(r"plain took probes \S+ s, load \S+ s \(peers .*, warm-up \S+\), rows ", text)
     assert f"{refused} took" not in text
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -126,6 +128,15 @@ async def test_starts_serves_and_stops(make_gang: MakeGang) -> None:
     await eventually(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids))
     with pytest.raises(GangUnavailable, match="stopped"):
         await tokens(gang, submit("late"))
+
+
+async def test_the_log_says_where_the_time_of_a_start_went(
+    make_gang: MakeGang, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        await make_gang().launch()
+    assert re.search(r"the gang started in \S+ s: placement .*, load and warm-up ", caplog.text)
+    assert "the gang: rank 0 loaded in 1.8 s: weights 1.5, warm-up 0.2" in caplog.text
 
 
 async def test_requests_of_one_id_do_not_mix(make_gang: MakeGang) -> None:

@@ -92,6 +92,7 @@ class FakeWorker(RankWorker):
             shard_indices={},
             weight_bytes=0,
             kv_groups=[],
+            load_seconds={"weights": 1.5, "warm-up": 0.25 + self._rank},
         )
 
     @override

@@ -59,6 +59,8 @@ class LoadReport:
     bytes_read: int
     """Bytes on disk of the blocks that this rank copied."""
     seconds: float
+    settling_s: float
+    """What followed once all was filled, in which packed weights were laid out; part of `seconds`."""
     ignored: tuple[str, ...]
     """Full names of tensors left unread because `is_ignored` knows them, sorted."""
 
@@ -110,8 +112,8 @@ def load_weights(
             done += copied
             if progress is not None:
                 progress(done, total)
-    settle(wanted)
-    return LoadReport(len(loads), done, time.monotonic() - started, tuple(sorted(ignored)))
+    settling_s = settle(wanted)
+    return LoadReport(len(loads), done, time.monotonic() - started, settling_s, tuple(sorted(ignored)))
 
 
 def check_weights(

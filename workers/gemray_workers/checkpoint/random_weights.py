@@ -64,8 +64,8 @@ def random_weights(
         done += _bytes_kept(target)
         if progress is not None:
             progress(done, total)
-    settle(wanted)
-    return LoadReport(len(wanted), done, time.monotonic() - started, ())
+    settling_s = settle(wanted)
+    return LoadReport(len(wanted), done, time.monotonic() - started, settling_s, ())
 
 
 def packed_gain(name: str, num_in: int) -> float:

@@ -5,6 +5,7 @@ The model states its sharding as data (one `WeightTarget` a checkpoint tensor); 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -55,10 +56,12 @@ class WeightTarget:
         return self.name if self.at_root else prefix + self.name
 
 
-def settle(targets: Iterable[WeightTarget]) -> None:
-    """Do what is to follow once all targets are filled."""
+def settle(targets: Iterable[WeightTarget]) -> float:
+    """Do what is to follow once all targets are filled, and return how many seconds that took."""
+    started = time.monotonic()
     for then in dict.fromkeys(target.then for target in targets if target.then is not None):
         then()
+    return time.monotonic() - started
 
 
 def bytes_held(targets: Iterable[WeightTarget]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from gemray_kernels.numerics import Numerics
-from gemray_workers.checkpoint.loader import ProgressFn
+from gemray_workers.checkpoint.loader import LoadReport, ProgressFn
 from gemray_workers.checkpoint.source import weight_source
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.kv.scales import KVScales
@@ -24,8 +24,8 @@ def load_target(
     device: torch.device,
     attention: AttentionKernel,
     progress: ProgressFn | None,
-) -> TargetModel:
-    """The model, with this rank's shard of the weights.
+) -> tuple[TargetModel, LoadReport]:
+    """The model, with this rank's shard of the weights, and what loading them did.
 
     Args:
         blueprint: of the gang.
@@ -46,14 +46,14 @@ def load_target(
         numerics=Numerics(settings.numerics),
     )
     fill_weights = weight_source(settings)
-    fill_weights(
+    report = fill_weights(
         settings.model_path,
         model.weight_targets(),
         prefix=config.weight_prefix,
         is_ignored=model.ignored_name,
         progress=progress,
     )
-    return model
+    return model, report
 
 
 def target_pools(blueprint: Blueprint, scales: Mapping[int, KVScales], device: torch.device) -> KVPools:

@@ -105,7 +105,7 @@ class EngineRank:
         self._graph_bytes = 0
         self._scratch = attention_scratch(self._blueprint, device)
         attention = attention_kernel(self._blueprint.choices[0], Numerics(config.numerics), self._scratch)
-        self._model = load_target(self._blueprint, comm, device, attention, progress)
+        self._model, self.load_report = load_target(self._blueprint, comm, device, attention, progress)
         # Now and not at the first grammar: nothing else of the process runs meanwhile.
         self._vocabulary = (
             vocabulary_of_directory(config.model_path, self._blueprint.model.vocab_size) if comm.rank == 0 else None

@@ -6,6 +6,7 @@ import gc
 import socket
 from dataclasses import replace
 
+import msgspec
 import torch
 from torch._C._distributed_c10d import TCPStore
 
@@ -27,6 +28,7 @@ from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.kv_room import find_kv_memory
 from gemray_workers.rank.lifeline import hold_lifeline
+from gemray_workers.rank.load_laps import LoadLaps
 from gemray_workers.rank.process import LocateProcess, RankFacts, RankSetup, open_store, process_facts, set_up_process
 from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.verify import Accept, verify
@@ -76,29 +78,37 @@ class RankWorker:
             setup: what the coordinator decided from all ranks' facts.
             accept: the rule of verification that will be run with: graphs that are captured now hold it.
         """
+        laps = LoadLaps(compiled_programs(), lambda: self.captures)
         device = self._location.device()
         self._location.bind_device()
         self._card = card_memory(device)  # before anything of this process lies there
         set_up_process(self._rank, self._config.gang_size, setup)
         gang = self._join(setup.rendezvous)
         self_test(gang, device=device, dtypes=self._reduced_dtypes)
+        laps.end("peers")
         with progress_bar("loading weights", rank=self._rank) as progress:
             if self._rank == self._config.tensor_parallel_size:
                 self._drafter_rank = DrafterRank(self._config, self._gang_of_many(), device, progress, card=self._card)
             else:
                 self._engine_rank = self._build_engine_rank(gang, device, progress)
+        report = None if self._engine_rank is None else self._engine_rank.load_report
+        laps.end("weights", within={} if report is None else {"layout": report.settling_s})
         if self._comm is not None:  # not left to the first collective: this names the ranks that are late
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
+            laps.end("peers")
         if self._engine_rank is not None:
             self._engine_rank.compile_ahead(setup.ranks_here)
+            laps.end("rehearsal")
         if self._config.kv_memory_bytes is None:
             rank = self._engine_rank or self._drafter_rank
             assert rank is not None
             find_kv_memory(rank, gang, self._config, ranks_here=setup.ranks_here)
-        parts = self._warm_up(accept)
+            laps.end("KV memory")
+        model, info = self._warm_up(accept)
+        laps.end("warm-up")
         if self._comm is not None:
             self._comm.set_timeout(self._config.collective_timeout_s)
-        return parts
+        return model, msgspec.structs.replace(info, load_seconds=laps.seconds)
 
     @property
     def captures(self) -> Captures:
