@@ -9,6 +9,7 @@ import typer
 
 from gemray.cli import options
 from gemray.cli.connection import Connection, with_connection
+from gemray.cli.sampling import Sampling, with_sampling
 
 if TYPE_CHECKING:
     from gemray.client import Client
@@ -18,16 +19,13 @@ EXITS = ("/exit", "/quit")
 
 
 @with_connection
+@with_sampling
 def chat(
     *,
     connection: Connection,
+    sampling: Sampling,
     system: options.System = None,
     thinking: options.Thinking = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = None,
 ) -> None:
     """Talk to a server. /help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation.
 
@@ -40,9 +38,6 @@ def chat(
     from gemray.client import ClientError
     from gemray.v1 import generation_pb2 as pb
 
-    sampling = pb.SamplingParameters(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )
     conversation, failure = Conversation(system), 0
     with connection.open() as client:
         for said in said_lines():
@@ -57,7 +52,10 @@ def chat(
             if thinking is not None:
                 turn.enable_thinking = thinking
             try:
-                answer = _answer(client, pb.GenerateStreamRequest(chat=turn, sampling=sampling))
+                request = pb.GenerateStreamRequest(
+                    chat=turn, sampling=sampling.parameters, speculation=sampling.speculation
+                )
+                answer = _answer(client, request)
             except ClientError as error:
                 print(f"\nerror: {error}", file=sys.stderr)
                 failure = failure or exit_code_of(error) or FAILED

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gemray.cli import options
+from gemray.cli.flags import with_flags
 
 if TYPE_CHECKING:
     from gemray.client import Client, Retry, ServerAddress
+
+PANEL = "Connection"
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ def quiet_grpc() -> None:
 
 def with_credentials(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of its parameter `credentials`."""
-    return _with_flags(command, "credentials", _credentials)
+    return with_flags(command, "credentials", _credentials, PANEL)
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of its parameter `connection`."""
-    return _with_flags(command, "connection", _connection)
+    return with_flags(command, "connection", _connection, PANEL)
 
 
 def _credentials(
@@ -92,34 +93,27 @@ def _credentials(
     tls_cert_file: options.TlsCert = None,
     tls_key_file: options.TlsKey = None,
 ) -> Credentials:
+    quiet_grpc()
     return Credentials(auth_token_file, plaintext_token, tls, tls_ca_file, tls_cert_file, tls_key_file)
 
 
 def _connection(
-    *, address: options.Server = options.DEFAULT_SERVER, patience: options.Patience = None, **credentials: Any
+    *,
+    address: options.Server = options.DEFAULT_SERVER,
+    patience: options.Patience = None,
+    auth_token_file: options.TokenFile = None,
+    plaintext_token: options.PlaintextToken = False,
+    tls: options.Tls = False,
+    tls_ca_file: options.TlsCa = None,
+    tls_cert_file: options.TlsCert = None,
+    tls_key_file: options.TlsKey = None,
 ) -> Connection:
-    return Connection(address, _credentials(**credentials), patience)
-
-
-def _with_flags(command: Callable[..., None], name: str, make: Callable[..., object]) -> Callable[..., None]:
-    """Replace a command's parameter by the flags that `make` takes, those of credentials for its keywords."""
-    own = inspect.signature(command, eval_str=True)
-    flags = _flags_of(make)
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        quiet_grpc()
-        made = make(**{flag.name: given.pop(flag.name) for flag in flags})
-        command(**given, **{name: made})
-
-    parameters = [*(parameter for parameter in own.parameters.values() if parameter.name != name), *flags]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-def _flags_of(make: Callable[..., object]) -> list[inspect.Parameter]:
-    found: list[inspect.Parameter] = []
-    for parameter in inspect.signature(make, eval_str=True).parameters.values():
-        found += _flags_of(_credentials) if parameter.kind is parameter.VAR_KEYWORD else [parameter]
-    return found
+    lets_in = _credentials(
+        auth_token_file=auth_token_file,
+        plaintext_token=plaintext_token,
+        tls=tls,
+        tls_ca_file=tls_ca_file,
+        tls_cert_file=tls_cert_file,
+        tls_key_file=tls_key_file,
+    )
+    return Connection(address, lets_in, patience)

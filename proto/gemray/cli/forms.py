@@ -22,6 +22,13 @@ Tools = Annotated[
     str | None, typer.Option(metavar="FILE|JSON", help="Functions that the model may call, a JSON array.")
 ]
 
+ToolChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-choice", metavar="NAME", help="Of --tools: auto (the default), none, required, or one's name."
+    ),
+]
+
 
 def read_form(
     *, schema: str | None, regex: str | None, choice: list[str] | None, grammar: str | None
@@ -43,6 +50,15 @@ def read_form(
     if grammar is not None:
         return pb.Structured(lark=read_text("grammar", grammar))
     return pb.Structured(choice=pb.Choices(texts=choice))
+
+
+def tool_choice_of(given: str) -> pb.ToolChoice:
+    """A mode by its name, else the function of that name."""
+    from gemray.v1 import generation_pb2 as pb
+
+    if given in ("auto", "none", "required"):
+        return pb.ToolChoice(mode=f"TOOL_CHOICE_MODE_{given.upper()}")
+    return pb.ToolChoice(function=given)
 
 
 def read_json(flag: str, given: str) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from gemray.cli import forms, numbers, options
 from gemray.cli.connection import Connection, with_connection
+from gemray.cli.sampling import Sampling, with_sampling
 
 if TYPE_CHECKING:
     from gemray.client import Client
@@ -18,12 +19,14 @@ STDIN = "-"
 
 
 @with_connection
+@with_sampling
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to ask; - or none reads it from stdin.", show_default=False)
     ] = None,
     *,
     connection: Connection,
+    sampling: Sampling,
     file: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Text to put behind the prompt, - for stdin; may be repeated."),
@@ -36,48 +39,65 @@ def generate(
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it stands, without chat template.")] = False,
     thinking: options.Thinking = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    n: Annotated[int | None, numbers.integer("n", "Answers, with seeds SEED, SEED + 1, ...", least=1, most=128)] = None,
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        numbers.integer(
+            "truncate_prompt_tokens",
+            "Keep this many of the prompt's last tokens, -1 for as many as fit (default: refuse a longer prompt)",
+            least=-1,
+            most=numbers.INT32_MAX,
+        ),
+    ] = None,
+    n: Annotated[
+        int | None, numbers.integer("n", "Answers, with seeds SEED, SEED + 1 and so on.", least=1, most=128)
+    ] = None,
     schema: forms.Schema = None,
     regex: forms.Regex = None,
     choice: forms.Choice = None,
     grammar: forms.Grammar = None,
     tools: forms.Tools = None,
+    tool_choice: forms.ToolChoice = None,
     logprobs: Annotated[
         int | None,
         numbers.integer(
             "logprobs", "Also print each token's log-probability and of so many top tokens.", least=0, most=20
         ),
     ] = None,
+    prompt_logprobs: Annotated[
+        int | None, numbers.integer("prompt_logprobs", "The same of the prompt's tokens.", least=0, most=20)
+    ] = None,
+    logits_checksum: Annotated[
+        bool,
+        typer.Option(
+            "--logits-checksum",
+            help="Also print a checksum of all logits that each token was chosen by: equal where the bits are.",
+        ),
+    ] = False,
     timeout: Annotated[float | None, numbers.seconds("timeout", "Most time for the whole answer.")] = None,
 ) -> None:
     """Send one request to a server."""
     from gemray.client import InvalidOption
     from gemray.v1 import generation_pb2 as pb
 
-    if raw and (system is not None or thinking is not None or tools is not None):
-        raise InvalidOption("raw", True, "unset with --system, --thinking and --tools, which are parts of a chat")
+    if raw and any(part is not None for part in (system, thinking, tools, tool_choice)):
+        raise InvalidOption("raw", True, "unset with --system, --thinking, --tools and --tool-choice, parts of a chat")
+    if tool_choice is not None and tools is None:
+        raise InvalidOption("tool_choice", tool_choice, "unset without --tools")
     if stream and not json and (n or 1) > 1:
         raise InvalidOption("stream", True, "unset, or with --json, for several answers")
     text = _prompt(prompt, file or [])
-    sampling = pb.SamplingParameters(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=stop or [],
-        logprobs=logprobs,
-        logprob_text=logprobs is not None,
-        n=n,
-    )
     form = forms.read_form(schema=schema, regex=regex, choice=choice, grammar=grammar)
-    request = pb.GenerateStreamRequest(sampling=sampling, structured=form)
+    request = pb.GenerateStreamRequest(sampling=sampling.parameters, speculation=sampling.speculation, structured=form)
+    request.sampling.MergeFrom(
+        pb.SamplingParameters(
+            n=n,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logits_checksum=logits_checksum,
+            logprob_text=logits_checksum or logprobs is not None or prompt_logprobs is not None,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+    )
     if raw:
         request.text = text
     else:
@@ -88,6 +108,8 @@ def generate(
             request.chat.enable_thinking = thinking
         if tools is not None:
             request.chat.tools_json = forms.read_json("tools", tools)
+        if tool_choice is not None:
+            request.chat.tool_choice.CopyFrom(forms.tool_choice_of(tool_choice))
     with connection.open() as client:
         if json:
             _print_json(client, request, timeout, stream=stream)
@@ -131,6 +153,7 @@ def _print_text(client: Client, request: pb.GenerateStreamRequest, timeout: floa
     num_answers = max(1, request.sampling.n)
     pieces: list[list[Piece]] = [[] for _ in range(num_answers)]
     logprobs: list[list[pb.TokenLogprob]] = [[] for _ in range(num_answers)]
+    prompt_logprobs: list[pb.TokenLogprob] = []
     with client.stream(request, timeout_s=timeout) as answer:
         for message in answer:
             if not message.HasField("delta"):
@@ -138,17 +161,22 @@ def _print_text(client: Client, request: pb.GenerateStreamRequest, timeout: floa
             stopwatch.token_came()
             delta = message.delta
             logprobs[delta.index] += delta.logprobs
+            prompt_logprobs += delta.prompt_logprobs
             shown = [piece for piece in pieces_of(delta) if shows_thoughts or piece.kind != "thought"]
             pieces[delta.index] += shown
             for piece in shown if stream else []:
                 page.write(piece)
+    groups = {"[prompt]": prompt_logprobs}
     for index, (own, own_logprobs) in enumerate(zip(pieces, logprobs, strict=True)):
         if num_answers > 1:
             page.head(f"[answer {index}]")
         for piece in [] if stream else own:
             page.write(piece)
         page.end()
-        for line in logprob_lines(own_logprobs):
+        groups["[answer]" if num_answers == 1 else f"[answer {index}]"] = own_logprobs
+    told = {head: entries for head, entries in groups.items() if entries}
+    for head, entries in told.items():
+        for line in [head, *logprob_lines(entries)] if len(told) > 1 else logprob_lines(entries):
             print(line, file=sys.stderr)
     print(stopwatch.report(message.final), file=sys.stderr)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gemray.cli.numbers import INT32_MAX, UINT64_MAX, integer, number, seconds
+from gemray.cli.numbers import seconds
 
 Server = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="The gemray server.")]
 TokenFile = Annotated[str | None, typer.Option(metavar="PATH", help="File with the bearer token.")]
@@ -28,23 +28,6 @@ Patience = Annotated[
 ]
 
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system turn.")]
-MaxTokens = Annotated[
-    int | None,
-    integer("max_tokens", "Most tokens to generate, 0 to read the prompt alone.", least=0, most=INT32_MAX),
-]
-Temperature = Annotated[float | None, number("temperature", "0 is greedy.", least=0, most=100)]
-TopK = Annotated[
-    int | None, integer("top_k", "Choose among this many most likely tokens, 0 for all.", least=0, most=INT32_MAX)
-]
-TopP = Annotated[
-    float | None,
-    number("top_p", "Choose among the most likely tokens of this share.", least=0, most=1, excludes_least=True),
-]
-Seed = Annotated[
-    int | None,
-    integer("seed", "Equal seeds give equal answers, in fast bfloat16 up to near ties.", least=0, most=UINT64_MAX),
-]
-Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")]
 Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]
 
 DEFAULT_SERVER = "127.0.0.1:50051"

@@ -11,10 +11,21 @@ from gemray.v1 import generation_pb2 as pb
 
 
 def logprob_lines(logprobs: Iterable[pb.TokenLogprob]) -> Iterator[str]:
-    """A line a token: its text as JSON writes it, id and log-probability, then those of the top tokens."""
+    """A line a token: its text as JSON writes it, id, log-probability, where it has one its checksum of logits in hex,
+    then the top tokens' log-probabilities."""
     for entry in logprobs:
         top = " ".join(f"{_quoted(other.text)}:{other.logprob:.4f}" for other in entry.top)
-        yield f"{_quoted(entry.text)}\t{entry.token_id}\t{entry.logprob:.4f}\t{top}".rstrip()
+        checksum = f"\t{entry.logits_checksum:016x}" if entry.HasField("logits_checksum") else ""
+        yield f"{_quoted(entry.text)}\t{entry.token_id}\t{entry.logprob:.4f}{checksum}\t{top}".rstrip()
+
+
+def _drafts(speculation: pb.Speculation) -> str:
+    """What a drafter gave: how often its first, its second, ... draft was accepted, too."""
+    places = " ".join(str(count) for count in speculation.accepted_per_position if count)
+    return (
+        f"{speculation.method}: {speculation.accepted} of {speculation.drafted} drafts accepted "
+        f"in {speculation.rounds} rounds" + (f" (by place {places})" if places else "")
+    )
 
 
 def _quoted(text: str) -> str:
@@ -51,10 +62,6 @@ class Stopwatch:
             if usage.completion_tokens > 1 and now > self.first_at:
                 parts.append(f"{(usage.completion_tokens - 1) / (now - self.first_at):.1f} tokens/s")
         if completion.HasField("speculation"):
-            speculation = completion.speculation
-            parts.append(
-                f"{speculation.method}: {speculation.accepted} of {speculation.drafted} drafts accepted "
-                f"in {speculation.rounds} rounds"
-            )
+            parts += map(_drafts, completion.speculation.by_method or [completion.speculation])
         parts.append(f"seed {completion.seed}")
         return ", ".join(parts)
