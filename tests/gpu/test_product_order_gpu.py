@@ -9,19 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemray_kernels.numerics import NUM_SHARDS
 from gemray_kernels.reference.layer_norms import Norm
 from support.kernels.packed_cases import FORMATS, random_packed
 
 pytestmark = pytest.mark.gpu
 
 HIDDEN, WIDTH, LAYERS = 5376, 21504, 6
-FORMS = ("bf16", "int4 group 32", "nvfp4", "fp8 channel")
+FORMS = ("bf16", "bf16 exact", "int4 group 32", "nvfp4", "fp8 channel")
 
 
 @pytest.mark.parametrize("rows", [1, 8, 40])
 @pytest.mark.parametrize("form", FORMS)
 def test_layers_one_behind_the_other_have_the_bits_of_kernels_one_at_a_time(form: str, rows: int) -> None:
-    from gemray_kernels.triton import early_start, linear_choice
+    from gemray_kernels.triton import early_start, exact_products, linear_choice
     from gemray_kernels.triton.layer_norms import add_then_norms
     from gemray_kernels.triton.packed_products import packed_product
 
@@ -37,6 +38,12 @@ def test_layers_one_behind_the_other_have_the_bits_of_kernels_one_at_a_time(form
             return (
                 lambda x_TI: linear_choice.summands(x_TI, weight_OI),
                 lambda x_TI: linear_choice.gelu_linear(x_TI, weight_OI),
+            )
+        if form == "bf16 exact":
+            weight_OI = numbers(num_out, num_in, gain=num_in**-0.5)
+            return (
+                lambda x_TI: exact_products.summands(x_TI, weight_OI, NUM_SHARDS),
+                lambda x_TI: exact_products.gelu_linear(x_TI, weight_OI, 1),
             )
         product = packed_product(random_packed(FORMATS[form], num_out, num_in, device="cuda"))
         return product.summands, product.gelu

@@ -3,6 +3,7 @@ when it has ended."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
 
@@ -11,9 +12,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
+from gemray_kernels.numerics import NUM_SHARDS
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
-from gemray_kernels.triton import exact_packed_linear, linear, packed_linear
+from gemray_kernels.triton import exact_linear, exact_packed_linear, exact_products, linear, packed_linear
 from gemray_kernels.triton.exact_packed import TiledExactProduct
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
@@ -37,6 +39,21 @@ def plain() -> list[Compiled]:
         return [
             *compile_launches(lambda: linear.linear_in_tiles(x_TI, weight_OI, summing, out_dtype=torch.float32)),
             *compile_launches(lambda: linear.gated_linear_in_tiles(x_TI, weight_OI, gated, Gate.GELU)),
+        ]
+
+
+def plain_exact() -> list[Compiled]:
+    """Such products in exact numerics: of one leaf, and of eight."""
+    x_TI = torch.empty(1, NUM_IN, dtype=torch.bfloat16)
+    weight_OI = torch.empty(NUM_OUT, NUM_IN, dtype=torch.bfloat16)
+    with (
+        mock.patch.object(exact_linear, "starts_early", return_value=True),
+        mock.patch.object(linear, "starts_early", return_value=True),
+    ):
+        return [
+            *compile_launches(lambda: exact_products.summands(x_TI, weight_OI, 1)),
+            *compile_launches(lambda: exact_products.summands(x_TI, weight_OI, NUM_SHARDS)),
+            *compile_launches(lambda: exact_products.gelu_linear(x_TI, weight_OI, 1)),
         ]
 
 
@@ -76,8 +93,9 @@ def packed(code: CodeName, *, early: bool | None = None) -> list[Compiled]:
         ]
 
 
-def test_plain_products_ask_for_nothing_before_they_wait() -> None:
-    for product in plain():
+@pytest.mark.parametrize("products", [plain, plain_exact])
+def test_plain_products_ask_for_nothing_before_they_wait(products: Callable[[], list[Compiled]]) -> None:
+    for product in products():
         before, after = product.ptx.split(WAIT)
         assert not [word for word in (ASKS, *READS) if word in before]
         assert LET in after
@@ -91,7 +109,7 @@ def test_packed_products_neither_start_early_nor_let_the_next_kernel_do_so(code:
 
 
 @pytest.mark.parametrize("code", ["int4", "fp8"])
-def test_nor_do_exact_ones(code: CodeName) -> None:
+def test_nor_do_exact_packed_ones(code: CodeName) -> None:
     with mock.patch.object(exact_packed_linear, "starts_early", return_value=True):
         for product in exact(code):
             assert not [word for word in (WAIT, LET, ASKS) if word in product.ptx]

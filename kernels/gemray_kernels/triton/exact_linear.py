@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gemray_kernels.triton.dot import dot
-from gemray_kernels.triton.early_start import prefetch, starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class ExactTile:
     """The weight is the left operand of the tile product."""
     group: int = 8
     """Tiles of rows that run side by side over the same outputs, so that they find them in the cache."""
-    prefetched: int = 0
-    """Bytes of each of a program's weight rows that it asks for before it waits for the rows."""
 
 
 def exact_summands_in_tiles(
@@ -87,7 +85,6 @@ def exact_summands_in_tiles(
         EVEN_I=leaf % tile.inputs == 0,
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first,
-        PREFETCHED=min(tile.prefetched, leaf * tile.leaves * weight_OI.element_size()) // 16 * 16,
         EARLY=early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -187,7 +184,6 @@ def _exact_linear_kernel(  # type: ignore[no-untyped-def]
     EVEN_I: tl.constexpr,
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
-    PREFETCHED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     # Programs of GROUP tiles of rows take one tile of outputs after the other.
@@ -204,8 +200,6 @@ def _exact_linear_kernel(  # type: ignore[no-untyped-def]
     t_T = row_tile * BLOCK_T + tl.arange(0, BLOCK_T)
     i_I = tl.arange(0, BLOCK_I)
     weight_at_O = weight_OI + o_O.to(tl.int64) * weight_stride + first
-    if EARLY and EVEN_O and PREFETCHED > 0:
-        prefetch(weight_at_O, PREFETCHED)
     wait_for_inputs(EARLY)
     x_at_T = x_TI + t_T.to(tl.int64) * x_stride + first
     in_out_O = o_O < num_out

@@ -33,9 +33,9 @@ def streaming_tile(num_rows: int, num_out: int, leaf: int, leaves: int, dtype: t
     if dtype != torch.bfloat16:
         return ExactTile(16, 64, 32, num_warps=4, num_stages=2, leaves=leaves)
     if leaves == 2 and leaf <= SHORT_LEAF:
-        return ExactTile(rows, 128, 64, num_warps=4, num_stages=5, leaves=leaves, prefetched=1024)
+        return ExactTile(rows, 128, 64, num_warps=4, num_stages=5, leaves=leaves)
     stages = 5 if leaves == 1 and num_out <= 64 * MULTIPROCESSORS else 3
-    return ExactTile(rows, 64, 128, num_warps=4, num_stages=stages, leaves=leaves, prefetched=1024)
+    return ExactTile(rows, 64, 128, num_warps=4, num_stages=stages, leaves=leaves)
 
 
 def streaming_leaves(num_rows: int, num_out: int, leaves: int) -> int:
