@@ -14,6 +14,8 @@ from gemray_kernels.triton import exact_gemm, exact_pipeline
 from gemray_kernels.triton import gated_projection as fused
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.exact_linear import exact_summands_in_tiles
+from gemray_kernels.triton.exact_rows import gated_rows, summands_of_rows
+from gemray_kernels.triton.exact_rows_tiles import MOST_ROWS, gated_rows_tile, rows_tile
 from gemray_kernels.triton.exact_tiles import (
     FEW_ROWS,
     gemm_tile,
@@ -51,6 +53,8 @@ def gelu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.gelu_linear`."""
     if _in_one_kernel(x_TH, leaves):
         return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(*gate_up_2IH.shape), Gate.GELU)
+    if _in_one_pipeline(x_TH, gate_up_2IH, leaves):
+        return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(len(x_TH), *gate_up_2IH.shape), Gate.GELU)
     return gelu_tanh_and_mul(linear(x_TH, gate_up_2IH, leaves))
 
 
@@ -58,6 +62,8 @@ def silu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.silu_linear`."""
     if _in_one_kernel(x_TH, leaves):
         return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(*gate_up_2IH.shape), Gate.SILU)
+    if _in_one_pipeline(x_TH, gate_up_2IH, leaves):
+        return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(len(x_TH), *gate_up_2IH.shape), Gate.SILU)
     return silu_and_mul(linear(x_TH, gate_up_2IH, leaves))
 
 
@@ -74,6 +80,11 @@ def _in_one_kernel(x: Tensor, leaves: int) -> bool:
     return leaves == 1 and x.dtype == torch.bfloat16 and 0 < len(x) <= FEW_ROWS
 
 
+def _in_one_pipeline(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> bool:
+    """As `_in_one_kernel`, for the rows beyond."""
+    return leaves == 1 and FEW_ROWS < len(x_TH) <= MOST_ROWS and exact_pipeline.fits(x_TH, gate_up_2IH, leaves)
+
+
 def _parts(x_TI: Tensor, weight_OI: Tensor, leaves: int, *, wide: bool) -> Tensor:
     """Summands [S, T, O], as many as keep the device at work; a single one is rounded unless it is to be wide."""
     num_rows, num_in = x_TI.shape
@@ -83,6 +94,9 @@ def _parts(x_TI: Tensor, weight_OI: Tensor, leaves: int, *, wide: bool) -> Tenso
         together = streaming_leaves(num_rows, num_out, leaves)
         tile = streaming_tile(num_rows, num_out, num_in // leaves, together, dtype)
     elif exact_pipeline.fits(x_TI, weight_OI, leaves):
+        if num_rows <= MOST_ROWS:
+            rows = rows_tile(num_rows, num_out, num_in // leaves, leaves)
+            return summands_of_rows(x_TI, weight_OI, leaves, rows, float32 if wide or leaves > rows.leaves else dtype)
         large = gemm_tile(num_rows)
         if leaves == 1 and exact_gemm.fits(x_TI, weight_OI, large) and not pipeline_beats_gemm(num_rows, num_out):
             return exact_gemm.gemm(x_TI, weight_OI, large, float32 if wide else dtype).unsqueeze(0)
