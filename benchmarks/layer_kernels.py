@@ -10,7 +10,7 @@ variant takes more or less than that, in microseconds a layer:
 
 - `ahead N`: attention reads lengths and tables, and asks for the first N keys of a chunk, before it waits for queries;
 - `r128`: the same with at most 128 registers a thread;
-- `early`, `late`: products start while the kernel before still runs, and let the next one do so, or neither;
+- `early`, `late`: products start while the kernel before still runs, or when it has ended;
 - `parts`: the products before norms are cut into fewer parts, which norms read;
 - `norms w8`, `w32`: a row's norms in so many warps (16 for 31B's rows, 8 or less for narrower ones);
 - `-norms`, `-inputs`, `-attention`: the layer without these kernels, in which its results are wrong: most that joining

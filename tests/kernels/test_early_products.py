@@ -1,5 +1,5 @@
-"""What products do before they wait for the kernel before them, as compiled for Hopper: nothing, and packed ones start
-when it has ended."""
+"""What products do before they wait for the kernel before them, as compiled for Hopper: nothing, and most packed ones
+start when it has ended. All let the next kernel start early."""
 
 from __future__ import annotations
 
@@ -103,16 +103,35 @@ def test_plain_products_ask_for_nothing_before_they_wait(products: Callable[[], 
 
 
 @pytest.mark.parametrize("code", ["int4", "fp8"])
-def test_packed_products_neither_start_early_nor_let_the_next_kernel_do_so(code: CodeName) -> None:
-    for product in packed(code):
-        assert not [word for word in (WAIT, LET, ASKS) if word in product.ptx]
+def test_packed_products_start_late_and_gated_ones_early(code: CodeName) -> None:
+    summing, gated = packed(code)
+    assert WAIT not in summing.ptx
+    assert gated.ptx.count(WAIT) == 1
+    for product in (summing, gated):
+        check_that_the_next_kernel_starts_early(product)
 
 
 @pytest.mark.parametrize("code", ["int4", "fp8"])
-def test_nor_do_exact_packed_ones(code: CodeName) -> None:
+def test_exact_packed_products_start_late(code: CodeName) -> None:
     with mock.patch.object(exact_packed_linear, "starts_early", return_value=True):
         for product in exact(code):
-            assert not [word for word in (WAIT, LET, ASKS) if word in product.ptx]
+            assert WAIT not in product.ptx
+            check_that_the_next_kernel_starts_early(product)
+
+
+def check_that_the_next_kernel_starts_early(product: Compiled) -> None:
+    """Whether it may once this one has waited, where it waits, and before it reads anything."""
+    assert product.ptx.count(LET) == 1
+    reads = min(product.ptx.index(word) for word in READS if word in product.ptx)
+    assert product.ptx.find(WAIT) < product.ptx.index(LET) < reads
+    assert ASKS not in product.ptx
+
+
+@pytest.mark.parametrize("code", ["int4", "fp8"])
+def test_cards_without_early_starts_are_asked_for_none(code: CodeName) -> None:
+    for product in exact(code):
+        assert WAIT not in product.ptx
+        assert LET not in product.ptx
 
 
 def test_a_tile_may_let_packed_products_start_early() -> None:

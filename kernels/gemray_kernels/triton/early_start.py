@@ -5,7 +5,8 @@ written by the kernel before it. It lets the next kernel start only after it has
 most two kernels of a stream are under way, and what the last but one wrote may be read.
 
 Not every kernel gains by it: layers of packed weights are slower with products that start early, and all layers with
-products that ask for weights before they wait (`benchmarks/results/2026-11-29-h200-late-products`).
+products that ask for weights before they wait (`benchmarks/results/2026-11-29-h200-late-products`). A kernel that
+starts late lets the next one start at once: what it needs has been written.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ def wait_for_inputs(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """From here on everything that earlier kernels wrote may be read, and the next kernel may start."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def let_next_start(LETS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """In a kernel that has not started early: from here on the next one may start."""
+    if LETS:
         tl.extra.cuda.gdc_launch_dependents()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.triton.activation import gated_sums
-from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_for_inputs
 from gemray_kernels.triton.exact_packed_tree import packed_subtree
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_linear import (
@@ -40,7 +40,7 @@ class ExactPackedTile:
     units: int = 1
     """Units of a step, of leaves that have several whole steps of so many."""
     early: bool = False
-    """Whether programs start while the kernel before still runs, and let the next one's do so."""
+    """Whether programs start while the kernel before still runs; the next one's may start early in any case."""
 
 
 def exact_packed_gated(x_TH: Tensor, weight: TiledWeight, tile: ExactPackedTile, gate: Gate) -> Tensor:
@@ -99,7 +99,8 @@ def _products(
     unit = weight.unit
     units = weight.units_of_leaf
     step = tile.units if units % tile.units == 0 and units > tile.units else 1
-    early = tile.early and starts_early(x_TI)
+    lets = starts_early(x_TI)
+    early = tile.early and lets
     align = 8 if weight.leaf % 8 == 0 else 1
     rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
     _exact_packed_kernel[(triton.cdiv(num_out, tile.outputs), len(out_STO))](
@@ -137,6 +138,7 @@ def _products(
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first or rows > 32,
         EARLY=early,
+        LETS=lets and not early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         launch_pdl=early,
@@ -180,6 +182,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     EARLY: tl.constexpr,
+    LETS: tl.constexpr,
 ):
     leaf = leaf_units * ALIGN
     first_leaf = tl.program_id(1) * LEAVES
@@ -218,6 +221,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
         in_out = in_out_O[None, :]
         is_row = is_row_T[:, None]
     wait_for_inputs(EARLY)
+    let_next_start(LETS)
     result, up = packed_subtree(
         x_at, words_at, scale_at, factor_at, parts_at, is_row, in_out, c_x, leaf, units, place, groups, words_stride,
         scale_stride, parts_stride, num_twins, num_out, GROUP, STEP, IN_ONE_STEP, LEAVES, CODE, SCALING, PARTS, WORDS,

@@ -19,7 +19,7 @@ from torch import Tensor
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import INTERPRETED, dot
-from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_for_inputs
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e2m1, scaled_int4
 
@@ -44,7 +44,7 @@ class PackedTile:
     weight_first: bool = False
     """The weight is the left operand of the tile product."""
     early: bool = False
-    """Whether programs start while the kernel before still runs, and let the next one's do so."""
+    """Whether programs start while the kernel before still runs; the next one's may start early in any case."""
 
 
 def packed_linear_in_tiles(
@@ -86,7 +86,8 @@ def _launch(
         )
     unit = UNITS[weight.code]
     rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
-    early = tile.early and starts_early(x_TI)
+    lets = starts_early(x_TI)
+    early = tile.early and lets
     units = weight.words_BOC.shape[0]
     units_a_step = tile.units if units % tile.units == 0 else 1
     _packed_linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
@@ -114,6 +115,7 @@ def _launch(
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first or rows > 32,
         EARLY=early,
+        LETS=lets and not early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         launch_pdl=early,
@@ -245,6 +247,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     EARLY: tl.constexpr,
+    LETS: tl.constexpr,
 ):
     split = tl.program_id(1)
     first_unit = split * steps // tl.num_programs(1) * UNITS
@@ -252,6 +255,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     in_out_O = o_O < num_out
     wait_for_inputs(EARLY)
+    let_next_start(LETS)
 
     t_T = tl.arange(0, BLOCK_T)
     c_C = tl.arange(0, WORDS)

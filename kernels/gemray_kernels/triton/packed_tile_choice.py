@@ -2,8 +2,9 @@
 
 What decides the bits of a row, the splits and the order within them, depends on the weight alone, up to 64 rows; how
 many outputs a program has, and which operand the weight is, follows the rows: eight rows are enough for a right one.
-The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels`). No tile starts early: 31B's
-layers are 7 to 23% faster so, in their order (`benchmarks/results/2026-11-29-h200-late-products`).
+The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels`), and of its layers, whose
+products are faster when they start late (`benchmarks/results/2026-11-29-h200-late-products`), but for gated ones, and
+let the kernel behind them start early (`benchmarks/results/2026-11-30-h200-starts`).
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
     tiles = _TILES[weight.code]
     tile = tiles.few_gated if num_rows <= tiles.few_gated_rows else tiles.more_gated
     is_small = weight.num_out // 2 < 64 * MULTIPROCESSORS
-    return PackedTile(outputs=32, num_warps=4, num_stages=4) if is_small and tile.outputs > 32 else tile
+    if is_small and tile.outputs > 32:
+        tile = PackedTile(outputs=32, num_warps=4, num_stages=4)
+    return replace(tile, early=True)
 
 
 @lru_cache(maxsize=4096)
