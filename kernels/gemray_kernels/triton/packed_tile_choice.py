@@ -60,10 +60,10 @@ class _Tiles:
 
 
 _EIGHT_BITS = _Tiles(
-    few=PackedTile(64, 4, 4),
+    few=PackedTile(64, 4, 5, weight_first=True),
     programs=2 * MULTIPROCESSORS,
     more=PackedTile(128, 4, 4, weight_first=True),
-    few_gated=PackedTile(64, 4, 4),
+    few_gated=PackedTile(64, 4, 3, weight_first=True),
     more_gated=PackedTile(64, 4, 4),
 )
 _TILES: Mapping[CodeName, _Tiles] = {
