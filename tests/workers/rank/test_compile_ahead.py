@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import threading
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -188,6 +189,28 @@ def test_programs_are_compiled_once_for_the_process_and_on_disk(
         assert identities(few_programs(rank)) == identities(programs)
         result = compile_side_by_side(programs, 2)
         assert (result.num_compiled, result.num_found, result.failures) == (0, 4, ())
+
+
+def test_triton_reads_its_own_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hashes them for the first key of its cache, hundreds of megabytes, and does not see others do so."""
+    from triton.compiler import compiler
+    from triton.runtime import cache
+
+    counting, calls = threading.Lock(), []
+    key_of = compiler.get_cache_key
+
+    def get_cache_key(*args: Any, **kwargs: Any) -> Any:
+        with counting:
+            calls.append(cache.triton_key.cache_info().currsize)
+        return key_of(*args, **kwargs)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiler, "get_cache_key", get_cache_key)
+    with pretended_card():
+        programs = few_programs(EngineRank(settings("31B"), SoloCommunicator(), CPU))
+        cache.triton_key.cache_clear()
+        compile_side_by_side(programs, 4)
+    assert calls == [0, 1, 1, 1]
 
 
 def test_a_program_that_cannot_be_compiled_is_told_and_tried_again(
