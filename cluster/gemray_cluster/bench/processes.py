@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gemray_cluster.bench.report import Part
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.errors import GemrayError
+from gemray_workers.rank.waiting_threads import waiting_threads
 
 if TYPE_CHECKING:
     from gemray_cluster.bench.probes import Probes
@@ -78,6 +79,7 @@ class RankProcesses:
 
     def _start(self, num_ranks: int) -> None:
         context = multiprocessing.get_context("spawn")
+        os.environ.update(waiting_threads(os.environ))
         for rank in range(len(self._processes), num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(

@@ -32,6 +32,7 @@ from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES, RaySession
 from gemray_cluster.ray_runtime.worker_log import last_words
 from gemray_workers.config import EngineConfig
+from gemray_workers.rank.waiting_threads import waiting_threads
 from gemray_workers.rank.worker import RankWorker
 
 P = ParamSpec("P")
@@ -137,7 +138,7 @@ def _forwarded_environment() -> dict[str, Any]:
     """The runtime environment of a rank on a cluster's Ray. Our own has inherited these variables, and without such an
     environment a rank may take a process that Ray has started ahead."""
     forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
-    return {"env_vars": {NOSET_DEVICES: "1", **forwarded}}
+    return {"env_vars": {NOSET_DEVICES: "1", **waiting_threads(os.environ), **forwarded}}
 
 
 class RayRank(Rank):

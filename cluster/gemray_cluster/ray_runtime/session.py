@@ -21,6 +21,7 @@ from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.own_processes import OwnProcesses, in_sessions_of_their_own
 from gemray_workers.errors import GemrayError
+from gemray_workers.rank.waiting_threads import waiting_threads
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class RaySession:
         os.environ.setdefault(AUTH_MODE, "token")
         # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
         os.environ[NOSET_DEVICES] = "1"
+        os.environ.update(waiting_threads(os.environ))
         if config.address is None:
             config = replace(config, local_num_cpus=_num_cpus(config, num_ranks))
             return cls(config, owned=True, processes=await _start(config))

@@ -24,6 +24,7 @@ from gemray.client import AsyncClient, Retry
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES
+from gemray_workers.rank.waiting_threads import FEW_SPINS, SPINS
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.command import GEMRAY, killed_at_last
 from support.cluster.serve_process import PATIENCE, START_S, line_with, ranks_of, ray_of, served, starting
@@ -109,13 +110,14 @@ def is_agent(process: psutil.Process) -> bool:
 async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `timeout` and a terminal send it. Ray has a session of its own, so the drain still has its ranks.
 
-    They have what the server's environment says of interfaces.
+    They have what the server's environment says of interfaces, and threads that soon sleep.
     """
     monkeypatch.setenv("NCCL_SOCKET_NTHREADS", "1")
     async with served(write_servable_checkpoint(tmp_path / "model")) as (process, channel):
         everything = processes_of(process.pid)
         environments = [rank.environ() for rank in ranks_of(process)]
-        assert [(each["NCCL_SOCKET_NTHREADS"], each[NOSET_DEVICES]) for each in environments] == [("1", "1")] * 2
+        names = ("NCCL_SOCKET_NTHREADS", NOSET_DEVICES, SPINS)
+        assert [[each[name] for name in names] for each in environments] == [["1", "1", FEW_SPINS]] * 2
         (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
         readers = await reading(channel, 20)
         os.killpg(process.pid, signal.SIGTERM)

@@ -14,6 +14,7 @@ import ray
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime import session
+from gemray_workers.rank.waiting_threads import SPINS
 
 
 def _failing_with(error: Exception) -> Any:
@@ -82,7 +83,7 @@ async def test_a_big_host_starts_no_more_processes_ahead_than_there_are_ranks(
 ) -> None:
     """As Ray starts one for each CPU that it is given."""
     given: list[int] = []
-    for name in (session.AUTH_MODE, session.NOSET_DEVICES):  # set by `open`, and given back as they were
+    for name in (session.AUTH_MODE, session.NOSET_DEVICES, SPINS):  # set by `open`, and given back as they were
         no_ray.setenv(name, os.environ.get(name, ""))
     no_ray.setattr(session, "get_num_cpus", lambda: 64)
     no_ray.setattr(session, "_init", lambda num_cpus, **others: given.append(num_cpus))
