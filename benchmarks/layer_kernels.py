@@ -166,7 +166,7 @@ class Layer:
                 packed = replace(packed, outputs=32, splits=-(-packed.splits // 2))
             dtype = x_TI.dtype if packed.splits == 1 else torch.float32
             return packed_linear_in_tiles(x_TI, weight, packed, out_dtype=dtype)
-        tile = variant.started(tile_of_summands(*weight.shape))
+        tile = variant.started(tile_of_summands(len(x_TI), *weight.shape))
         if fewer:
             tile = ONE_PART if tile.splits <= 3 else replace(tile, splits=tile.splits // 2)
         return linear_in_tiles(x_TI, weight, tile, out_dtype=x_TI.dtype if tile.splits == 1 else torch.float32)
@@ -177,7 +177,7 @@ class Layer:
         if isinstance(weight, TiledWeight):
             packed = variant.started(packed_gated_tile(weight, len(x_TI)))
             return packed_gated_linear_in_tiles(x_TI, weight, packed, Gate.GELU)
-        return gated_linear_in_tiles(x_TI, weight, variant.started(gated_tile(*weight.shape)), Gate.GELU)
+        return gated_linear_in_tiles(x_TI, weight, variant.started(gated_tile(len(x_TI), *weight.shape)), Gate.GELU)
 
 
 def _weight(form: str, num_out: int, num_in: int) -> Tensor | TiledWeight:

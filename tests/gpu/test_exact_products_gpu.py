@@ -29,6 +29,7 @@ SHAPES = {
     "26B-A4B down": (2816, 2112, NUM_SHARDS),
     "26B-A4B router": (128, 2816, None),
     "E4B qkv": (3072, 2560, None),
+    "E4B q": (2048, 2560, None),
     "E4B o": (2560, 2048, NUM_SHARDS),
     "E4B gate_up": (20480, 2560, None),
     "E4B down": (2560, 10240, NUM_SHARDS),

@@ -27,6 +27,7 @@ WEIGHTS = {
 }
 """Outputs and inputs of products whose readers add up parts."""
 GATED = [(43008, 5376), (21504, 5376), (4224, 2816), (20480, 2560), (12288, 1536), (24576, 1536), (4096, 256)]
+ROWS = (1, 8, 16, 17, 32, 33, 40, MOST_ROWS)
 FEW_BYTES = 8
 """What the assembler spills of gated tiles of 16 outputs at 32 rows."""
 
@@ -39,15 +40,25 @@ def of_one_and_two_ranks(model: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("model", WEIGHTS)
 def test_parts_of_the_inputs_are_worth_their_summand(model: str) -> None:
     for num_out, num_in in of_one_and_two_ranks(model):
-        tile = tile_of_summands(num_out, num_in)
+        tile = tile_of_summands(1, num_out, num_in)
         blocks = num_in // tile.inputs
         assert tile.splits == 1 or blocks // tile.splits * tile.inputs >= LEAST_INPUTS, (num_out, num_in, tile)
 
 
 def test_only_sums_that_are_added_up_are_cut() -> None:
-    assert all(gated_tile(*shape).splits == 1 for shape in GATED)
+    assert all(gated_tile(rows, *shape).splits == 1 for shape in GATED for rows in ROWS)
     whole = [whole_tile(*shape) for model in WEIGHTS for shape in of_one_and_two_ranks(model)]
     assert all(tile is None or tile.splits == 1 for tile in whole)
+
+
+@pytest.mark.parametrize("model", WEIGHTS)
+def test_where_inputs_are_cut_does_not_follow_the_rows(model: str) -> None:
+    for num_out, num_in in of_one_and_two_ranks(model):
+        alone = tile_of_summands(1, num_out, num_in)
+        for rows in ROWS:
+            tile = tile_of_summands(rows, num_out, num_in)
+            assert tile.splits == alone.splits, (num_out, num_in, rows)
+            assert tile.splits == 1 or tile.inputs == alone.inputs, (num_out, num_in, rows)
 
 
 @pytest.mark.parametrize("rows", [16, 32, MOST_ROWS])
@@ -56,8 +67,8 @@ def test_tiles_compile_for_hopper(rows: int) -> None:
     weight_OI = torch.empty(4096, 2048, dtype=torch.bfloat16)
     tiles: set[LinearTile] = set()
     for shape in (shape for model in WEIGHTS for shape in of_one_and_two_ranks(model)):
-        tiles |= {tile for tile in (tile_of_summands(*shape), whole_tile(*shape)) if tile is not None}
-    gated_tiles = {gated_tile(*shape) for shape in GATED}
+        tiles |= {tile for tile in (tile_of_summands(rows, *shape), whole_tile(*shape)) if tile is not None}
+    gated_tiles = {gated_tile(rows, *shape) for shape in GATED}
     found = [
         kernel
         for tile in sorted({replace(tile, splits=1) for tile in tiles}, key=str)

@@ -52,7 +52,7 @@ def wide_summands(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
 def gelu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.gelu_linear`."""
     if _in_one_kernel(x_TH, leaves):
-        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(*gate_up_2IH.shape), Gate.GELU)
+        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.GELU)
     if _in_one_pipeline(x_TH, gate_up_2IH, leaves):
         return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(len(x_TH), *gate_up_2IH.shape), Gate.GELU)
     return gelu_tanh_and_mul(linear(x_TH, gate_up_2IH, leaves))
@@ -61,7 +61,7 @@ def gelu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
 def silu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.silu_linear`."""
     if _in_one_kernel(x_TH, leaves):
-        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(*gate_up_2IH.shape), Gate.SILU)
+        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.SILU)
     if _in_one_pipeline(x_TH, gate_up_2IH, leaves):
         return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(len(x_TH), *gate_up_2IH.shape), Gate.SILU)
     return silu_and_mul(linear(x_TH, gate_up_2IH, leaves))

@@ -26,7 +26,7 @@ def summands(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.summands`."""
     if not _are_few(x_TI):
         return torch.nn.functional.linear(x_TI, weight_OI).unsqueeze(0)
-    tile = tile_of_summands(*weight_OI.shape)
+    tile = tile_of_summands(len(x_TI), *weight_OI.shape)
     return linear_in_tiles(x_TI, weight_OI, tile, out_dtype=x_TI.dtype if tile.splits == 1 else torch.float32)
 
 
@@ -34,7 +34,7 @@ def wide_summands(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.wide_summands`."""
     if not _are_few(x_TI):
         return wide_linear(x_TI, weight_OI).unsqueeze(0)
-    tile = tile_of_summands(*weight_OI.shape)
+    tile = tile_of_summands(len(x_TI), *weight_OI.shape)
     return linear_in_tiles(x_TI, weight_OI, tile, out_dtype=compute_dtype(x_TI.dtype))
 
 
@@ -42,14 +42,14 @@ def gelu_linear(x_TH: Tensor, gate_up_2IH: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.gelu_linear`."""
     if not _are_few(x_TH):
         return gelu_tanh_and_mul(linear(x_TH, gate_up_2IH))
-    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(*gate_up_2IH.shape), Gate.GELU)
+    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.GELU)
 
 
 def silu_linear(x_TH: Tensor, gate_up_2IH: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.silu_linear`."""
     if not _are_few(x_TH):
         return silu_and_mul(linear(x_TH, gate_up_2IH))
-    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(*gate_up_2IH.shape), Gate.SILU)
+    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.SILU)
 
 
 def _are_few(x: Tensor) -> bool:
