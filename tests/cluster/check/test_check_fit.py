@@ -237,8 +237,8 @@ UP = "model.language_model.layers.1.mlp.up_proj.weight_scale"
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (math.nan, f"{UP} is damaged: 1 of its 96 scales are negative or not finite (the first is nan)"),
-        (0.0, f"{UP} is damaged: all of its 96 scales are 0"),
+        (math.nan, f"{UP} is damaged: 1 of its 96 scales are negative, not finite or above 1e+35 (the first is nan)"),
+        (0.0, f"{UP} is damaged: all of its 96 scales are 0 or below 1e-35"),
         (None, f"missing tensors: {UP}"),
     ],
 )

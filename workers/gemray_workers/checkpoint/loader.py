@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemray_workers.checkpoint.damage import refuse_damaged_codes, refuse_damaged_scale
 from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, opened, read_index
 from gemray_workers.checkpoint.target import Copy, WeightTarget, settle
 from gemray_workers.errors import CheckpointError
@@ -137,7 +138,7 @@ def check_weights(
         if names := [load.stored.name for load in loads_of_file if load.stored.name in quick]:
             with opened(file) as tensors:
                 for name in names:
-                    _refuse_damage(name, tensors.get_tensor(name))
+                    refuse_damaged_scale(name, tensors.get_tensor(name))
 
 
 def _matched(
@@ -173,9 +174,9 @@ def _name_on_disk(target: WeightTarget, index: CheckpointIndex, prefix: str) -> 
 
 def _misfits(load: _WeightLoad) -> Iterator[str]:
     stored, target = load.stored, load.target
-    # A scale has as many numbers however it is shaped: [], [1] and [1, 1] are all in use.
-    if stored.shape != target.shape and not (target.role == "scale" and prod(stored.shape) == prod(target.shape)):
-        yield f"{stored.name} has shape {list(stored.shape)}, the model needs {list(target.shape)}"
+    if not _is_shaped(stored, target):
+        of_format = f" of {target.format}" if target.format else ""
+        yield f"{stored.name} has shape {list(stored.shape)}, the model needs {list(target.shape)}{of_format}"
         return
     if not target.copies:
         return
@@ -184,7 +185,7 @@ def _misfits(load: _WeightLoad) -> Iterator[str]:
         yield f"{stored.name} is stored as {stored.dtype}; allowed: {', '.join(STORED_DTYPES)}"
         return
     allowed = _allowed_dtypes(target)
-    if allowed is not None and dtype not in allowed:
+    if dtype not in allowed:
         names = [name for name, of_name in STORED_DTYPES.items() if of_name in allowed]
         yield f"{stored.name} is stored as {stored.dtype}; allowed: {', '.join(names)}"
         return
@@ -200,13 +201,20 @@ def _misfits(load: _WeightLoad) -> Iterator[str]:
             )
 
 
-def _allowed_dtypes(target: WeightTarget) -> set[torch.dtype] | None:
-    """Stored dtypes that say what the target's memory then says; None for those that can be cast."""
+def _is_shaped(stored: StoredTensor, target: WeightTarget) -> bool:
+    if target.role != "scale":
+        return stored.shape == target.shape
+    # Dimensions of 1 come and go ([], [1] and [1, 1] are all in use); the order of the others is that of the numbers.
+    return [n for n in stored.shape if n != 1] == [n for n in target.shape if n != 1]
+
+
+def _allowed_dtypes(target: WeightTarget) -> set[torch.dtype]:
+    """Stored dtypes that say what the target's memory then says."""
     if target.role == "codes":
         return {copy.destination.dtype for copy in target.copies}
     if target.role == "weight":
         return set(STORED_DTYPES.values()).difference(_CODES_ALONE)
-    return None
+    return {dtype for dtype in STORED_DTYPES.values() if dtype.is_floating_point}
 
 
 def _block_shape(source: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -229,39 +237,33 @@ def _copy_file(file: Path, loads: Iterable[_WeightLoad]) -> Iterator[int]:
         for load in loads:
             if load.target.role == "scale":
                 scale = tensors.get_tensor(load.stored.name)
-                _refuse_damage(load.stored.name, scale)
+                refuse_damaged_scale(load.stored.name, scale)
                 for copy in load.target.copies:
                     copy.destination.copy_(scale.view(load.target.shape)[copy.source])
                 yield load.bytes_to_read
                 continue
             on_disk = tensors.get_slice(load.stored.name)
             for copy in load.target.copies:
-                yield from _copy_blocks(on_disk, copy, STORED_DTYPES[load.stored.dtype].itemsize)
+                for block, size in _copy_blocks(on_disk, copy, STORED_DTYPES[load.stored.dtype].itemsize):
+                    if load.target.role == "codes":
+                        refuse_damaged_codes(load.stored.name, block)
+                    yield size
 
 
-def _refuse_damage(name: str, scale: Tensor) -> None:
-    """Raise CheckpointError for scales that no number can be multiplied with, or that make every number 0."""
-    wide = scale.float()
-    bad = ~(wide.isfinite() & (wide >= 0))
-    if bad.any():
-        raise CheckpointError(
-            f"{name} is damaged: {int(bad.sum())} of its {wide.numel()} scales are negative or not finite "
-            f"(the first is {wide[bad][0].item()})"
-        )
-    if not wide.any():
-        raise CheckpointError(f"{name} is damaged: all of its {wide.numel()} scales are 0")
+def _copy_blocks(on_disk: Any, copy: Copy, itemsize: int) -> Iterator[tuple[Tensor, int]]:
+    """Copy in blocks of whole rows; yields each with its bytes on disk.
 
-
-def _copy_blocks(on_disk: Any, copy: Copy, itemsize: int) -> Iterator[int]:
-    """Copy in blocks of whole rows. Slices of a safetensors file are views of the mapped file, not copies."""
+    Slices of a safetensors file are views of the mapped file, not copies.
+    """
     if not copy.source:
         copy.destination.copy_(on_disk[...])
-        yield itemsize
+        yield copy.destination, itemsize
         return
     rows, *columns = copy.source
     row_bytes = itemsize * prod(copy.destination.shape[1:])
     step = max(1, BLOCK_BYTES // max(1, row_bytes))
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
-        copy.destination[start - rows.start : stop - rows.start].copy_(on_disk[(slice(start, stop), *columns)])
-        yield row_bytes * (stop - start)
+        block = copy.destination[start - rows.start : stop - rows.start]
+        block.copy_(on_disk[(slice(start, stop), *columns)])
+        yield block, row_bytes * (stop - start)

@@ -44,6 +44,8 @@ class WeightTarget:
     stand_in: str | None = None
     """Full name of an equal tensor, which is read where this one is not on disk: of tied tables one is enough."""
     role: TensorRole = "weight"
+    format: str = ""
+    """How packed numbers lie on disk, in words."""
     weights_each: int = 1
     """The model's numbers that each element holds: 8 of packed int4, none of a scale."""
     random_value: float = 1.0

@@ -190,6 +190,7 @@ def packed_targets(
             for part, memory in pieces
         ),
         role="codes",
+        format=form.title,
         weights_each=form.code.per_word,
     )
     scale = WeightTarget(
@@ -201,6 +202,7 @@ def packed_targets(
             for rows, to in _shared_rows(form.rows, part)
         ),
         role="scale",
+        format=form.title,
         weights_each=0,
         random_value=random_scale if form.row_scale_name is None else 1.0,
     )
@@ -215,6 +217,7 @@ def packed_targets(
             if memory.row_scale_O is not None
         ),
         role="scale",
+        format=form.title,
         weights_each=0,
         random_value=1 / random_scale if form.row_scale_divides else random_scale,
     )
