@@ -50,6 +50,10 @@ def hf_logits(directory: Path) -> Tensor:
     return logits
 
 
+def logits_of(directory: Path) -> Tensor:
+    return prompt_logits(solo(directory), PROMPT)
+
+
 def solo(directory: Path, dtype: torch.dtype = torch.float32) -> TargetModel:
     return loaded_model(directory, SoloCommunicator(), dtype)
 
@@ -250,6 +254,24 @@ def test_scales_that_change_nothing_are_left_unread(tmp_path: Path) -> None:
     assert torch.equal(
         prompt_logits(solo(directory), PROMPT), prompt_logits(solo(quantized("31B", "nvfp4")[1]), PROMPT)
     )
+
+
+def test_scales_keep_their_numbers_in_any_dtype(tmp_path: Path) -> None:
+    def widen(tensors: dict[str, Tensor]) -> None:
+        tensors.update({name: t.double() for name, t in tensors.items() if name.endswith("weight_scale")})
+
+    packed, _ = quantized("31B", "int4-g32")
+    assert torch.equal(prompt_logits(solo(edited(packed, tmp_path / "x", widen)), PROMPT), logits_of(packed))
+
+
+def test_experts_keep_their_scales_where_the_first_ones_are_narrower(tmp_path: Path) -> None:
+    def first_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: t.bfloat16() for n, t in tensors.items() if ".experts.0." in n and n.endswith("weight_scale")}
+
+    packed, _ = quantized("26B-A4B", "int4-g32")
+    narrow = edited(packed, tmp_path / "x", lambda tensors: tensors.update(first_experts(tensors)))
+    rounded = edited(narrow, tmp_path / "y", lambda t: t.update({n: s.float() for n, s in first_experts(t).items()}))
+    assert torch.equal(logits_of(narrow), logits_of(rounded))
 
 
 def test_headers_are_checked_without_memory() -> None:

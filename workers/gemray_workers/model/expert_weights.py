@@ -204,14 +204,27 @@ class PackedTensors:
         self._part = sharding.part(moe.intermediate_size)
         self._hidden = Part(0, hidden_size, hidden_size)
         self._formats = gate_up, down
-        first = prefix if self._stacked else f"{prefix}.0"
-        gates = [f"{first}.gate_up_proj"] if self._stacked else [f"{first}.gate_proj", f"{first}.up_proj"]
+        modules = [prefix] if self._stacked else [f"{prefix}.{number}" for number in range(moe.num_experts)]
+        gates = ("gate_up_proj",) if self._stacked else ("gate_proj", "up_proj")
         self.gate_up = empty_packed(
-            recipe, gate_up, gates, 2 * self._part.length, self._hidden, sharding, moe.num_experts
+            recipe,
+            gate_up,
+            [f"{module}.{gate}" for module in modules for gate in gates],
+            2 * self._part.length,
+            self._hidden,
+            sharding,
+            moe.num_experts,
         )
         """Gate halves above up halves."""
         self.down = empty_packed(
-            recipe, down, [f"{first}.down_proj"], hidden_size, self._part, sharding, moe.num_experts, self.leaves
+            recipe,
+            down,
+            [f"{module}.down_proj" for module in modules],
+            hidden_size,
+            self._part,
+            sharding,
+            moe.num_experts,
+            self.leaves,
         )
         """The second layer."""
 

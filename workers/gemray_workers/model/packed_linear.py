@@ -8,7 +8,7 @@ Shape legend: T rows, I inputs, O outputs, S summands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -108,7 +108,7 @@ def packed_linear_weight(
 def empty_packed(
     recipe: Recipe,
     form: WeightFormat,
-    names: Sequence[str],
+    names: Iterable[str],
     num_out: int,
     inputs: Part,
     sharding: WeightSharding,
@@ -139,8 +139,7 @@ def empty_packed(
     words = words_of(form.code, inputs.start, inputs.length)
     groups = groups_of(group, inputs.start, inputs.length)
     usual = torch.float8_e4m3fn if form.row_scale_name is not None else torch.bfloat16
-    dtypes = [recipe.scale_dtype(f"{name}.{form.scale_name}", usual) for name in names]
-    scale_dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
+    scale_dtype = recipe.scale_dtype((f"{name}.{form.scale_name}" for name in names), usual)
     layout = (form.code, group, scale_dtype, inputs.start, inputs.length)
     if (exact := sharding.kernels.exact) is not None:
         tiling = exact.tiling(*layout, leaves, sharding.dtype)

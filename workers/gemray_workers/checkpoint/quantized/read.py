@@ -25,7 +25,13 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Groups]] = {
     "compressed-tensors": read_compressed_tensors,
     "modelopt": read_modelopt,
 }
-_SCALE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn}
+_SCALE_DTYPES = {
+    "F64": torch.float32,  # in which numbers are computed
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 _SCALE = re.compile(r"(weight_scale|weight_scale_2|weight_global_scale)$")
 _TABLE_SCALE = re.compile(r"(^|\.)(lm_head|embed_tokens|embed_tokens_per_layer)\.weight_scale$")
 _EXPERT_LAYOUTS: tuple[tuple[ExpertLayout, re.Pattern[str]], ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -123,10 +123,15 @@ class Recipe:
     def _ignored_patterns(self) -> list[Pattern]:
         return [pattern for pattern in self.ignored if pattern.kind != "name"]
 
-    def scale_dtype(self, name: str, usual: torch.dtype) -> torch.dtype:
-        """The dtype of a scale, named below `prefix`: the one on disk, or the usual one where there is none."""
+    def scale_dtype(self, names: Iterable[str], usual: torch.dtype) -> torch.dtype:
+        """The dtype that holds some scales, named below `prefix`: theirs on disk, float32 where they have several, the
+        usual one where they have none."""
+        found = {dtype for name in names if (dtype := self._scale_dtype(name)) is not None}
+        return usual if not found else found.pop() if len(found) == 1 else torch.float32
+
+    def _scale_dtype(self, name: str) -> torch.dtype | None:
         found = (self.scale_dtypes.get(spelling) for spelling in self._spellings(name))
-        return next((dtype for dtype in found if dtype is not None), usual)
+        return next((dtype for dtype in found if dtype is not None), None)
 
     def leaves_unread(self, name: str) -> bool:
         """Whether a tensor of this full name comes with quantized layers and changes nothing that is computed."""
