@@ -249,6 +249,8 @@ def test_scales_that_change_nothing_are_left_unread(tmp_path: Path) -> None:
         tensors["model.language_model.layers.0.self_attn.k_scale"] = torch.ones(1)
         tensors["model.language_model.layers.0.self_attn.v_proj.v_scale"] = torch.ones(1)
         tensors[f"{UP}.input_global_scale"] = torch.ones(1)
+        tensors[f"{UP}.input_zero_point"] = torch.ones(1)
+        tensors["model.language_model.layers.0.self_attn.k_zero_point"] = torch.zeros(1)
 
     directory = edited(quantized("31B", "nvfp4")[0], tmp_path / "x", add)
     assert torch.equal(
@@ -272,6 +274,28 @@ def test_experts_keep_their_scales_where_the_first_ones_are_narrower(tmp_path: P
     narrow = edited(packed, tmp_path / "x", lambda tensors: tensors.update(first_experts(tensors)))
     rounded = edited(narrow, tmp_path / "y", lambda t: t.update({n: s.float() for n, s in first_experts(t).items()}))
     assert torch.equal(logits_of(narrow), logits_of(rounded))
+
+
+@pytest.mark.parametrize("layout", ["each", "stacked"])
+def test_experts_below_a_module_of_their_own(tmp_path: Path, layout: Literal["each", "stacked"]) -> None:
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            tensors[name.replace(".experts.", ".moe.experts.")] = tensors.pop(name)
+
+    packed, _ = quantized("26B-A4B", "int4-g32", layout)
+    assert torch.equal(logits_of(edited(packed, tmp_path / "x", rename)), logits_of(packed))
+
+
+def test_packed_layers_that_no_config_tells_of_are_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "x"
+    shutil.copytree(quantized("31B", "int4-g32")[0], directory)
+    config = json.loads((directory / "config.json").read_text())
+    del config["quantization_config"]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidField, match=r"how model\.language_model\.layers\.0\..* is to be read") as raised:
+        ModelConfig.from_directory(directory)
+    assert raised.value.field == f"quantization_config in {directory}/config.json"
+    assert "modelopt NVFP4" in raised.value.allowed
 
 
 def test_headers_are_checked_without_memory() -> None:

@@ -72,6 +72,7 @@ def expert_weights(prefix: str, hidden_size: int, moe: MoEConfig, sharding: Weig
     """
     recipe = sharding.recipe
     if recipe is not None:
+        prefix = prefix.removesuffix("experts") + recipe.experts_name
         gate_up, down = _formats(recipe, prefix, moe.num_experts)
         if gate_up is not None and down is not None:
             packed = PackedTensors(prefix, hidden_size, moe, sharding, recipe, gate_up, down)

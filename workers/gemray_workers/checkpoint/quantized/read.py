@@ -34,6 +34,8 @@ _SCALE_DTYPES = {
 }
 _SCALE = re.compile(r"(weight_scale|weight_scale_2|weight_global_scale)$")
 _TABLE_SCALE = re.compile(r"(^|\.)(lm_head|embed_tokens|embed_tokens_per_layer)\.weight_scale$")
+_PACKED = re.compile(r"layers\.\d+\..*\.(weight_packed|weight_scale|weight_scale_inv|qweight|scales|absmax)$")
+"""Names that tell of quantized layers, whichever library has made them."""
 _EXPERT_LAYOUTS: tuple[tuple[ExpertLayout, re.Pattern[str]], ...] = (
     ("each", re.compile(r"\.experts\.\d+\.")),
     ("stacked", re.compile(r"\.experts\.(gate_up|down)_proj\.")),
@@ -55,6 +57,7 @@ def read_recipe(path: str | os.PathLike[str], *, prefix: str) -> Recipe | None:
     directory = Path(path)
     file, content = _quantization_config(directory)
     if content is None:
+        _refuse_packed_layers(directory, file, prefix)
         return None
     try:
         return _recipe(directory, content, prefix)
@@ -78,6 +81,7 @@ def _recipe(directory: Path, content: Mapping[str, Any], prefix: str) -> Recipe:
         ignored=ignored,
         scale_dtypes={} if index is None else _scale_dtypes(index),
         experts="each" if index is None else _expert_layout(index),
+        experts_name="experts" if index is None else _experts_name(index),
         kv_cache=kv_cache_format(content),
     )
 
@@ -110,6 +114,16 @@ def _index(directory: Path) -> CheckpointIndex | None:
         return None
 
 
+def _refuse_packed_layers(directory: Path, file: Path, prefix: str) -> None:
+    """Refuse packed layers that no config tells of: a list of tensors that do not fit would not say why."""
+    index = _index(directory)
+    if index is None:
+        return
+    if found := next((name for name in index.tensors if name.startswith(prefix) and _PACKED.search(name)), None):
+        allowed = f"what tells how {found} is to be read, here or in {MODELOPT_FILE}. Accepted are {ACCEPTED}"
+        raise InvalidField(f"quantization_config in {file}", None, allowed)
+
+
 def _refuse_quantized_tables(index: CheckpointIndex) -> None:
     if found := next((name for name in index.tensors if _TABLE_SCALE.search(name)), None):
         raise InvalidField("quantization_config", Summary(f"a quantized table ({found})"), "plain embeddings and heads")
@@ -128,3 +142,7 @@ def _expert_layout(index: CheckpointIndex) -> ExpertLayout:
         if any(pattern.search(name) for name in index.tensors):
             return layout
     return "each"
+
+
+def _experts_name(index: CheckpointIndex) -> str:
+    return "moe.experts" if any(".moe.experts." in name for name in index.tensors) else "experts"

@@ -21,14 +21,19 @@ experts (``experts.down_proj.weight_scale``), or as the plain tensors of the pub
 _UNUSED = (
     ".input_scale",
     ".input_global_scale",
+    ".input_zero_point",
     ".output_scale",
+    ".output_zero_point",
     ".k_scale",
     ".v_scale",
     ".q_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+    ".q_zero_point",
     ".weight_shape",
 )
-"""Ends of names that come with quantized weights and that no layer reads: scales of rounded activations, a shape that
-the config says, too, and the scales of an 8-bit KV cache, which `kv_cache` reads where there is one."""
+"""Ends of names that come with quantized weights and that no layer reads: what rounded activations are scaled by, a
+shape that the config says, too, and the scales of an 8-bit KV cache, which `kv_cache` reads where there is one."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Recipe:
     scale_dtypes: Mapping[str, torch.dtype] = field(hash=False, repr=False)
     """Dtypes of the scales that are on disk, by full name."""
     experts: ExpertLayout = "each"
+    experts_name: str = "experts"
+    """What a layer's experts are called below it; some exporters have ``moe.experts``."""
     kv_cache: str | None = None
     """The format that it means for keys and values (`kv_cache.kv_cache_format`)."""
 
