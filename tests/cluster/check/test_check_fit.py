@@ -24,6 +24,7 @@ from support.checkpoints.quantized import quantized_checkpoint
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
+from support.quantized_family.measure import keep
 
 TARGET = tiny_checkpoint("31B")
 
@@ -323,3 +324,12 @@ def test_exact_numerics_are_told_or_refused_with_the_reason() -> None:
     status, sentence = check(tp=3, numerics="exact")
     assert status is Status.FAIL
     assert sentence.startswith("tp = 3 (from the default) is not allowed: it must divide"), "no numerics have it"
+
+
+def test_the_family_in_a_format_can_be_kept_and_served(tmp_path: Path) -> None:
+    directory = keep("modelopt-fp8", tmp_path)
+    assert directory == tmp_path / "gemray-tiny-modelopt-fp8"
+    status, sentence = check(model=str(directory))
+    assert status is Status.OK
+    assert "weights fp8 per tensor" in sentence
+    assert check_front_end(str(directory)).status is Status.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,12 @@ def measure(
     specs = kv_group_specs(model.config, tp_size=1, page_size=16, dtype=pages_dtype)
     kv_bytes = sum(spec.bytes_per_token for spec in specs)
     return Measured(name or "bfloat16", in_memory, nats, rounds, ids_differ, kv_bytes)
+
+
+def keep(name: FormatName, directory: Path) -> Path:
+    """Write the target in a format below `directory`, and tell where."""
+    packed, _ = quantized_checkpoint(embedded_path(TARGET), lambda _layer: name)
+    return Path(shutil.copytree(packed, directory / f"{TARGET}-{name}"))
 
 
 def _serve(
