@@ -6,7 +6,8 @@ neighbouring inputs, and each plane is a tile of neighbouring inputs. Within a p
 
 A code that is masked out of its word is a bfloat16 number as it stands, of a size that is made up for: integers are
 ``code · 2^-133`` (or 2^-129), as subnormal numbers and those of the first binade are evenly spaced, e2m1 is
-``value · 2^-126``, e4m3 ``value · 2^-120``.
+``value · 2^-126``, e4m3 ``value · 2^-120``. The bits of floats lie where that takes the fewest shifts: e4m3's of the first
+plane are in place, and those of the second are four places off, either way.
 
 Shape legend: O outputs, B units, C words of a unit, P planes, G groups of inputs that share a scale.
 """
@@ -261,6 +262,9 @@ def _joined(name: CodeName, codes_OBPC: Tensor) -> Tensor:
         signs = zip(planes, (15, 12, 14, 13), strict=True)
         sizes = zip(planes, (6, 3, 0, 9), strict=True)
         shifted = [(code >> 3) << to for code, to in signs] + [(code & 7) << to for code, to in sizes]
+    elif name == "fp8":
+        first, second = planes
+        shifted = [(first & 128) << 8, (first & 127) << 4, (second & 128) << 4, (second & 112) << 8, second & 15]
     else:
         width = 16 // len(planes)
         shifted = [code << width * place for place, code in enumerate(planes)]

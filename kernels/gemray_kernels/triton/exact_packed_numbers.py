@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from gemray_kernels.triton.dot import INTERPRETED
-from gemray_kernels.triton.packed_planes import int8, plain_int4, scaled_e2m1
+from gemray_kernels.triton.packed_planes import int8, masked_e4m3, plain_int4, scaled_e2m1
 
 
 def _text(values: str, planes: int, operands: int, parts: int) -> tl.constexpr:
@@ -34,18 +34,15 @@ def _text(values: str, planes: int, operands: int, parts: int) -> tl.constexpr:
 
 
 _MASKED_E4M3 = """
-    .reg .b32 sign;
-    shl.b32 sign, $W, 8;
-    and.b32 sign, sign, 0x80008000;
-    shl.b32 p0, $W, 4;
-    and.b32 p0, p0, 0x07F007F0;
-    or.b32 p0, p0, sign;
-    and.b32 sign, $W, 0x80008000;
+    .reg .b32 other;
+    and.b32 p0, $W, 0x87F087F0;
+    shl.b32 other, $W, 4;
+    and.b32 other, other, 0x80F080F0;
     shr.u32 p1, $W, 4;
-    and.b32 p1, p1, 0x07F007F0;
-    or.b32 p1, p1, sign;
+    and.b32 p1, p1, 0x07000700;
+    or.b32 p1, p1, other;
 """
-"""``value · 2^-120``."""
+"""As of `packed_planes.masked_e4m3`."""
 _INT8 = """
     .reg .b32 code, scale, offset;
     mov.b32 scale, 0x77807780;
@@ -121,8 +118,9 @@ _E2M1_IN_TWO = _text(_SCALED_E2M1, 4, 3, 2)
 def e4m3_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
     """``value · factor``, of parts that are 2^120 as large."""
     if INTERPRETED:
-        w0 = _times_parts(_e4m3(words), high, low, PARTS)
-        w1 = _times_parts(_e4m3(words.to(tl.int32) >> 8), high, low, PARTS)
+        w0, w1 = masked_e4m3(words)
+        w0 = _times_parts(w0, high, low, PARTS)
+        w1 = _times_parts(w1, high, low, PARTS)
     else:
         w0, w1 = tl.inline_asm_elementwise(
             _E4M3_IN_ONE if PARTS == 1 else _E4M3_IN_TWO,
@@ -232,10 +230,3 @@ def _times_parts(plane, high, low, PARTS: tl.constexpr):  # type: ignore[no-unty
 @triton.jit
 def _part(repeated):  # type: ignore[no-untyped-def]
     return (repeated << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _e4m3(words):  # type: ignore[no-untyped-def]
-    """Bits of a float32 whose exponent begins where e4m3's does, 120 too low."""
-    bits = words.to(tl.int32)
-    return (((bits & 127) << 20) | ((bits & 128) << 24)).to(tl.float32, bitcast=True)

@@ -191,27 +191,50 @@ def int8(words):  # type: ignore[no-untyped-def]
 def e4m3(words):  # type: ignore[no-untyped-def]
     """The numbers themselves."""
     if INTERPRETED:
-        return (
-            _e4m3(_bits(words, 7, 1), _bits(words, 3, 15), _bits(words, 0, 7)),
-            _e4m3(_bits(words, 15, 1), _bits(words, 11, 15), _bits(words, 8, 7)),
-        )
+        w0, w1 = masked_e4m3(words)
+        return w0 * 2.0**120, w1 * 2.0**120
     # 0x7B80 is 2^120.
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 value, sign, scale;
+        .reg .b32 value, other, scale;
         mov.b32 scale, 0x7B807B80;
-        shl.b32 sign, $2, 8;
-        and.b32 sign, sign, 0x80008000;
-        shl.b32 value, $2, 4;
-        and.b32 value, value, 0x07F007F0;
-        or.b32 value, value, sign;
+        and.b32 value, $2, 0x87F087F0;
         mul.rn.bf16x2 $0, value, scale;
-        and.b32 sign, $2, 0x80008000;
+        shl.b32 other, $2, 4;
+        and.b32 other, other, 0x80F080F0;
         shr.u32 value, $2, 4;
-        and.b32 value, value, 0x07F007F0;
-        or.b32 value, value, sign;
+        and.b32 value, value, 0x07000700;
+        or.b32 value, value, other;
         mul.rn.bf16x2 $1, value, scale;
+        }
+        """,
+        "=&r,=&r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def masked_e4m3(words):  # type: ignore[no-untyped-def]
+    """``value · 2^-120``, in float32 where it is interpreted."""
+    if INTERPRETED:
+        bits = words.to(tl.int32)
+        w0 = ((bits & 0x87F0) << 16).to(tl.float32, bitcast=True)
+        w1 = ((((bits << 4) & 0x80F0) | ((bits >> 4) & 0x0700)) << 16).to(tl.float32, bitcast=True)
+        return w0, w1
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 value, other;
+        and.b32 $0, $2, 0x87F087F0;
+        shl.b32 other, $2, 4;
+        and.b32 other, other, 0x80F080F0;
+        shr.u32 value, $2, 4;
+        and.b32 value, value, 0x07000700;
+        or.b32 $1, value, other;
         }
         """,
         "=&r,=&r,r",
@@ -241,10 +264,4 @@ def _bits(words, place, mask):  # type: ignore[no-untyped-def]
 @triton.jit
 def _e2m1(sign, exponent, mantissa):  # type: ignore[no-untyped-def]
     size = tl.where(exponent > 0, (2.0 + mantissa) * tl.exp2(exponent - 2.0), mantissa * 0.5)
-    return tl.where(sign > 0, -size, size)
-
-
-@triton.jit
-def _e4m3(sign, exponent, mantissa):  # type: ignore[no-untyped-def]
-    size = tl.where(exponent > 0, (8.0 + mantissa) * tl.exp2(exponent - 10.0), mantissa * 2.0**-9)
     return tl.where(sign > 0, -size, size)
