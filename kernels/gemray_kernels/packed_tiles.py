@@ -6,8 +6,8 @@ neighbouring inputs, and each plane is a tile of neighbouring inputs. Within a p
 
 A code that is masked out of its word is a bfloat16 number as it stands, of a size that is made up for: integers are
 ``code · 2^-133`` (or 2^-129), as subnormal numbers and those of the first binade are evenly spaced, e2m1 is
-``value · 2^-126``, e4m3 ``value · 2^-120``. The bits of floats lie where that takes the fewest shifts: e4m3's of the first
-plane are in place, and those of the second are four places off, either way.
+``value · 2^-126``, e4m3 ``value · 2^-120``. The bits of floats lie where that takes the fewest shifts: e4m3's of the
+first plane are in place, and those of the second are four places off, either way.
 
 Shape legend: O outputs, B units, C words of a unit, P planes, G groups of inputs that share a scale.
 """

@@ -88,6 +88,25 @@ def test_prompts_in_every_tile(name: str) -> None:
                 assert all(torch.equal(again, found[0]) for again in found[1:]), (rows, cut)
 
 
+def test_prompts_of_small_rows() -> None:
+    """e4m3's numbers are 2^-120 of themselves: nearly all products with such rows are subnormal, and some sums are."""
+    from gemray_kernels.packed_tiles import laid_out
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.packed_prompts import packed_prompt_linear
+    from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES
+
+    weight = random_packed(FORMATS["fp8 channel"], 2816, 2112, device="cuda")
+    assert weight.tiling is not None
+    wide_OI = dequantized(copied(weight), torch.float64)
+    tiled = laid_out(weight, weight.tiling)
+    for size in (2.0**-12, 2.0**-16):
+        x_TI = random_rows(200, 2112, seed=3) * size
+        expected_TO = x_TI.double() @ wide_OI.T
+        for tile in PROMPT_TILES:
+            found_STO = packed_prompt_linear(x_TI, tiled, tile, out_dtype=torch.bfloat16)
+            assert relative_error(found_STO[0], expected_TO) < TOLERANCE, (size, tile)
+
+
 @pytest.mark.parametrize("name", EXPERTS)
 def test_gated_products(name: str) -> None:
     from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
-from gemray_kernels.packed_tiles import UNITS, laid_out
+from gemray_kernels.packed_tiles import laid_out
 from gemray_kernels.packed_weight import CodeName
 from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES, prompt_tile
@@ -63,7 +63,7 @@ def loop_of(ptx: str) -> str:
     ids=str,
 )
 def test_a_prompt_s_products_follow_each_other(name: str, tile: PromptTile, dtype: torch.dtype) -> None:
-    """One wait follows the products of all numbers of a unit, from registers, and the assembler adds none."""
+    """A wait for each half of a step follows the products of both, from registers, and the assembler adds none."""
     weight = random_packed(FORMATS[name], 1024, 512, device="cpu")
     assert weight.tiling is not None
     tiled = laid_out(weight, weight.tiling)
@@ -72,22 +72,24 @@ def test_a_prompt_s_products_follow_each_other(name: str, tile: PromptTile, dtyp
     assert kernel.shared_bytes <= MAX_SHARED_BYTES
     assert (kernel.stack_bytes or 0) <= FEW_BYTES, "registers spill"
     loop = loop_of(kernel.ptx)
-    assert loop.count("wgmma.mma_async") == tile.outputs // 64 * UNITS[tiled.code].inputs // 16
-    assert loop.count("wgmma.wait_group") == 1
-    assert loop.rindex("wgmma.wait_group") > loop.rindex("wgmma.mma_async")
+    assert loop.count("wgmma.mma_async") == tile.outputs // 64 * 128 // 16
+    assert re.findall(r"wgmma.wait_group\S* (\d+);", loop) == ["1", "0"]
+    assert loop.index("wgmma.wait_group") > loop.rindex("wgmma.mma_async")
     assert "ldmatrix" in loop
     assert "st.shared" not in loop, "numbers go through shared memory"
-    assert kernel.product_waits in (tile.groups, None)
+    assert kernel.product_waits in (2 * tile.groups, None)
 
 
 @pytest.mark.parametrize(
     ("code", "num_out", "num_in", "num_rows", "most_splits", "chosen"),
     [
-        ("int4", 16384, 5376, 512, 1, PROMPT_TILES[0]),  # 256 tiles for 132 multiprocessors
+        ("int4", 16384, 5376, 512, 1, PROMPT_TILES[2]),  # 256 tiles for 132 multiprocessors
         ("int4", 43008, 5376, 512, 1, PROMPT_TILES[1]),  # 896 tiles; of the larger ones 672, which take longer
-        ("int4", 5376, 21504, 512, 3, replace(PROMPT_TILES[0], splits=3)),  # 252 tiles
+        ("fp8", 43008, 5376, 512, 1, PROMPT_TILES[1]),
+        ("int4", 5376, 21504, 512, 3, replace(PROMPT_TILES[2], splits=3)),  # 252 tiles
         ("int4", 5376, 8192, 512, 3, PROMPT_TILES[1]),  # as many parts would cost more of the shorter sums
         ("int4", 5376, 21504, 4096, 3, PROMPT_TILES[1]),
+        ("fp8", 5376, 21504, 2048, 3, PROMPT_TILES[2]),
         ("int4", 16384, 5376, 128, 1, PROMPT_TILES[3]),
         ("nvfp4", 16384, 5376, 512, 1, PROMPT_TILES[2]),  # half as many numbers to decode
     ],

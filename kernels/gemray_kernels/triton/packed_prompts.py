@@ -1,8 +1,10 @@
 """Products of many rows with packed weights, for sm_90: decoding hides behind the tensor cores.
 
-One warp fetches words of codes and tiles of rows, always some units ahead. Groups of four warps hold some outputs each:
-a group makes a unit's numbers in registers, in the tensor cores' own order, and multiplies them with rows in shared
-memory. While one group decodes, the tensor cores work for the others.
+Groups of four warps hold some outputs each. By steps of 128 inputs a group makes numbers in registers, in the tensor
+cores' own order (`packed_prompt_numbers`), and multiplies them with rows in shared memory: while the tensor cores work
+for the first half of a step, its second half is decoded, and while they wait for one group, they work for the others.
+One warp fetches words and rows ahead, into a ring each: words are free again once they are in registers, rows once they
+are multiplied, half a step at a time.
 
 Shape legend: T rows, I inputs, O outputs, S splits of the inputs, B units, C words of a unit.
 """
@@ -29,10 +31,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import CODES
-from gemray_kernels.triton.packed_planes import e4m3, int8, plain_int4, scaled_e2m1, scaled_int4
+from gemray_kernels.triton.packed_prompt_numbers import MASKED_E4M3, numbers_of_half, scales_of_step, words_of_step
 
 BLOCK_I = gl.constexpr(64)
-"""Inputs of a tile of rows, 128 bytes, which wgmma reads from shared memory as the accelerator swizzles them."""
+"""Inputs of a tile of rows, half a step's: 128 bytes, which wgmma reads from shared memory as the accelerator swizzles
+them."""
 SIDE_BY_SIDE = 8
 """Tiles of rows that run side by side over the same outputs, so that they find their words in the cache."""
 FETCH_REGISTERS = 24
@@ -40,7 +43,9 @@ MULTIPLY_REGISTERS = {2: 240, 3: 160}
 """By groups."""
 SHARED_BYTES = 226 * 1024
 """What a program's tiles may take; barriers have the rest of what there is."""
-MOST_STAGES = 7
+WORDS_STAGES = 2
+"""Steps of which words are at hand."""
+MOST_ROW_STAGES = 12
 
 # Triton 3.9 names two of Gluon's functions anew.
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
@@ -68,21 +73,22 @@ class _Shape:
     code: int
     scaling: int
     words: int
-    blocks: int
-    """Tiles of rows that a unit is multiplied with."""
+    units: int
+    """Units of a step. The second of two may lie behind the last one: its words and rows are zeros then."""
     rows: int
     outputs: int
     groups: int
     side_by_side: int
+    words_stages: int
     whole: bool
     """There is one summand, which is rounded to bfloat16."""
 
     @property
-    def stages(self) -> int:
-        """Units that shared memory has room for."""
+    def row_stages(self) -> int:
+        """Tiles of rows that shared memory has room for."""
         results = 2 * self.groups * self.rows * self.outputs if self.whole else 0
-        unit = 2 * (self.blocks * self.rows * BLOCK_I.value + self.groups * self.outputs * self.words)
-        return int(min(MOST_STAGES, (SHARED_BYTES - results) // unit))
+        words = 2 * self.words_stages * self.groups * self.units * self.outputs * self.words
+        return int(min(MOST_ROW_STAGES, (SHARED_BYTES - results - words) // (2 * self.rows * BLOCK_I.value)))
 
 
 def fits(x_TI: Tensor, weight: TiledWeight, first: int = 0) -> bool:
@@ -113,15 +119,17 @@ def packed_prompt_linear(
     num_out = weight.num_out - first
     out_STO = torch.empty(tile.splits, num_rows, num_out, dtype=out_dtype, device=x_TI.device)
     unit = UNITS[weight.code]
+    units = 2 * BLOCK_I.value // unit.inputs
     shape = _Shape(
         code=CODES[weight.code],
         scaling=weight.scaling.value,
         words=unit.words,
-        blocks=unit.inputs // BLOCK_I.value,
+        units=units,
         rows=tile.rows,
         outputs=tile.outputs,
         groups=tile.groups,
         side_by_side=SIDE_BY_SIDE,
+        words_stages=WORDS_STAGES,
         whole=out_dtype == torch.bfloat16,
     )
     words_BOC = weight.words_BOC[:, first:]
@@ -138,8 +146,9 @@ def packed_prompt_linear(
         num_rows,
         num_out,
         tile.splits,
-        weight.words_BOC.shape[0],
+        triton.cdiv(weight.words_BOC.shape[0], units),
         num_tiles,
+        weight.words_BOC.shape[0] - 1,
         weight.scale_BO.stride(0),
         SHAPE=shape,
         MULTIPLY_REGISTERS=MULTIPLY_REGISTERS[tile.groups],
@@ -168,92 +177,54 @@ def _place(tile, num_rows, num_out, SHAPE: gl.constexpr):  # type: ignore[no-unt
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _fetch_units(x_TI, words_BOC, tiles, barriers, sizes, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """The stage behind one in a ring, and the phase of its barriers."""
+    wraps = stage == STAGES - 1
+    return gl.where(wraps, 0, stage + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _fetch_steps(x_TI, words_BOC, tiles, barriers, sizes, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """All that the groups of this program multiply, in their order."""
+    UNITS: gl.constexpr = SHAPE.units
     GROUPS: gl.constexpr = SHAPE.groups
-    BLOCKS: gl.constexpr = SHAPE.blocks
     x_tiles, words_tiles, _ = tiles
-    ready, free = barriers
-    num_rows, num_out, splits, units, num_tiles = sizes
-    count = 0
+    x_ready, x_free, words_ready, words_free = barriers
+    num_rows, num_out, splits, steps, num_tiles = sizes
+    x_stage = 0
+    x_phase = 1
+    words_stage = 0
+    words_phase = 1
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         split, t, o = _place(tile, num_rows, num_out, SHAPE)
-        for unit in range(split * units // splits, (split + 1) * units // splits):
-            stage = count % SHAPE.stages
-            mbarrier.wait(free.index(stage), ((count // SHAPE.stages) & 1) ^ 1)
-            is_there = ready.index(stage)
-            mbarrier.expect(
-                is_there, SHAPE.blocks * x_TI.block_type.nbytes + SHAPE.groups * words_BOC.block_type.nbytes
-            )
-            for group in gl.static_range(GROUPS):
-                to = words_tiles.index(stage * SHAPE.groups + group)
-                _fetch(words_BOC, [unit, o + group * SHAPE.outputs, 0], is_there, to)
-            for block in gl.static_range(BLOCKS):
-                to = x_tiles.index(stage * SHAPE.blocks + block)
-                _fetch(x_TI, [t, (unit * SHAPE.blocks + block) * BLOCK_I], is_there, to)
-            count += 1
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def _beside(a, b, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Two planes as one tile [O, 2 C]; no number moves between threads."""
-    joined = gl.join(a, b).permute((0, 2, 1)).reshape((a.shape[0], 2 * a.shape[1]))
-    return gl.convert_layout(joined, LAYOUT, assert_trivial=True)
-
-
-@gluon.jit
-def _times(numbers, scale_O1):  # type: ignore[no-untyped-def]
-    """Numbers times float32 scales, rounded to bfloat16; the two of a register are of one output."""
-    return gl.inline_asm_elementwise(
-        """
-        {
-        .reg .f32 low, high;
-        shl.b32 low, $1, 16;
-        and.b32 high, $1, 0xFFFF0000;
-        mul.f32 low, low, $2;
-        mul.f32 high, high, $2;
-        cvt.rn.bf16x2.f32 $0, high, low;
-        }
-        """,
-        "=r,r,f,f",
-        [numbers, scale_O1],
-        dtype=gl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def _halves(words, scale_O1, LAYOUT: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Numbers of the first and of the second half of a unit's inputs, of its words [O, C]."""
-    if SHAPE.code < 2:
-        if SHAPE.code == 1:
-            w0, w1, w2, w3 = scaled_e2m1(words, scale_O1)
-        elif SHAPE.scaling == 1:
-            w0, w1, w2, w3 = scaled_int4(words, scale_O1)
-        else:
-            w0, w1, w2, w3 = plain_int4(words)
-        low = _beside(w0, w1, LAYOUT)
-        high = _beside(w2, w3, LAYOUT)
-    elif SHAPE.code == 2:
-        low, high = int8(words)
-    else:
-        low, high = e4m3(words)
-    if SHAPE.scaling == 2:
-        low = _times(low, scale_O1)
-        high = _times(high, scale_O1)
-    return low, high
+        for step in range(split * steps // splits, (split + 1) * steps // splits):
+            mbarrier.wait(words_free.index(words_stage), words_phase)
+            is_there = words_ready.index(words_stage)
+            mbarrier.expect(is_there, GROUPS * UNITS * words_BOC.block_type.nbytes)
+            for unit in gl.static_range(UNITS):
+                for group in gl.static_range(GROUPS):
+                    to = words_tiles.index((words_stage * GROUPS + group) * UNITS + unit)
+                    _fetch(words_BOC, [step * UNITS + unit, o + group * SHAPE.outputs, 0], is_there, to)
+            words_stage, words_phase = _next(words_stage, words_phase, SHAPE.words_stages)
+            for half in gl.static_range(2):
+                mbarrier.wait(x_free.index(x_stage), x_phase)
+                is_there = x_ready.index(x_stage)
+                mbarrier.expect(is_there, x_TI.block_type.nbytes)
+                _fetch(x_TI, [t, (2 * step + half) * BLOCK_I], is_there, x_tiles.index(x_stage))
+                x_stage, x_phase = _next(x_stage, x_phase, SHAPE.row_stages)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _store(acc, out_tiles, weight, results, place, sizes, GROUP: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """Store a tile's sums [O, T]: those of bfloat16 by way of shared memory, where outputs come to lie side by side."""
-    _, factor_O, _ = weight
+    _, factor_O, _, _ = weight
     out_TO, out_STO = results
     split, t, o = place
     num_rows, num_out, _, _, _ = sizes
     LAYOUT: gl.constexpr = acc.type.layout
     o_O = o + gl.arange(0, SHAPE.outputs, gl.SliceLayout(1, LAYOUT))
+    if SHAPE.code == 3 and SHAPE.scaling == 0:
+        acc *= MASKED_E4M3
     acc *= gl.load(factor_O + gl.minimum(o_O, num_out - 1)).expand_dims(1)
     if SHAPE.whole:
         out = out_tiles.index(GROUP)
@@ -278,46 +249,60 @@ def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAP
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
     NUMBERS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     x_tiles, words_tiles, out_tiles = tiles
-    scale_BO, _, scale_stride = weight
-    ready, free = barriers
-    num_rows, num_out, splits, units, num_tiles = sizes
-    count = 0
+    x_ready, x_free, words_ready, words_free = barriers
+    num_rows, num_out, splits, steps, num_tiles = sizes
+    x_stage = 0
+    x_phase = 0
+    words_stage = 0
+    words_phase = 0
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         split, t, o = _place(tile, num_rows, num_out, SHAPE)
         o += GROUP * OUTPUTS
         # Past the end the last output is computed again, and not stored.
         o_O = gl.minimum(o + gl.arange(0, OUTPUTS, gl.SliceLayout(1, NUMBERS)), num_out - 1)
-        first = split * units // splits
-        end = (split + 1) * units // splits
-        scales = o_O  # a name, where there are none
-        if SHAPE.scaling > 0:
-            scales = gl.load(scale_BO + first * scale_stride + o_O)
+        first = split * steps // splits
+        end = (split + 1) * steps // splits
+        low_scales, high_scales = scales_of_step(weight, first, o_O, SHAPE)
         acc = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
-        for unit in range(first, end):
-            stage = count % SHAPE.stages
-            mbarrier.wait(ready.index(stage), (count // SHAPE.stages) & 1)
-            words = words_tiles.index(stage * SHAPE.groups + GROUP).reshape((OUTPUTS, SHAPE.words)).load(NUMBERS)
-            low, high = _halves(words, scales.expand_dims(1), NUMBERS, SHAPE)
-            if SHAPE.scaling > 0:
-                scales = gl.load(scale_BO + gl.minimum(unit + 1, end - 1) * scale_stride + o_O)
-            if SHAPE.blocks == 1:
-                numbers = _beside(low, high, NUMBERS)
-                acc = warpgroup_mma(numbers, x_tiles.index(stage).permute((1, 0)), acc, is_async=True)
-                acc, numbers = warpgroup_mma_wait(0, deps=(acc, numbers))
-            else:
-                acc = warpgroup_mma(low, x_tiles.index(2 * stage).permute((1, 0)), acc, is_async=True)
-                acc = warpgroup_mma(high, x_tiles.index(2 * stage + 1).permute((1, 0)), acc, is_async=True)
-                acc, low, high = warpgroup_mma_wait(0, deps=(acc, low, high))
-            # Every warp of the group has done with the unit: it may be overwritten.
+        for step in range(first, end):
+            mbarrier.wait(words_ready.index(words_stage), words_phase)
+            low_words, high_words = words_of_step(words_tiles, words_stage, GROUP, NUMBERS, SHAPE)
+            low = numbers_of_half(low_words, low_scales, 0, NUMBERS, SHAPE)
+            mbarrier.wait(x_ready.index(x_stage), x_phase)
+            acc = warpgroup_mma(low, x_tiles.index(x_stage).permute((1, 0)), acc, is_async=True)
+            high_stage, high_phase = _next(x_stage, x_phase, SHAPE.row_stages)
+            high = numbers_of_half(high_words, high_scales, 1, NUMBERS, SHAPE)
+            mbarrier.wait(x_ready.index(high_stage), high_phase)
+            acc = warpgroup_mma(high, x_tiles.index(high_stage).permute((1, 0)), acc, is_async=True)
+            # What every warp of the group has done with may be overwritten.
             _barrier()
-            mbarrier.arrive(free.index(stage))
-            count += 1
+            mbarrier.arrive(words_free.index(words_stage))
+            words_stage, words_phase = _next(words_stage, words_phase, SHAPE.words_stages)
+            low_scales, high_scales = scales_of_step(weight, gl.minimum(step + 1, end - 1), o_O, SHAPE)
+            acc = warpgroup_mma_wait(1, deps=(acc,))
+            _barrier()
+            mbarrier.arrive(x_free.index(x_stage))
+            acc, low, high = warpgroup_mma_wait(0, deps=(acc, low, high))
+            _barrier()
+            mbarrier.arrive(x_free.index(high_stage))
+            x_stage, x_phase = _next(high_stage, high_phase, SHAPE.row_stages)
         _store(acc, out_tiles, weight, results, (split, t, o), sizes, GROUP, SHAPE)
     if SHAPE.whole:
         tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["num_rows", "splits", "units", "num_tiles"])  # type: ignore[untyped-decorator]
+@gluon.jit  # type: ignore[untyped-decorator]
+def _barriers(GROUPS: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Barriers of a ring: each stage's is passed once it is fetched, and once all groups have done with it."""
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=GROUPS)
+    return ready, free
+
+
+@gluon.jit(do_not_specialize=["num_rows", "splits", "steps", "num_tiles", "last_unit"])  # type: ignore[untyped-decorator]
 def _packed_prompt_kernel(  # type: ignore[no-untyped-def]
     x_TI,
     words_BOC,
@@ -328,40 +313,41 @@ def _packed_prompt_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     num_out,
     splits,
-    units,
+    steps,
     num_tiles,
+    last_unit,
     scale_stride,
     SHAPE: gl.constexpr,
     MULTIPLY_REGISTERS: gl.constexpr,
     FETCH_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    x_tiles = gl.allocate_shared_memory(x_TI.dtype, [SHAPE.stages * SHAPE.blocks, SHAPE.rows, BLOCK_I], x_TI.layout)
+    ROW_STAGES: gl.constexpr = SHAPE.row_stages
+    WORDS_STAGES: gl.constexpr = SHAPE.words_stages
+    x_tiles = gl.allocate_shared_memory(x_TI.dtype, [ROW_STAGES, SHAPE.rows, BLOCK_I], x_TI.layout)
     words_tiles = gl.allocate_shared_memory(
-        words_BOC.dtype, [SHAPE.stages * SHAPE.groups, 1, SHAPE.outputs, SHAPE.words], words_BOC.layout
+        words_BOC.dtype,
+        [WORDS_STAGES * SHAPE.groups * SHAPE.units, 1, SHAPE.outputs, SHAPE.words],
+        words_BOC.layout,
     )
     out_tiles = x_tiles  # a name, where results are stored as they are
     if SHAPE.whole:
         out_tiles = gl.allocate_shared_memory(out_TO.dtype, [SHAPE.groups, SHAPE.rows, SHAPE.outputs], out_TO.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [SHAPE.stages, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [SHAPE.stages, 1], mbarrier.MBarrierLayout())
-    STAGES: gl.constexpr = SHAPE.stages
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=SHAPE.groups)
+    x_ready, x_free = _barriers(SHAPE.groups, ROW_STAGES)
+    words_ready, words_free = _barriers(SHAPE.groups, WORDS_STAGES)
     fence_async_shared()
     _barrier()
     tiles = (x_tiles, words_tiles, out_tiles)
-    barriers = (ready, free)
-    weight = (scale_BO, factor_O, scale_stride)
+    barriers = (x_ready, x_free, words_ready, words_free)
+    weight = (scale_BO, factor_O, last_unit, scale_stride)
     results = (out_TO, out_STO)
-    sizes = (num_rows, num_out, splits, units, num_tiles)
+    sizes = (num_rows, num_out, splits, steps, num_tiles)
     if SHAPE.groups == 2:
         gl.warp_specialize(
             [
                 (_multiply, (tiles, barriers, weight, results, sizes, 0, SHAPE)),
                 (_multiply, (tiles, barriers, weight, results, sizes, 1, SHAPE)),
-                (_fetch_units, (x_TI, words_BOC, tiles, barriers, sizes, SHAPE)),
+                (_fetch_steps, (x_TI, words_BOC, tiles, barriers, sizes, SHAPE)),
             ],
             [4, 1],
             [MULTIPLY_REGISTERS, FETCH_REGISTERS],
@@ -372,7 +358,7 @@ def _packed_prompt_kernel(  # type: ignore[no-untyped-def]
                 (_multiply, (tiles, barriers, weight, results, sizes, 0, SHAPE)),
                 (_multiply, (tiles, barriers, weight, results, sizes, 1, SHAPE)),
                 (_multiply, (tiles, barriers, weight, results, sizes, 2, SHAPE)),
-                (_fetch_units, (x_TI, words_BOC, tiles, barriers, sizes, SHAPE)),
+                (_fetch_steps, (x_TI, words_BOC, tiles, barriers, sizes, SHAPE)),
             ],
             [4, 4, 1],
             [MULTIPLY_REGISTERS, MULTIPLY_REGISTERS, FETCH_REGISTERS],

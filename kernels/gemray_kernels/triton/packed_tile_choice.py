@@ -36,13 +36,14 @@ PROMPT_TILES = (
     PromptTile(outputs=64, groups=2, rows=128),
 )
 _PROMPT_COSTS: Mapping[CodeName, tuple[int, ...]] = {
-    "int4": (56, 43, 57, 31),
-    "nvfp4": (67, 48, 57, 40),
-    "int8": (62, 45, 61, 34),
-    "fp8": (62, 45, 61, 34),
+    "int4": (63, 44, 58, 31),
+    "nvfp4": (72, 48, 58, 40),
+    "int8": (59, 44, 58, 34),
+    "fp8": (59, 44, 58, 34),
 }
-"""Microseconds that each of the tiles takes with 5,376 inputs (`benchmarks/results/2026-11-29-h200-prompts`); those of
-int8, which was not timed, are taken for fp8's. NVFP4, which takes most to decode, wants more rows a number."""
+"""Microseconds that each of the tiles takes with 5,376 inputs (`benchmarks/results/2026-11-29-h200-prompt-rings`; the
+last one in `2026-11-29-h200-prompts`); those of int8, which was not timed, are taken for fp8's. NVFP4, which takes most
+to decode, wants more rows a number."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""Numbers of one half of a step's inputs, as the tensor cores take them from registers (`packed_prompts`).
+
+A step is one unit of words or, of NVFP4, two. Its halves are 64 inputs each: half the planes of a unit, or all four of
+one of NVFP4's.
+
+Shape legend: O outputs, B units, C words of a unit.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from gemray_kernels.triton.packed_planes import e4m3, int8, masked_e4m3, plain_int4, scaled_e2m1, scaled_int4
+
+MASKED_E4M3 = gl.constexpr(2.0**120)
+"""What sums of products with e4m3's numbers are multiplied with: where units have no scales, numbers stay as they are
+masked out of their words, 2^-120 of themselves. Tensor cores multiply and add subnormal numbers as any others; what is
+lost is what is below 2^-149, or 2^-29 before they were made smaller."""
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def words_of_step(words_tiles, stage, GROUP: gl.constexpr, LAYOUT: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Words [O, C] that each half of a step is made of."""
+    first = (stage * SHAPE.groups + GROUP) * SHAPE.units
+    low = words_tiles.index(first).reshape((SHAPE.outputs, SHAPE.words)).load(LAYOUT)
+    high = low
+    if SHAPE.units == 2:
+        high = words_tiles.index(first + 1).reshape((SHAPE.outputs, SHAPE.words)).load(LAYOUT)
+    return low, high
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def scales_of_step(weight, step, o_O, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Scales [O] of each half of a step; names where there are none. A unit behind the last one has that one's."""
+    scale_BO, _, last_unit, scale_stride = weight
+    low = o_O
+    high = o_O
+    if SHAPE.scaling > 0:
+        low = gl.load(scale_BO + step * SHAPE.units * scale_stride + o_O)
+        high = low
+        if SHAPE.units == 2:
+            high = gl.load(scale_BO + gl.minimum(2 * step + 1, last_unit) * scale_stride + o_O)
+    return low, high
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers [O, 64], of words [O, C]."""
+    scale_O1 = scale_O.expand_dims(1)
+    if SHAPE.code == 1:
+        w0, w1, w2, w3 = scaled_e2m1(words, scale_O1)
+        numbers = _beside(_beside(w0, w1, LAYOUT), _beside(w2, w3, LAYOUT), LAYOUT)
+    else:
+        if SHAPE.code == 0:
+            if SHAPE.scaling == 1:
+                w0, w1, w2, w3 = scaled_int4(words, scale_O1)
+            else:
+                w0, w1, w2, w3 = plain_int4(words)
+            low = _beside(w0, w1, LAYOUT)
+            high = _beside(w2, w3, LAYOUT)
+        elif SHAPE.code == 2:
+            low, high = int8(words)
+        elif SHAPE.scaling == 0:
+            low, high = masked_e4m3(words)
+        else:
+            low, high = e4m3(words)
+        numbers = high if HALF else low
+        if SHAPE.scaling == 2:
+            numbers = _times(numbers, scale_O1)
+    return numbers
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _beside(a, b, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Two planes as one tile [O, 2 C]; no number moves between threads."""
+    joined = gl.join(a, b).permute((0, 2, 1)).reshape((a.shape[0], 2 * a.shape[1]))
+    return gl.convert_layout(joined, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _times(numbers, scale_O1):  # type: ignore[no-untyped-def]
+    """Numbers times float32 scales, rounded to bfloat16; the two of a register are of one output."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .f32 low, high;
+        shl.b32 low, $1, 16;
+        and.b32 high, $1, 0xFFFF0000;
+        mul.f32 low, low, $2;
+        mul.f32 high, high, $2;
+        cvt.rn.bf16x2.f32 $0, high, low;
+        }
+        """,
+        "=r,r,f,f",
+        [numbers, scale_O1],
+        dtype=gl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
