@@ -17,6 +17,7 @@ from ray._private import services
 
 from gemray_cluster.ray_runtime import gcs
 from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.group_ender import GroupEnder
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,15 @@ class OwnProcesses:
         self._given_up: str | None = None
         self._asking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._ender: GroupEnder | None = None
+
+    def end_with_us(self) -> None:
+        """Have their groups end at once when this process is killed.
+
+        Ray has its processes end with their parents, but for the agents, children of the raylet: they look for it every
+        0.4 s, and then try for a minute to tell a GCS that is gone (Ray 2.60).
+        """
+        self._ender = GroupEnder(self._sessions)
 
     def dead(self) -> str | None:
         """Which of the vital ones is of no use any more, in words; None while all run."""
@@ -138,6 +148,8 @@ class OwnProcesses:
                     os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
+        if self._ender is not None:
+            self._ender.let_go()
 
 
 def _is_alive(node_id: str) -> bool:

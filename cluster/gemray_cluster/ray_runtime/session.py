@@ -142,6 +142,7 @@ async def _start(config: ClusterConfig) -> OwnProcesses:
     _take_signals_back()
     logger.info("Ray started in %.1f s", time.monotonic() - began)
     processes = OwnProcesses(config.heartbeat_deadline_s)
+    processes.end_with_us()
     await processes.meet()
     return processes
 

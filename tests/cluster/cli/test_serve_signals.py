@@ -99,14 +99,6 @@ def gone(processes: list[psutil.Process]) -> bool:
     return all(map(is_gone, processes))
 
 
-def is_agent(process: psutil.Process) -> bool:
-    """Whether it is one of Ray's agents. A process that has just ended, as idle workers do, is none."""
-    try:
-        return process.name().endswith("Agent")
-    except psutil.NoSuchProcess:
-        return False
-
-
 async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `timeout` and a terminal send it. Ray has a session of its own, so the drain still has its ranks.
 
@@ -128,7 +120,7 @@ async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path, monkeypatch
 
 
 async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) -> None:
-    """Sessions of their own must not make orphans of Ray's processes; its agents look for their parent once a while.
+    """Sessions of their own must not make orphans of Ray's processes.
 
     The next server at the port, started at once, goes on with the answers that clients have begun to read.
     """
@@ -138,8 +130,8 @@ async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) 
             await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
             expected = [await read(client, seed) for seed in range(3)]
             everything = processes_of(process.pid)
-            own = [p for p in everything if not is_agent(p)]
-            assert 3 < len(own) < len(everything)
+            assert {"raylet", "gcs_server"} < {p.name() for p in everything}
+            assert any(p.name().endswith("Agent") for p in everything)
             shared = shared_memory_of(everything)
             begun = [asyncio.Event() for _ in expected]
             streams = [asyncio.create_task(read(client, seed, event)) for seed, event in enumerate(begun)]
@@ -147,7 +139,6 @@ async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) 
             process.kill()
         async with starting(model, "--tp", "1", port=port, cpus=1):
             assert await asyncio.wait_for(asyncio.gather(*streams), START_S) == expected
-            await eventually(lambda: gone(own))
             await eventually(lambda: gone(everything))
             assert not [path for path in shared if path.exists()]
 

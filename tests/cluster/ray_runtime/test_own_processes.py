@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 import pytest_asyncio
 import ray
@@ -113,6 +114,19 @@ async def test_one_that_hangs(raylet: subprocess.Popen[bytes], told: Told) -> No
     assert processes.dead() == cause
     assert raylet.poll() is None
     processes.kill()
+    assert raylet.wait(HANG_S) == -signal.SIGKILL
+
+
+async def test_they_end_with_us_until_they_are_killed(raylet: subprocess.Popen[bytes]) -> None:
+    """What would end them then must not wait on: their ids may be given to others."""
+    children = psutil.Process().children
+    before = children()
+    processes = OwnProcesses(HANG_S)
+    processes.end_with_us()
+    (shell,) = [child for child in children() if child not in before]
+    await eventually(lambda: f"kill -s KILL -- -{raylet.pid}" in " ".join(shell.cmdline()))
+    processes.kill()
+    assert not shell.is_running()
     assert raylet.wait(HANG_S) == -signal.SIGKILL
 
 

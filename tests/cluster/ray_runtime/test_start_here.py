@@ -65,6 +65,9 @@ class FakeProcesses:
     def __init__(self, silence_s: float) -> None:
         """None to watch."""
 
+    def end_with_us(self) -> None:
+        """Nothing to end."""
+
     async def meet(self) -> None:
         """Nobody to ask."""
 
