@@ -22,7 +22,6 @@ from gemray_kernels.triton.exact_tiles import (
     pipeline_beats_gemm,
     pipeline_tile,
     pointer_tile,
-    streaming_leaves,
     streaming_tile,
 )
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
@@ -91,8 +90,7 @@ def _parts(x_TI: Tensor, weight_OI: Tensor, leaves: int, *, wide: bool) -> Tenso
     num_out = len(weight_OI)
     float32, dtype = torch.float32, x_TI.dtype
     if num_rows <= FEW_ROWS:
-        together = streaming_leaves(num_rows, num_out, leaves)
-        tile = streaming_tile(num_rows, num_out, num_in // leaves, together, dtype)
+        tile = streaming_tile(num_rows, num_out, num_in, leaves, dtype)
     elif exact_pipeline.fits(x_TI, weight_OI, leaves):
         if num_rows <= MOST_ROWS:
             rows = rows_tile(num_rows, num_out, num_in // leaves, leaves)

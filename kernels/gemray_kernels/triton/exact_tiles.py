@@ -1,6 +1,7 @@
 """Tiles of exact products. They may follow rows and ranks: no tile changes a sum (`triton.exact_linear` says why).
 
-The rules follow a sweep over the weights of 31B, 26B-A4B and E4B on an H200 (2026-11-29, torch 2.11, triton 3.6).
+The rules follow a sweep over the weights of 31B, 26B-A4B and E4B on an H200 (2026-11-29, torch 2.11, triton 3.6), and
+one over their layers (`benchmarks/results/2026-11-30-h200-tiles`).
 """
 
 from __future__ import annotations
@@ -11,38 +12,51 @@ from gemray_kernels.numerics import NUM_SHARDS
 from gemray_kernels.triton.exact_gemm import GemmTile
 from gemray_kernels.triton.exact_linear import ExactTile
 from gemray_kernels.triton.exact_pipeline import PipelineTile
-from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
+from gemray_kernels.triton.linear_tiles import GATE_SPLITS, GATE_TILES, MULTIPROCESSORS
 
 FEW_ROWS = 64
 """Up to so many rows a product is bound by its weight's bytes."""
 SHORT_LEAF = 264
 """Inputs of leaves that a long pipeline of small tiles reads fastest."""
+SMALL_TILES = 48
+"""Tiles of 64 outputs of weights that are multiplied sooner, above 32 rows, by tiles of 32."""
 
 
-def streaming_tile(num_rows: int, num_out: int, leaf: int, leaves: int, dtype: torch.dtype) -> ExactTile:
-    """Choose a tile for few rows.
+def streaming_tile(num_rows: int, num_out: int, num_in: int, leaves: int, dtype: torch.dtype) -> ExactTile:
+    """Choose a tile for few rows, and how many leaves a program adds up, where its reader adds up the rest.
 
     Args:
         num_rows: at most 64.
         num_out: outputs.
-        leaf: inputs of a leaf.
-        leaves: that one program adds up.
+        num_in: inputs.
+        leaves: into which they are cut.
         dtype: of rows and weight.
     """
-    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    together = streaming_leaves(num_rows, num_out, leaves)
     if dtype != torch.bfloat16:
-        return ExactTile(16, 64, 32, num_warps=4, num_stages=2, leaves=leaves)
-    if leaves == 2 and leaf <= SHORT_LEAF:
-        return ExactTile(rows, 128, 64, num_warps=4, num_stages=5, leaves=leaves)
-    stages = 5 if leaves == 1 and num_out <= 64 * MULTIPROCESSORS else 3
-    return ExactTile(rows, 64, 128, num_warps=4, num_stages=stages, leaves=leaves)
+        return ExactTile(16, 64, 32, num_warps=4, num_stages=2, leaves=together)
+    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    tiles = -(-num_out // 64)
+    if rows == 64 and (leaves == 1 or tiles > MULTIPROCESSORS // 2):
+        if 2 * MULTIPROCESSORS < tiles <= 4 * MULTIPROCESSORS or (leaves > 1 and together == 2):
+            return ExactTile(rows, 128, 64, num_warps=4, num_stages=4, leaves=together)
+        if tiles <= SMALL_TILES:
+            return ExactTile(rows, 32, 128, num_warps=4, num_stages=6, leaves=together, weight_first=False)
+    if together == 2 and num_in // leaves <= SHORT_LEAF:
+        return ExactTile(rows, 128, 64, num_warps=4, num_stages=5, leaves=together)
+    programs = tiles * leaves // together
+    is_deep = programs <= MULTIPROCESSORS or (rows == 16 and programs <= 2 * MULTIPROCESSORS)
+    return ExactTile(rows, 64, 128, num_warps=4, num_stages=5 if together == 1 and is_deep else 3, leaves=together)
 
 
 def streaming_leaves(num_rows: int, num_out: int, leaves: int) -> int:
-    """Choose how many leaves a program of few rows adds up, where its reader adds up the rest."""
+    """Choose how many leaves, 1 or 2, a program of few rows adds up, where its reader adds up the rest."""
     tiles = -(-num_out // 64)
-    most = 4 if num_rows > 32 and 2 * tiles > MULTIPROCESSORS else 2
-    return next(n for n in (4, 2, 1) if n == 1 or (n <= min(most, leaves) and tiles * leaves >= n * 128))
+    if tiles == GATE_TILES:
+        return max(1, leaves // GATE_SPLITS)
+    # Up to 32 rows the summands of a leaf each are read as fast as a program's second leaf.
+    enough = 4 * MULTIPROCESSORS if leaves == NUM_SHARDS and num_rows <= 32 else 2 * 128
+    return 2 if leaves > 1 and tiles * leaves >= enough else 1
 
 
 def gemm_tile(num_rows: int) -> GemmTile:
