@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
 from gemray_kernels.packed_weight import CodeName
+from gemray_kernels.triton.linear import MOST_ROWS
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import PackedTile
 from gemray_kernels.triton.packed_prompts import PromptTile
@@ -23,6 +24,8 @@ LEAST_INPUTS = 512
 """Fewer inputs a program are not worth their summand."""
 FEW_ROWS = 16
 """More rows are read too often by programs of few outputs."""
+MANY_OUTPUTS = 128 * MULTIPROCESSORS
+"""From so many gated outputs on, tiles of 64 are two a multiprocessor."""
 PROMPT_SPLITS = 3
 """Most parts of a prompt's product that a reader adds up."""
 PART_INPUTS = 1300
@@ -49,39 +52,46 @@ to decode, wants more rows a number."""
 @dataclass(frozen=True)
 class _Tiles:
     few: PackedTile
-    """Tile of a product of at most `FEW_ROWS` rows whose outputs are not gated."""
+    """Tile of a product of few rows whose outputs are not gated."""
     programs: int
     """About how many of them there should be, by splits."""
     more: PackedTile
     """Tile of up to 64 rows."""
-    few_gated: PackedTile
-    more_gated: PackedTile
-    few_gated_rows: int = FEW_ROWS
-    """Most rows that take `few_gated`."""
+    gated: tuple[tuple[int, PackedTile], ...]
+    """Most rows of a gated product, and its tile."""
+    few_rows: int = FEW_ROWS
+    """Most rows that take `few`."""
+    narrow: PackedTile | None = None
+    """Tile of a gated product of few rows and of fewer than `MANY_OUTPUTS` outputs, where it has its own."""
 
 
 _EIGHT_BITS = _Tiles(
     few=PackedTile(64, 4, 5, weight_first=True),
     programs=2 * MULTIPROCESSORS,
-    more=PackedTile(128, 4, 4, weight_first=True),
-    few_gated=PackedTile(64, 4, 3, weight_first=True),
-    more_gated=PackedTile(64, 4, 4),
+    more=PackedTile(64, 4, 5, weight_first=True),
+    gated=((MOST_ROWS, PackedTile(64, 4, 3, weight_first=True)),),
 )
 _TILES: Mapping[CodeName, _Tiles] = {
     "int4": _Tiles(
         few=PackedTile(64, 2, 4, weight_first=True),
         programs=4 * MULTIPROCESSORS,
         more=PackedTile(128, 4, 4),
-        few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
-        more_gated=PackedTile(64, 4, 4),
+        gated=(
+            (32, PackedTile(64, 4, 4, weight_first=True)),
+            (MOST_ROWS, PackedTile(64, 4, 3, weight_first=True)),
+        ),
+        narrow=PackedTile(32, 2, 3, units=2, weight_first=True),
     ),
     "nvfp4": _Tiles(
         few=PackedTile(64, 2, 4, units=2, weight_first=True),
         programs=4 * MULTIPROCESSORS,
         more=PackedTile(128, 4, 4),
-        few_gated=PackedTile(32, 2, 3, units=2, weight_first=True),
-        few_gated_rows=8,
-        more_gated=PackedTile(64, 4, 3, units=2),
+        gated=(
+            (8, PackedTile(32, 2, 3, units=2, weight_first=True)),
+            (FEW_ROWS, PackedTile(64, 4, 3, units=2)),
+            (MOST_ROWS, PackedTile(64, 4, 3, units=2, weight_first=True)),
+        ),
+        few_rows=8,
     ),
     "int8": _EIGHT_BITS,
     "fp8": _EIGHT_BITS,
@@ -100,16 +110,18 @@ def tile_of_summands(weight: TiledWeight, num_out: int, num_rows: int) -> Packed
     inputs = weight.words_BOC.shape[0] * UNITS[weight.code].inputs
     splits = max(1, min(round(tiles.programs / programs), inputs // LEAST_INPUTS, MOST_SPLITS))
     # Splits end where steps do: those of all rows are the same.
-    tile = tiles.few if num_rows <= FEW_ROWS else replace(tiles.more, units=tiles.few.units)
+    tile = tiles.few if num_rows <= tiles.few_rows else replace(tiles.more, units=tiles.few.units)
     return replace(tile, splits=splits)
 
 
 def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
     """Choose a tile for a product of at most 64 rows with gate and up rows, whose result is gated."""
     tiles = _TILES[weight.code]
-    tile = tiles.few_gated if num_rows <= tiles.few_gated_rows else tiles.more_gated
-    is_small = weight.num_out // 2 < 64 * MULTIPROCESSORS
-    if is_small and tile.outputs > 32:
+    tile = next(tile for most, tile in tiles.gated if num_rows <= most)
+    width = weight.num_out // 2
+    if tiles.narrow is not None and num_rows <= FEW_ROWS and width < MANY_OUTPUTS:
+        tile = tiles.narrow
+    if width < 64 * MULTIPROCESSORS and tile.outputs > 32:
         tile = PackedTile(outputs=32, num_warps=4, num_stages=4)
     return replace(tile, early=True)
 
