@@ -60,7 +60,7 @@ def test_products_compile_for_hopper_in_the_order_of_plain_ones(name: str) -> No
             x_TI = torch.empty(rows, num_in, dtype=torch.bfloat16)
             (kernel,) = compile_launches(lambda product=product, x_TI=x_TI: product.summands(x_TI))  # type: ignore[misc]
             check([kernel])
-            assert ("wgmma" if rows > 16 else "mma.sync") in kernel.ptx
+            assert "wgmma" in kernel.ptx or (rows <= 16 and "mma.sync" in kernel.ptx)
             assert set(re.findall(r"kWidth = (\d+)", kernel.layouts)) == ONE_ORDER
             assert "cp.async" in kernel.ptx, "words are not loaded ahead of their use"
         many = torch.empty(300, num_in, dtype=torch.bfloat16)

@@ -27,7 +27,7 @@ from gemray_kernels.triton.factor_parts import with_parts
 from gemray_kernels.triton.few_rows_experts import pairs_like
 from gemray_kernels.triton.many_rows_experts import block_of
 from gemray_kernels.triton.packed_experts import PackedExpertTile
-from gemray_kernels.triton.packed_linear import CODES, LEAST_LEFT
+from gemray_kernels.triton.packed_linear import CODES, LEAST_LEFT, LEAST_RIGHT
 
 SHORT_LEAF = 4
 """Units."""
@@ -62,6 +62,10 @@ def tile_for(weight: TiledWeight, num_rows: int, *, gated: bool) -> PackedExpert
     """Choose a tile by speed. Sums of other leaves, which wait for their neighbours, leave room for 64 outputs."""
     if weight.scaling is Scaling.EACH:  # whose scales take shared memory
         return PackedExpertTile(pairs=16, outputs=32, num_warps=4, num_stages=2)
+    if num_rows <= LEAST_RIGHT and weight.code in ("int8", "fp8"):
+        if gated:
+            return PackedExpertTile(pairs=8, outputs=32, num_warps=2, num_stages=4 if num_rows == 1 else 3)
+        return PackedExpertTile(pairs=8, outputs=64, num_warps=2, num_stages=3)
     if num_rows <= 256:
         if gated:
             return PackedExpertTile(pairs=16, outputs=32, num_warps=4, num_stages=4)

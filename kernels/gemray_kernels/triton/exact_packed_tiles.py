@@ -1,7 +1,7 @@
 """Tiles of exact products of few rows with packed weights. They follow speed alone: a row's bits are the same in all.
 
-Those of int4 follow a sweep over weights of 31B on an H200 (`benchmarks/results/2026-11-29-exact-packed`). Other codes
-have the tiles of fast numerics, whose numbers take about as many instructions, and above 16 rows those of int4.
+They follow sweeps over weights of 31B on an H200 (`benchmarks/results/2026-11-29-exact-packed` for int4,
+`2026-11-30-h200-exact-packed` for the others).
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ FEW_ROWS = 16
 MANY_ROWS = 32
 """Summands of more rows take longer to be written and read than programs of two leaves cost."""
 
+_MORE = ExactPackedTile(64, 4, 4, weight_first=True)
+_MANY_GATED = ExactPackedTile(64, 4, 3, weight_first=True)
+
 
 @dataclass(frozen=True)
 class _Tiles:
@@ -32,13 +35,16 @@ class _Tiles:
     """Tile of one leaf and few outputs."""
     gated_rows: int = FEW_ROWS
     """Most rows that take `gated`."""
+    more_gated: ExactPackedTile = _MORE
+    """Tile of up to 32 rows."""
 
 
 _EIGHT_BITS = _Tiles(
-    whole=ExactPackedTile(64, 4, 4),
-    leaf=ExactPackedTile(64, 4, 4),
-    gated=ExactPackedTile(64, 4, 4),
+    whole=ExactPackedTile(64, 4, 5, weight_first=True),
+    leaf=ExactPackedTile(64, 2, 4, weight_first=True),
+    gated=ExactPackedTile(64, 4, 3, weight_first=True),
     small=ExactPackedTile(32, 4, 4),
+    more_gated=ExactPackedTile(64, 4, 3),
 )
 _FEW: Mapping[CodeName, _Tiles] = {
     "int4": _Tiles(
@@ -57,7 +63,6 @@ _FEW: Mapping[CodeName, _Tiles] = {
     "int8": _EIGHT_BITS,
     "fp8": _EIGHT_BITS,
 }
-_MORE = ExactPackedTile(64, 4, 4, weight_first=True)
 _MORE_LEAF = ExactPackedTile(128, 8, 3, weight_first=True)
 
 
@@ -80,5 +85,5 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> ExactPackedTile:
         return ExactPackedTile(32, 4, 2)
     tiles = _FEW[weight.code]
     if num_rows > tiles.gated_rows:
-        return _MORE
+        return tiles.more_gated if num_rows <= MANY_ROWS else _MANY_GATED
     return tiles.small if weight.num_out // 2 < 64 * MULTIPROCESSORS and tiles.gated.outputs > 32 else tiles.gated
