@@ -41,6 +41,7 @@ def test_nothing_changes_and_nothing_is_lost(
     )
     record_property("traffic", str(reports[0]))
     print(f"{name}: {reports[0]}")
-    assert traffic_faults(reports) == []
+    faults = traffic_faults(reports)
+    assert not faults, "\n".join(faults)
     assert reports[0].preemptions
     assert reports[0].cancelled

@@ -153,6 +153,7 @@ def run_engine_on(
     config: EngineConfig,
     make_inbox: Callable[[torch.device], InboxT],
     *,
+    on_start: Callable[[], None] = lambda: None,
     on_step: Callable[[torch.device], None] = lambda _: None,
     warm: bool = False,
 ) -> InboxT | None:
@@ -162,24 +163,33 @@ def run_engine_on(
         comm: of the processes.
         config: of the engine; its device decides where the ranks compute.
         make_inbox: of rank 0, once it has loaded.
+        on_start: on each rank, before its first step of serving.
         on_step: on each rank, after each step.
         warm: warm up first, as servers do.
     """
     device = device_of(config, comm.rank)
     with gang_of(comm, config) as gang:
         if config.drafter_placement == "dedicated" and gang.rank == config.tensor_parallel_size:
-            _draft_for_others(gang, config, device, on_step, warm=warm)
+            _draft_for_others(gang, config, device, on_start, on_step, warm=warm)
             return None
-        return _serve_inbox(gang, config, device, make_inbox, on_step, warm=warm)
+        return _serve_inbox(gang, config, device, make_inbox, on_start, on_step, warm=warm)
 
 
 def _draft_for_others(
-    gang: Any, config: EngineConfig, device: torch.device, on_step: Callable[[torch.device], None], *, warm: bool
+    gang: Any,
+    config: EngineConfig,
+    device: torch.device,
+    on_start: Callable[[], None],
+    on_step: Callable[[torch.device], None],
+    *,
+    warm: bool,
 ) -> None:
     drafter_rank = DrafterRank(config, gang, device)
     if warm:
+        drafter_rank.compile_ahead(config.gang_size)
         drafter_rank.warm_up()
     drafter = drafter_rank.engine()
+    on_start()
     while drafter.step():
         on_step(device)
 
@@ -189,6 +199,7 @@ def _serve_inbox(
     config: EngineConfig,
     device: torch.device,
     make_inbox: Callable[[torch.device], InboxT],
+    on_start: Callable[[], None],
     on_step: Callable[[torch.device], None],
     *,
     warm: bool,
@@ -199,10 +210,11 @@ def _serve_inbox(
     else:
         rank = EngineRank(config, gang, device)
     if warm:
-        rank.compile_ahead(config.tensor_parallel_size)
+        rank.compile_ahead(config.gang_size)
         rank.warm_up()
     inbox = make_inbox(device) if gang.rank == 0 else None
     engine = rank.engine(inbox)
+    on_start()
     while engine.step():
         on_step(device)
     return inbox

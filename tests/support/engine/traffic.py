@@ -46,7 +46,7 @@ class Mismatch:
 
 @dataclass
 class TrafficReport:
-    """What a gang did under traffic, as rank 0 saw it; the other ranks know of their memory alone."""
+    """What a gang did under traffic, as rank 0 saw it; the other ranks know of their memory and programs alone."""
 
     device_bytes: list[int] = field(default_factory=list)
     """Allocated on the rank's card, between rounds, or now and then on ranks that know of no rounds. 0 on CPU."""
@@ -59,9 +59,9 @@ class TrafficReport:
     preemptions: int = 0
     steps: int = 0
     compiled: int = 0
-    """Triton programs compiled while serving."""
+    """Triton programs that the rank compiled while serving."""
     compiled_names: list[str] = field(default_factory=list)
-    """Which they were, on rank 0."""
+    """Which they were."""
     mismatches: list[Mismatch] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     pages_left: dict[str, int] = field(default_factory=dict)
@@ -249,6 +249,11 @@ def traffic(
     """On every rank of a gang of `config.gang_size`: load, warm up, and serve mixed traffic for so many seconds."""
     report, interval = TrafficReport(), max(seconds, 1.0) / SAMPLES
     last = time.monotonic()
+    at_start = 0
+
+    def on_start() -> None:
+        nonlocal at_start
+        at_start = compiled_programs().count
 
     def on_step(device: torch.device) -> None:
         nonlocal last
@@ -261,5 +266,9 @@ def traffic(
             submits, expected, seconds=seconds, max_num_seqs=config.max_num_seqs, device=device, seed=seed
         )
 
-    found = run_engine_on(comm, config, inbox, on_step=on_step, warm=True)
-    return report if found is None else found.report
+    found = run_engine_on(comm, config, inbox, on_start=on_start, on_step=on_step, warm=True)
+    if found is not None:
+        return found.report
+    report.compiled = compiled_programs().count - at_start
+    report.compiled_names = compiled_programs().latest(report.compiled)
+    return report

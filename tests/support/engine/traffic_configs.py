@@ -70,9 +70,6 @@ def traffic_faults(reports: list[TrafficReport]) -> list[str]:
     lead = reports[0]
     found = [f"{m.request}: other ids from token {m.position} on: {m.found} for {m.expected}" for m in lead.mismatches]
     found += lead.faults
-    if lead.compiled:
-        found.append(f"{lead.compiled} Triton programs were compiled while serving")
-        found += lead.compiled_names
     if not lead.finished:
         found.append("no request finished")
     if any(lead.pages_left.values()):
@@ -80,6 +77,9 @@ def traffic_faults(reports: list[TrafficReport]) -> list[str]:
     if not 1 < lead.most_at_first == lead.most_at_last:
         found.append(f"{lead.most_at_last} sequences at one time in the end, {lead.most_at_first} at first")
     for rank, report in enumerate(reports):
+        if report.compiled:
+            found.append(f"rank {rank}: {report.compiled} Triton programs were compiled while serving")
+            found += report.compiled_names
         device, host = report.growth(report.device_bytes), report.growth(report.host_bytes)
         if device > DEVICE_GROWTH:
             found.append(f"rank {rank}: memory of the card grew by {device / MIB:.1f} MiB: {report.device_bytes}")
