@@ -11,20 +11,27 @@ import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
-from gemray_workers.engine.buckets import buckets
+from gemray_kernels.reference.paged_attention import FEW_ROWS
+from gemray_workers.engine.buckets import buckets, decode_buckets
 from gemray_workers.engine.prompt_room import PromptRoom
+from gemray_workers.rank.eager_shapes import eager_shapes
 
 GROUPS = {"31B sliding": (32, 16, 256, 1024), "31B full": (32, 4, 512, None), "E2B sliding": (8, 1, 256, 512)}
+DRAFTERS = {"31B DFlash": (64, 8, 128, 2048), "26B-A4B DFlash": (32, 8, 128, None)}
 MOST_SEQUENCES = 32
 
 
-def programs(group: str, num_rows: int, num_seqs: int, most_rows: int) -> set[tuple[Any, ...]]:
+def programs(
+    group: str, num_rows: int, num_seqs: int, most_rows: int, most_keys: int | None = None, numerics: str = "fast"
+) -> set[tuple[Any, ...]]:
     """What one attention of such a batch would compile: kernels and their constants."""
     from triton.runtime.jit import JITFunction
 
+    from gemray_kernels.triton.exact_attention import exact_paged_attention
     from gemray_kernels.triton.paged_attention import paged_attention
 
-    heads, kv_heads, head_dim, window = GROUPS[group]
+    attention: Any = paged_attention if numerics == "fast" else exact_paged_attention
+    heads, kv_heads, head_dim, window = (GROUPS | DRAFTERS)[group]
     found = set()
 
     def run(kernel: Any, *_: Any, grid: Any, warmup: bool, **constants: Any) -> None:
@@ -32,7 +39,7 @@ def programs(group: str, num_rows: int, num_seqs: int, most_rows: int) -> set[tu
 
     pages = torch.empty(3, 16, kv_heads, head_dim, dtype=torch.bfloat16)
     with mock.patch.object(JITFunction, "run", run):
-        paged_attention(
+        attention(
             torch.empty(num_rows, heads, head_dim, dtype=torch.bfloat16),
             pages,
             pages,
@@ -40,9 +47,10 @@ def programs(group: str, num_rows: int, num_seqs: int, most_rows: int) -> set[tu
             torch.zeros(num_seqs + 1, dtype=torch.int32),
             torch.zeros(num_seqs, dtype=torch.int32),
             window=window,
-            causal=True,
+            causal=group in GROUPS,
             scale=1.0,
             most_rows=most_rows,
+            most_keys=most_keys,
         )
     return found
 
@@ -68,3 +76,52 @@ def test_decoding_never_launches_what_long_chunks_need(group: str) -> None:
     for b, _ in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompts=None):
         found = programs(group, b.num_rows, b.num_sequences + 1, b.most_rows)
         assert sorted(name for name, *_ in found) == ["attend_kernel", "combine_kernel"]
+
+
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+@pytest.mark.parametrize("has_graphs", [True, False])
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    ("most_sequences", "chunk", "step"), [(1, 40, 56), (8, 24, 64), (16, 256, 512), (100, 512, 640)]
+)
+def test_eager_shapes_have_every_program(
+    group: str, most_sequences: int, chunk: int, step: int, has_graphs: bool, numerics: str
+) -> None:
+    """Steps that run kernel by kernel, whose prompts' lengths the host knows, compile nothing."""
+    drafts = (4,)
+    at_start: set[tuple[Any, ...]] = set()
+    shapes = eager_shapes(
+        max_num_seqs=most_sequences, num_draft_tokens=drafts, prefill_chunk=chunk, max_step_tokens=step,
+        max_model_len=4000, has_graphs=has_graphs,
+    )  # fmt: skip
+    for b in [*shapes, *(decode_buckets(most_sequences, drafts) if has_graphs else ())]:
+        at_start |= programs(group, b.num_rows, b.num_sequences + 1, b.most_rows, b.most_keys, numerics)
+    rng = random.Random(group)
+    for _ in range(300):
+        known: list[int] = []
+        left = rng.choice((step, rng.randint(1, step)))
+        while left and len(known) < rng.choice((most_sequences, rng.randint(1, most_sequences))):
+            known.append(min(left, rng.choice((1, 1, 5, chunk, rng.randint(1, chunk)))))
+            left -= known[-1]
+        most_keys = rng.choice((max(known), 4000)) if max(known) > FEW_ROWS else 0
+        later = programs(group, sum(known), len(known) + 1, max(known), most_keys, numerics) - at_start
+        assert not later, (known, most_keys, later)
+
+
+@pytest.mark.parametrize("group", DRAFTERS)
+@pytest.mark.parametrize("most_drafts", [1, 4, 15])
+def test_eager_shapes_have_every_program_of_drafts(group: str, most_drafts: int) -> None:
+    """Blocks of drafts, of all sequences or of some, compile nothing."""
+    at_start: set[tuple[Any, ...]] = set()
+    shapes = eager_shapes(
+        max_num_seqs=16, num_draft_tokens=(most_drafts,), prefill_chunk=256, max_step_tokens=512,
+        max_model_len=4000, has_graphs=False,
+    )  # fmt: skip
+    for b in shapes:
+        at_start |= programs(group, b.num_block_rows, b.num_sequences + 1, 1 + b.max_drafts)
+    rng = random.Random(group)
+    for _ in range(300):
+        num_seqs = rng.randint(1, 16)
+        drafts = [rng.randint(1, most_drafts) for _ in range(rng.randint(1, num_seqs))]
+        later = programs(group, len(drafts) + sum(drafts), num_seqs + 1, 1 + max(drafts)) - at_start
+        assert not later, (drafts, num_seqs, later)

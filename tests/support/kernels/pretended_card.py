@@ -43,7 +43,7 @@ def pretended_card() -> Iterator[None]:
     from gemray_kernels.triton.paged_attention import paged_attention
     from gemray_workers.execution import slots
     from gemray_workers.model import weight_sharding
-    from gemray_workers.rank import target_rank
+    from gemray_workers.rank import drafter_rank, target_rank
     from gemray_workers.rank.blueprint import Blueprint
     from gemray_workers.sampling import state
     from gemray_workers.sampling.kernels import choice_kernels
@@ -54,6 +54,9 @@ def pretended_card() -> Iterator[None]:
     def attention_kernel(choice: Any, numerics: Numerics = Numerics.FAST, scratch: Any = None) -> Any:
         return paged_attention if numerics is Numerics.FAST else exact_paged_attention
 
+    def why_eager(blueprint: Blueprint) -> str | None:
+        return "a drafter has a card of its own" if blueprint.config.drafter_placement == "dedicated" else None
+
     with (
         mock.patch.object(driver, "_active", PretendedDriver()),
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
@@ -61,7 +64,8 @@ def pretended_card() -> Iterator[None]:
         mock.patch.object(slots, "row_kernels_for", return_value=table.row_kernels_for(CARD)),
         mock.patch.object(state, "choice_kernels", lambda _, dtype: choice_kernels(CARD, dtype)),
         mock.patch.object(target_rank, "attention_kernel", attention_kernel),
-        mock.patch.object(Blueprint, "why_eager", return_value=None),
+        mock.patch.object(drafter_rank, "attention_kernel", attention_kernel),
+        mock.patch.object(Blueprint, "why_eager", why_eager),
     ):
         try:
             yield

@@ -32,23 +32,37 @@ def buckets(*, max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: Prom
             all in one cycle.
         prompts: room for prompt chunks; None has buckets for decoding alone.
     """
-    sizes = sorted({*(1 << i for i in range(max_num_seqs.bit_length()) if 1 << i < max_num_seqs), max_num_seqs})
-    drafts = {(), tuple(num_draft_tokens)}
-    for drafter, most in enumerate(num_draft_tokens):
-        drafts |= {(*(0,) * drafter, k) for k in (most // 2, most)}
-    shapes = dict.fromkeys(bucket(size, k) for size in sizes for k in sorted(drafts))
+    sizes, drafts = _sizes(max_num_seqs), _drafts(num_draft_tokens)
+    shapes = decode_buckets(max_num_seqs, num_draft_tokens)
     keys = [(shape, features) for shape in shapes for features in (GREEDY, PUBLISHED)]
     if prompts is not None:
         beside = dict.fromkeys(
             bucket(size, k, prompts.beside_any, prompts.step_rows)
             for size in sizes
-            for k in sorted(drafts)
+            for k in drafts
             if size > 1 or not any(k)
         )
         keys += [(shape, features) for shape in beside for features in (GREEDY, PUBLISHED)]
         keys += [(shape, PUBLISHED) for shape in dict.fromkeys(_long(max_num_seqs, num_draft_tokens, prompts))]
         keys += [(without_choice(rows), PUBLISHED) for rows in (prompts.beside_any, *prompts.alone)]
     return sorted(keys, key=lambda key: -key[0].num_rows)
+
+
+def decode_buckets(max_num_seqs: int, num_draft_tokens: Sequence[int]) -> list[CycleShape]:
+    """The buckets of batches that decode; arguments as of `buckets`."""
+    sizes, drafts = _sizes(max_num_seqs), _drafts(num_draft_tokens)
+    return list(dict.fromkeys(bucket(size, k) for size in sizes for k in drafts))
+
+
+def _sizes(max_num_seqs: int) -> list[int]:
+    return sorted({*(1 << i for i in range(max_num_seqs.bit_length()) if 1 << i < max_num_seqs), max_num_seqs})
+
+
+def _drafts(num_draft_tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    drafts = {(), tuple(num_draft_tokens)}
+    for drafter, most in enumerate(num_draft_tokens):
+        drafts |= {(*(0,) * drafter, k) for k in (most // 2, most)}
+    return sorted(drafts)
 
 
 def _long(max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: PromptRoom) -> Iterator[CycleShape]:

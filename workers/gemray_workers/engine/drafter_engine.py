@@ -47,10 +47,14 @@ class DrafterEngine:
         """One step; False when the plan says that the gang ends."""
         plan = self.schedule()
         if plan.scheduled:
-            rows = self.rows(plan)
-            self.draft(rows)
-            self.commit(rows, self.receive(rows))
+            self.run_cycle(CyclePlan.of(plan.scheduled, self._slots.sampling))
         return not plan.stop
+
+    def run_cycle(self, plan: CyclePlan) -> None:
+        """Draft, send; receive, commit."""
+        rows = self.rows(plan)
+        self.draft(rows)
+        self.commit(rows, self.receive(rows))
 
     def run(self) -> None:
         """Step until a plan says stop."""
@@ -63,9 +67,8 @@ class DrafterEngine:
         apply_plan(plan, self._drafter, self._slots, self._poisoned)
         return plan
 
-    def rows(self, plan: StepPlan) -> CycleRows:
+    def rows(self, cycle: CyclePlan) -> CycleRows:
         """The plan's rows, cut as the target cuts them."""
-        cycle = CyclePlan.of(plan.scheduled, self._slots.sampling)
         cycle = replace(cycle, features=self._slots.sampling.in_few_programs(cycle.features))
         table_S6 = cycle.table(self._slots.null_slot).to(self._slots.device, non_blocking=True)
         return CycleRows.of(cycle, table_S6, self._slots)

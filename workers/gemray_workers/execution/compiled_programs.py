@@ -1,7 +1,8 @@
 """How many Triton programs this process has compiled: none may be added once a server is ready.
 
 A program that is compiled while requests run holds all of them up for a second or two, and makes the time of that step
-useless as a measurement. Ranks run the same plans in the same shapes, so one rank's count stands for the gang.
+useless as a measurement. The target's ranks run the same plans in the same shapes, so one rank's count stands for them
+all; a drafter's own rank has programs of its own, which a server does not report.
 """
 
 from __future__ import annotations

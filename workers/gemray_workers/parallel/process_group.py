@@ -74,6 +74,10 @@ class _SilentGroup:
         opts: AllToAllOptions,
     ) -> None: ...
 
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> None: ...
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> None: ...
+
 
 def silent_group() -> ProcessGroup:
     """A stand-in whose collectives leave their tensors as they are."""

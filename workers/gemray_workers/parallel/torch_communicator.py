@@ -278,9 +278,9 @@ class TorchCommunicator:
 
 
 @contextmanager
-def silenced(comm: Communicator) -> Iterator[None]:
+def silenced(comm: Communicator | None) -> Iterator[None]:
     """Let no tensor leave this rank meanwhile: what a collective gives has its shape and nobody's numbers. Kernels that
-    reduce are launched as ever."""
+    reduce are launched as ever. None stands for a rank alone."""
     if not isinstance(comm, TorchCommunicator):
         yield
         return

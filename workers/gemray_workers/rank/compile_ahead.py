@@ -3,7 +3,10 @@
 Which programs these are follows from shapes, dtypes and alignments alone. So cycles of every shape are rehearsed on
 torch's fake tensors, which have no memory, and launches are only noted: nothing reaches the card, no rank waits for
 another, and nothing of the rank changes. What a rehearsal misses is compiled at its first launch, as ever: what
-log-probabilities and grammars add, and the cycles of a dedicated drafter.
+log-probabilities and grammars add.
+
+The cycles that no graph holds are rehearsed at each start, whatever is on disk: the warm-up runs but a few of their
+shapes (`eager_shapes`), and a program that is only read from disk while requests run holds them up as well.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemray_kernels.reference.paged_attention import FEW_ROWS
-from gemray_workers.engine.buckets import bucket
+from gemray_workers.engine.buckets import GREEDY, bucket
 from gemray_workers.engine.build import EngineParts
+from gemray_workers.engine.outcomes import PROMPT_LOGPROB_ROWS
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.execution.programs_ahead import (
     Program,
@@ -28,8 +32,8 @@ from gemray_workers.execution.programs_ahead import (
     launches_compile,
     noted_programs,
 )
-from gemray_workers.execution.slots import SlotTable
 from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.eager_shapes import eager_shapes
 from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.largest_step import DEAREST
 from gemray_workers.rank.warm_up import requests_of
@@ -43,14 +47,12 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the cycles of one target rank are rehearsed on."""
+    """What the cycles of one rank are rehearsed on."""
 
     blueprint: Blueprint
     device: torch.device
-    build_slots: Callable[[], SlotTable]
-    """Slots for the rehearsal alone: they keep what they are given."""
-    parts: Callable[[SlotTable], EngineParts]
-    """The rank's own over such slots."""
+    stage: Callable[[], Callable[[CyclePlan], None]]
+    """Gives what runs a plan's cycle, over slots for the rehearsal alone: they keep what they are given."""
     one_layer_a_kind: Callable[[], AbstractContextManager[None]]
     """Has the rank's model run no more layers than launch different programs."""
     silenced: Callable[[], AbstractContextManager[None]]
@@ -66,31 +68,45 @@ class Rehearsal:
             self.silenced(),
         ):
             warnings.simplefilter("ignore")  # a fake tensor's address is only looked at for its alignment
-            slots = self.build_slots()
-            parts = self.parts(slots)
+            run = self.stage()
             with noted_programs() as programs:
-                failures = [error for plan in plans if (error := self._run(plan, slots, parts)) is not None]
+                failures = [error for plan in plans if (error := _failure(run, plan)) is not None]
         if failures:
             logger.info("%d of %d cycles could not be rehearsed: %s", len(failures), len(plans), failures[0])
         return programs
 
-    def _run(self, plan: CyclePlan, slots: SlotTable, parts: EngineParts) -> str | None:
-        """Note what one cycle launches; what kept it from its end, if anything did."""
-        cycle = parts.cycle()
-        try:
-            slots.sampling.reserve(plan.features)
-            table_S6 = plan.table(slots.null_slot).to(self.device)
-            cycle.draft(plan, table_S6)
-            cycle.decide(plan, table_S6)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return None
+
+def _failure(run: Callable[[CyclePlan], None], plan: CyclePlan) -> str | None:
+    """What kept a cycle from its end, if anything did."""
+    try:
+        run(plan)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def target_stage(parts: EngineParts) -> Callable[[CyclePlan], None]:
+    """What runs a target's cycle over these parts, and scores rows beside those that choose, where there are some, as
+    prompt log-probabilities do."""
+    cycle, slots = parts.cycle(), parts.slots
+
+    def run(plan: CyclePlan) -> None:
+        shape = plan.shape
+        slots.sampling.reserve(plan.features)
+        table_S6 = plan.table(slots.null_slot).to(slots.device)
+        cycle.draft(plan, table_S6)
+        output = cycle.decide(plan, table_S6)
+        if shape.num_outputs > shape.num_choosing * (1 + shape.max_drafts):
+            parts.model.logits(output.hidden_UH[:PROMPT_LOGPROB_ROWS])
+
+    return run
 
 
 def compile_ahead(rehearsal: Rehearsal, *, rank: int, ranks_here: int) -> None:
     """Compile what the rank will launch, and say in a line of the log how much that was. It never raises.
 
-    Where the first plans' programs all are in Triton's cache on disk, so will be the others, and it ends at once.
+    Where the first plans' programs all are in Triton's cache on disk, so will be those of the other graphs and of the
+    warm-up, which will read them.
 
     Args:
         rehearsal: of the rank.
@@ -101,7 +117,10 @@ def compile_ahead(rehearsal: Rehearsal, *, rank: int, ranks_here: int) -> None:
     compiled = found = 0
     seconds = 0.0
     try:
-        for plans in plans_ahead(rehearsal.blueprint) if launches_compile() else ():
+        few, others, eager = plans_ahead(rehearsal.blueprint) if launches_compile() else ([], [], [])
+        for plans in (few, others, eager):
+            if not plans or (plans is others and not compiled):
+                continue
             programs = rehearsal.programs(plans)
             result = compile_side_by_side(
                 programs, threads, part=rank % ranks_here, parts=ranks_here, bind=lambda: _bind(rehearsal.device)
@@ -110,8 +129,6 @@ def compile_ahead(rehearsal: Rehearsal, *, rank: int, ranks_here: int) -> None:
                 logger.warning("not compiled ahead, will be tried again at its first launch: %s", failure)
             compiled, found = compiled + result.num_compiled, found + result.num_found
             seconds += result.seconds
-            if not result.num_compiled:
-                break
     except Exception:
         logger.warning("programs are compiled at their first launch: none could be ahead of it", exc_info=True)
     logger.info(
@@ -124,15 +141,26 @@ def _bind(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def plans_ahead(blueprint: Blueprint) -> list[list[CyclePlan]]:
-    """Plans whose cycles launch what a start does: a few that have most kernels between them, then the others."""
+def plans_ahead(blueprint: Blueprint) -> tuple[list[CyclePlan], list[CyclePlan], list[CyclePlan]]:
+    """Plans whose cycles launch what a start does: a few that have most kernels between them, then the others; and
+    those of the cycles that no graph will hold, as they may come while requests run."""
     graphs = _captured_plans(blueprint) if blueprint.why_eager() is None else []
     eager = list(_eager_plans(blueprint))
     first: dict[Features, CyclePlan] = {}
     for plan in graphs:
         first.setdefault(plan.features, plan)
     few = [*first.values(), *eager[:1]]
-    return [few, [plan for plan in (*graphs, *eager) if plan not in few]]
+    others = [plan for plan in (*graphs, *eager) if plan not in few]
+    scheduler = blueprint.scheduler
+    shapes = eager_shapes(
+        max_num_seqs=scheduler.max_num_seqs,
+        num_draft_tokens=[member.num_draft_tokens for member in blueprint.drafter.members],
+        prefill_chunk=scheduler.prefill_chunk,
+        max_step_tokens=scheduler.max_step_tokens,
+        max_model_len=blueprint.widest.max_model_len,
+        has_graphs=bool(graphs),
+    )
+    return few, others, [CyclePlan([], shape, GREEDY) for shape in shapes]
 
 
 def _captured_plans(blueprint: Blueprint) -> list[CyclePlan]:

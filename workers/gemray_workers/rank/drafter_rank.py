@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -23,9 +25,10 @@ from gemray_workers.model.vocab_parallel import VocabParallelEmbedding, VocabPar
 from gemray_workers.model.weight_sharding import WeightSharding
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
-from gemray_workers.parallel.torch_communicator import TorchCommunicator
+from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
+from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead
 from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.memory import memory_info
 from gemray_workers.rank.rehearsal import PresentBytes, find_room, told_as_capacity
@@ -70,6 +73,20 @@ class DrafterRank:
                 attention=[attention_kernel(self._blueprint.choices[-1])],
                 progress=progress,
             )
+        )
+
+    def compile_ahead(self, ranks_here: int) -> None:
+        """As `EngineRank.compile_ahead`."""
+        if self._device.type == "cuda":
+            compile_ahead(self._rehearsal(), rank=self._gang.rank, ranks_here=ranks_here)
+
+    def _rehearsal(self) -> Rehearsal:
+        return Rehearsal(
+            self._blueprint,
+            self._device,
+            lambda: self.engine().run_cycle,
+            one_layer_a_kind=nullcontext,
+            silenced=partial(silenced, self._gang),
         )
 
     def kv_room(self, ranks_here: int) -> KVRoom:

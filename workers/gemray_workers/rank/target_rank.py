@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -33,7 +35,7 @@ from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenc
 from gemray_workers.rank.attention_memory import attention_scratch
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
-from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead
+from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead, target_stage
 from gemray_workers.rank.exact_numerics import require_exact_device
 from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
@@ -148,18 +150,22 @@ class EngineRank:
 
     def compile_ahead(self, ranks_here: int) -> None:
         """Compile what the card will run; `ranks_here` of the gang share the host's cores. It never raises."""
-        if self._device.type == "cuda" and self._gang is None:
+        if self._device.type == "cuda":
             compile_ahead(self._rehearsal(), rank=self._comm.rank, ranks_here=ranks_here)
 
     def _rehearsal(self) -> Rehearsal:
         return Rehearsal(
             self._blueprint,
             self._device,
-            self._build_slots,
-            parts=partial(self._parts, self._drafter),
+            lambda: target_stage(self._parts(self._drafter, self._build_slots())),
             one_layer_a_kind=partial(self._model.one_layer_a_kind, self._traits.captured_layers),
-            silenced=partial(silenced, self._comm),
+            silenced=self._silenced,
         )
+
+    @contextmanager
+    def _silenced(self) -> Iterator[None]:
+        with silenced(self._comm), silenced(self._gang):
+            yield
 
     def kv_room(self, ranks_here: int) -> KVRoom:
         """What this rank can give to KV pages, where no size is configured: on a card found by rehearsing, in which all

@@ -96,12 +96,11 @@ class RankWorker:
         if self._comm is not None:  # not left to the first collective: this names the ranks that are late
             self._comm.wait_for_all("loaded its weights", self._config.start_deadline_s)
             laps.end("peers")
-        if self._engine_rank is not None:
-            self._engine_rank.compile_ahead(setup.ranks_here)
-            laps.end("rehearsal")
+        rank = self._engine_rank or self._drafter_rank
+        assert rank is not None
+        rank.compile_ahead(setup.ranks_here)
+        laps.end("rehearsal")
         if self._config.kv_memory_bytes is None:
-            rank = self._engine_rank or self._drafter_rank
-            assert rank is not None
             find_kv_memory(rank, gang, self._config, ranks_here=setup.ranks_here)
             laps.end("KV memory")
         model, info = self._warm_up(accept)

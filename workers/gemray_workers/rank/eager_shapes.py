@@ -1,0 +1,101 @@
+"""Shapes of steps that run kernel by kernel: one for each class that kernels tell apart.
+
+Kernels are compiled for classes of row counts, and attention for how the rows lie among sequences as well (is a
+sequence looked up or counted to, do its rows or the sequence number where partial results lie). A step that no graph
+holds has any of them: a prompt's chunk beside penalties, a chunk beyond the graphs, a batch beside a drafter on a card
+of its own. The classes end at powers of two, so that these and what lies right beside them stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gemray_kernels.attention_scratch import ROUND_KEYS
+from gemray_kernels.reference.paged_attention import FEW_ROWS
+from gemray_workers.engine.buckets import bucket, decode_buckets
+from gemray_workers.execution.cycle_rows import CycleShape
+
+LAST_BLOCK = 16
+"""Rows of one block of attention, at most, in a step that is a block and nothing else."""
+
+
+def eager_shapes(
+    *,
+    max_num_seqs: int,
+    num_draft_tokens: Sequence[int],
+    prefill_chunk: int,
+    max_step_tokens: int,
+    max_model_len: int,
+    has_graphs: bool,
+) -> list[CycleShape]:
+    """Shapes that between them launch every program of steps that run kernel by kernel, whatever is chosen by.
+
+    Args:
+        max_num_seqs: sequences at one time.
+        num_draft_tokens: most drafts of a sequence, by drafter.
+        prefill_chunk: most prompt rows of a sequence in a step.
+        max_step_tokens: most rows of a step.
+        max_model_len: most tokens of a sequence.
+        has_graphs: whether batches that decode are captured, whose programs are then there.
+    """
+    shapes: list[CycleShape] = []
+    if not has_graphs:
+        shapes += decode_buckets(max_num_seqs, num_draft_tokens)
+    shapes += _one_block(max_num_seqs, num_draft_tokens)
+    # Further rounds of keys are the second one again.
+    most_keys = min(max_model_len, 2 * ROUND_KEYS)
+    shapes += _prompts(max_num_seqs, min(prefill_chunk, max_step_tokens), max_step_tokens, most_keys)
+    return [shape for shape in dict.fromkeys(shapes) if shape.num_rows <= max_step_tokens]
+
+
+def _one_block(max_num_seqs: int, num_draft_tokens: Sequence[int]) -> Iterator[CycleShape]:
+    """As many rows as one block of attention may hold: of a prompt, and of sequences that draft."""
+    rows = 1
+    while rows <= LAST_BLOCK:
+        yield _chunks(1, rows, rows)
+        for drafter, most in enumerate(num_draft_tokens):
+            num_seqs = -(-rows // (1 + most))
+            if rows > 1 and most and num_seqs <= max_num_seqs:
+                drafts = min(most, rows - 1)
+                yield replace(bucket(num_seqs, (*(0,) * drafter, drafts)), num_block_rows=rows)
+        rows *= 2
+
+
+def _prompts(max_num_seqs: int, chunk: int, step_rows: int, most_keys: int) -> Iterator[CycleShape]:
+    """Prompts' rows: in chunks of few rows, and with a long one among them."""
+    for num_rows in _rungs(step_rows):
+        most, least = min(max_num_seqs, num_rows), -(-num_rows // chunk)
+        fewest = max(least, -(-num_rows // FEW_ROWS))
+        if fewest <= most:
+            yield _chunks(fewest, num_rows, min(num_rows, FEW_ROWS, chunk))
+        # Of the slots of partial results, the null slot's among them, rows want many more than there are, or more, or
+        # just so many, or leave most of them empty.
+        fills = num_rows // FEW_ROWS - 1
+        wide = [size for size in (64 << i for i in range(most.bit_length())) if size < most]
+        for num_seqs in sorted({least, fills - 1, fills, *wide, most}):
+            longest = min(chunk, num_rows - num_seqs + 1)
+            if longest > FEW_ROWS and least <= num_seqs <= most:
+                yield replace(_chunks(num_seqs, num_rows, longest), most_keys=max(longest, most_keys))
+
+
+def _rungs(most: int) -> list[int]:
+    """Powers of two from `FEW_ROWS` on, what lies right above it, and `most`."""
+    powers = [FEW_ROWS << i for i in range(most.bit_length())]
+    return sorted({min(rows, most) for rows in (FEW_ROWS + 1, *powers)})
+
+
+def _chunks(num_seqs: int, num_rows: int, most_rows: int) -> CycleShape:
+    """Rows of so many sequences that draft nothing, of all of which the output is used; one chooses a token."""
+    return CycleShape(
+        num_sequences=num_seqs,
+        num_drafting=0,
+        num_choosing=1,
+        max_drafts=0,
+        num_rows=num_rows,
+        most_rows=most_rows,
+        num_block_rows=0,
+        num_outputs=num_rows,
+        most_outputs=most_rows,
+        most_keys=0,
+    )
