@@ -24,6 +24,13 @@ from gemray_workers.rank.waiting_threads import waiting_threads
 if TYPE_CHECKING:
     from gemray_cluster.bench.probes import Probes
 
+PRELOADED = [
+    "gemray_cluster.bench.offline",
+    # What reading a checkpoint's config imports.
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.gemma4.configuration_gemma4",
+]
+"""What the server imports that ranks are forked from, which takes a rank seconds. None of it touches a device."""
 GRACE_S = 5.0
 """How long the other ranks may take once one has failed: they may have more to say."""
 
@@ -78,8 +85,9 @@ class RankProcesses:
             raise
 
     def _start(self, num_ranks: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        os.environ.update(waiting_threads(os.environ))
+        os.environ.update(waiting_threads(os.environ))  # read as torch is imported
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         for rank in range(len(self._processes), num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
