@@ -88,7 +88,9 @@ def fill(comm: Any, config: EngineConfig, seconds: float, most_context: int | No
     address = comm.broadcast_bytes(rendezvous).decode()
     with FreeMemoryWatch(device) as watch:
         started = time.monotonic()
-        model, info = worker.load(RankSetup(rendezvous=address, interface_ip=LOOPBACK, threads=2, ranks_here=comm.size))
+        threads = 1 if gpu is None else 2  # on a CPU those of all ranks spin for each other
+        setup = RankSetup(rendezvous=address, interface_ip=LOOPBACK, threads=threads, ranks_here=comm.size)
+        model, info = worker.load(setup)
         load_s = time.monotonic() - started
         ids = random.Random(5)
         longest = min(model.max_model_len, most_context or model.max_model_len)

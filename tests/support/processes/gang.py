@@ -189,6 +189,7 @@ def _serve(
             except EOFError:
                 break
             torch.set_default_dtype(torch.float32)
+            torch.set_num_threads(1)
             connection.send_bytes(_answer(partial(_call, comm, module, path, call)))
         os._exit(0)  # the peers close at their own pace: nothing here is worth an orderly goodbye
 
