@@ -17,6 +17,9 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Tests start hundreds of processes and import in three at once; where nothing may be kept, as images of Python have it,
+# each compiles the same modules for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo openai test test-lowest test-gpu lint proto proto-check lock clean
 
