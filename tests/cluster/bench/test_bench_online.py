@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import msgspec
@@ -11,18 +10,17 @@ import msgspec
 from gemray_cluster.bench.report import Report
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from support.cluster.fake_gang import FakeGang, Script, gang_info
+from support.cluster.forked_command import ForkedCommand
 from support.cluster.serving import serving
 from support.waiting import HANG_S
-
-GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 
 
 async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     gang = FakeGang(Script([180, 213, 106], group_sizes=(2,)))
     async with serving(tokenizer, gang) as running:
-        process = await asyncio.create_subprocess_exec(
-            *GEMRAY, "bench", "--address", running.server.address, "--batch", "1,3", "--prompt-len", "5",
-            "--steps", "3", "--output", str(tmp_path), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        process = await ForkedCommand.start(
+            "bench", "--address", running.server.address, "--batch", "1,3", "--prompt-len", "5",
+            "--steps", "3", "--output", str(tmp_path),
         )  # fmt: skip
         out, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 0, err.decode()
@@ -42,10 +40,9 @@ async def test_a_server_under_concurrent_requests(tokenizer: ChatTokenizer, tmp_
 async def test_requests_to_a_server_name_a_drafter(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     gang = FakeGang(Script([180, 213, 106]), gang_info=gang_info(num_draft_tokens=4, two_drafters=True))
     async with serving(tokenizer, gang) as running:
-        process = await asyncio.create_subprocess_exec(
-            *GEMRAY, "bench", "--address", running.server.address, "--batch", "1", "--prompt-len", "5",
+        process = await ForkedCommand.start(
+            "bench", "--address", running.server.address, "--batch", "1", "--prompt-len", "5",
             "--steps", "3", "--draft-method", "auto,dflash,none", "--output", str(tmp_path),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         _, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 0, err.decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +23,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import SequenceDelta, StepOutput, Stop
 from support.cluster.fake_gang import FakeGang, Script
+from support.cluster.forked_command import ForkedCommand
 from support.cluster.serving import serving
 from support.engine.engine_runner import request
 from support.waiting import HANG_S
@@ -31,7 +31,6 @@ from support.waiting import HANG_S
 from .test_bench import WITHOUT_RAY, gemray, report_of
 from .test_bench_parts import Clock, output
 
-GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 SUITES = Path(__file__).resolve().parents[3] / "benchmarks" / "suites"
 TABLE: dict[str, Any] = {
     "rates": [4, 40],
@@ -205,9 +204,8 @@ async def test_a_server_under_a_rate(tokenizer: ChatTokenizer, tmp_path: Path) -
     suite.write_text(SUITE)
     gang = FakeGang(Script([180, 213, 106, 107, 108], group_sizes=(2,)))
     async with serving(tokenizer, gang) as running:
-        process = await asyncio.create_subprocess_exec(
-            *GEMRAY, "bench", "--address", running.server.address, "--suite", str(suite), "--output", str(tmp_path),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        process = await ForkedCommand.start(
+            "bench", "--address", running.server.address, "--suite", str(suite), "--output", str(tmp_path),
         )  # fmt: skip
         out, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 0, err.decode()
@@ -225,9 +223,8 @@ async def test_a_refused_request_is_counted_and_no_error(tokenizer: ChatTokenize
     suite.write_text(SUITE.replace("{ tokens = 9, share = 1 }", "{ tokens = 900, share = 1 }"))
     gang = FakeGang(Script([180, 213, 106, 107, 108]))  # of a model that serves 256 tokens
     async with serving(tokenizer, gang) as running:
-        process = await asyncio.create_subprocess_exec(
-            *GEMRAY, "bench", "--address", running.server.address, "--suite", str(suite), "--output", str(tmp_path),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        process = await ForkedCommand.start(
+            "bench", "--address", running.server.address, "--suite", str(suite), "--output", str(tmp_path),
         )  # fmt: skip
         _, err = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode == 0, err.decode()

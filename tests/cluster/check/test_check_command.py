@@ -16,21 +16,10 @@ from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.result import CheckResult, Status
 from gemray_workers.errors import CapacityError
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.cluster.command import run_forked
 from support.waiting import HANG_S
 
 GEMRAY = Path(sysconfig.get_path("scripts")) / "gemray"
-
-
-def _check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [GEMRAY, "check", *flags],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
 
 
 def test_a_machine_that_can_serve(tmp_path: Path) -> None:
@@ -53,25 +42,27 @@ def test_a_machine_that_can_serve(tmp_path: Path) -> None:
     assert (tmp_path / ".ray" / "auth_token").exists()
 
 
-def test_a_machine_that_cannot(tmp_path: Path) -> None:
+async def test_a_machine_that_cannot(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = _check(f"--model={tmp_path}", "--tp=2", "--device=cuda", "--local-num-gpus=1", f"--port={port}")
-    assert done.returncode == 1
-    lines = [line for line in done.stdout.splitlines() if line.startswith("fail")]
+        flags = f"--model={tmp_path}", "--tp=2", "--device=cuda", "--local-num-gpus=1", f"--port={port}"
+        code, out, _ = await run_forked("check", *flags)
+    assert code == 1
+    lines = [line for line in out.splitlines() if line.startswith("fail")]
     assert f"fail  grpc port: 127.0.0.1:{port} is taken" in lines[0]
     assert "lacks config.json" in lines[1]
     assert "2 x {CPU: 1, GPU: 1} wanted, 1 available" in lines[2]
     assert "lacks config.json, tokenizer.json, model.safetensors" in lines[3], "the node itself looked, too"
-    assert done.stdout.splitlines()[-1].startswith(f"{len(lines)} of ")
+    assert out.splitlines()[-1].startswith(f"{len(lines)} of ")
 
 
-def test_an_unreachable_cluster_is_a_sentence(tmp_path: Path) -> None:
-    done = _check(f"--model={tmp_path}", "--address=127.0.0.1:9", "--port=0", "--connect-deadline-s=1")
-    assert done.returncode == 1
-    assert "fail  ray: " in done.stdout
-    assert "127.0.0.1:9" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
+async def test_an_unreachable_cluster_is_a_sentence(tmp_path: Path) -> None:
+    flags = f"--model={tmp_path}", "--address=127.0.0.1:9", "--port=0", "--connect-deadline-s=1"
+    code, out, err = await run_forked("check", *flags)
+    assert code == 1
+    assert "fail  ray: " in out
+    assert "127.0.0.1:9" in out
+    assert "Traceback" not in out + err
 
 
 @pytest.mark.parametrize(("unfit", "stops"), [([], False), (["10.0.0.2"], False), (["10.0.0.1", "10.0.0.2"], True)])

@@ -24,7 +24,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from gemray_workers.messages import Choice, SpeculationCounters
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.command import GEMRAY, gemray, run
+from support.cluster.command import GEMRAY, gemray, run, run_forked
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, serving
 from support.waiting import HANG_S
@@ -51,11 +51,11 @@ def test_version() -> None:
     assert re.fullmatch(r"gemray \d+\.\d+\S*\n", result.stdout)
 
 
-def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMRAY_KV_MEMROY", "2GiB")
-    result = gemray("serve", "--model", "/nowhere")
+    _, _, err = await run_forked("serve", "--model", "/nowhere")
     assert "warning: GEMRAY_KV_MEMROY is no setting of gemray and does nothing; did you mean GEMRAY_KV_MEMORY?\n" in (
-        result.stderr
+        err
     )
 
 
@@ -80,21 +80,21 @@ def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model", "gemray-tiny", "--device", "cpu", "--tp", "3"], 2, "tp = 3 (from flag --tp)"),
     ],
 )
-def test_serve_refuses_in_one_sentence(arguments: list[str], code: int, words: str) -> None:
-    result = gemray("serve", *arguments)
-    assert result.returncode == code
-    assert words in result.stderr
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert result.stdout == ""
+async def test_serve_refuses_in_one_sentence(arguments: list[str], code: int, words: str) -> None:
+    ended, out, err = await run_forked("serve", *arguments)
+    assert ended == code
+    assert words in err
+    assert err.count("\n") == 1, err
+    assert out == ""
 
 
-def test_serve_on_a_taken_port(tmp_path: Path) -> None:
+async def test_serve_on_a_taken_port(tmp_path: Path) -> None:
     write_servable_checkpoint(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = gemray("serve", "--model", str(tmp_path), "--port", str(port))
-    assert result.returncode == 4
-    assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n" == result.stderr
+        code, _, err = await run_forked("serve", "--model", str(tmp_path), "--port", str(port))
+    assert code == 4
+    assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n" == err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from support.chaos.census import Census, take_census
 from support.chaos.census_of_ray import gcs_address_of, num_placement_groups
 from support.chaos.family import DRAFT_TOKENS, DRAFTER
 from support.chaos.server_process import START_S
-from support.cluster.command import GEMRAY
+from support.cluster.forked_command import ForkedCommand
 from support.cluster.ray_patience import RAY_PATIENCE
 from support.waiting import eventually
 
@@ -45,7 +44,7 @@ class Cluster(Protocol):
 class ServeOverRay:
     """Use `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path, cluster: Cluster | None) -> None:
+    def __init__(self, process: ForkedCommand, log: Path, cluster: Cluster | None) -> None:
         self.process = process
         self.log = log
         self._cluster = cluster
@@ -84,10 +83,10 @@ class ServeOverRay:
         own_ray = {"local-num-cpus": REPLICAS * RANKS, "local-num-gpus": 0}
         flags |= own_ray if cluster is None else {"address": cluster.address}
         arguments = [f"--{name}={value}" for name, value in flags.items()]
-        with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *GEMRAY, "serve", *arguments, stderr=stderr, env={**os.environ, **RAY_PATIENCE, **environment}
-            )
+        log.write_bytes(b"")
+        process = await ForkedCommand.start(
+            "serve", *arguments, environment={**os.environ, **RAY_PATIENCE, **environment}, log=log
+        )
         server = cls(process, log, cluster)
         try:
             await eventually(lambda: server.count("ready: serving") > 0 or process.returncode is not None, START_S)

@@ -10,7 +10,8 @@ from pathlib import Path
 import grpc
 from psutil import Process
 
-from support.cluster.command import GEMRAY, killed_at_last
+from support.cluster.command import CommandProcess, killed_at_last
+from support.cluster.forked_command import ForkedCommand
 from support.waiting import HANG_S
 
 START_S = HANG_S
@@ -19,21 +20,17 @@ PATIENCE = [f"--{name}={HANG_S:g}" for name in ("heartbeat-deadline-s", "collect
 
 
 @asynccontextmanager
-async def starting(model: Path, *more: str, port: int = 0, cpus: int = 2) -> AsyncIterator[asyncio.subprocess.Process]:
+async def starting(model: Path, *more: str, port: int = 0, cpus: int = 2) -> AsyncIterator[ForkedCommand]:
     """A server process with so many CPUs for its ranks, in a session of its own, as from a terminal."""
     flags = ["--model", str(model), *PATIENCE, "--kv-memory", "32MiB", *more, "--port", str(port)]
     flags += ["--device", "cpu", "--local-num-cpus", str(cpus), "--local-num-gpus", "0"]
-    process = await asyncio.create_subprocess_exec(
-        *GEMRAY, "serve", *flags, stderr=asyncio.subprocess.PIPE, start_new_session=True
-    )
+    process = await ForkedCommand.start("serve", *flags, start_new_session=True)
     async with killed_at_last(process):
         yield process
 
 
 @asynccontextmanager
-async def served(
-    model: Path, *more: str, tp: int = 2
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
+async def served(model: Path, *more: str, tp: int = 2) -> AsyncIterator[tuple[ForkedCommand, grpc.aio.Channel]]:
     """A server that is ready, and a channel to it."""
     async with starting(model, "--tp", str(tp), *more, cpus=tp) as process:
         line = await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
@@ -41,7 +38,7 @@ async def served(
             yield process, channel
 
 
-async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
+async def line_with(process: CommandProcess, text: str) -> str:
     """The first line of the server's account that has it."""
     assert process.stderr is not None
     lines = []
@@ -52,12 +49,12 @@ async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
     raise AssertionError(f"the server ended without saying {text!r}:\n" + "".join(lines))
 
 
-def ranks_of(process: asyncio.subprocess.Process) -> list[Process]:
+def ranks_of(process: CommandProcess) -> list[Process]:
     """The ranks' processes, workers of the server's own Ray."""
     return [p for p in Process(process.pid).children(recursive=True) if "RankWorker" in " ".join(p.cmdline())]
 
 
-def ray_of(process: asyncio.subprocess.Process, name: str) -> Process:
+def ray_of(process: CommandProcess, name: str) -> Process:
     """A process of the server's own Ray: ``raylet`` or ``gcs_server``."""
     (found,) = [p for p in Process(process.pid).children() if Path(p.cmdline()[0]).name == name]
     return found
