@@ -32,6 +32,7 @@ MAX_TOKENS = 64
 HEARTBEAT_S = 15
 """Where the machine is so slow that a live gang is silent for that long, it is rebuilt once more, which changes nothing
 here."""
+FLAGS = (f"--heartbeat-s={HEARTBEAT_S}", "--paced")
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 FAULTS: list[Mapping[int, Fault]] = [
     {0: Fault(KILL, (0,))},
@@ -52,13 +53,13 @@ class Life:
 
     async def start_again(self) -> FamilyServer:
         port = self.server.address.rpartition(":")[2]
-        return await FamilyServer.start(self.log, f"--heartbeat-s={HEARTBEAT_S}", f"--port={port}")
+        return await FamilyServer.start(self.log, *FLAGS, f"--port={port}")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def life(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Life]:
     log = tmp_path_factory.mktemp("chaos") / "server.log"
-    life = Life(log, await FamilyServer.start(log, f"--heartbeat-s={HEARTBEAT_S}"))
+    life = Life(log, await FamilyServer.start(log, *FLAGS))
     try:
         yield life
     finally:

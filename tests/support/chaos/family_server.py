@@ -7,7 +7,9 @@ import asyncio
 import logging
 import sys
 
+from gemray_workers.rank.worker import RankWorker
 from support.chaos.family import served_config
+from support.chaos.paced_worker import PacedWorker
 from support.cluster.process_server import serve
 
 if __name__ == "__main__":
@@ -17,6 +19,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--heartbeat-s", type=float, default=30.0)
     parser.add_argument("--drain-s", type=float, default=300.0)
+    parser.add_argument("--paced", action="store_true", help="let ranks rest in each step")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     served = serve(
@@ -25,5 +28,6 @@ if __name__ == "__main__":
         replicas=options.replicas,
         heartbeat_s=options.heartbeat_s,
         drain_s=options.drain_s,
+        worker_class=PacedWorker if options.paced else RankWorker,
     )
     sys.exit(asyncio.run(served))

@@ -22,6 +22,7 @@ from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
 from gemray_workers.config import EngineConfig
 from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.worker import RankWorker
 from support.cluster.gang_log import GangLog
 from support.cluster.process_launcher import ProcessLauncher
 
@@ -65,11 +66,12 @@ async def serve(
     heartbeat_s: float = 30.0,
     drain_s: float = 300.0,
     max_rebuilds: int = 1000,
+    worker_class: type[RankWorker] = RankWorker,
 ) -> int:
     """Serve until SIGTERM, then drain; the exit code, 1 when requests were cut."""
     Blueprint.of(engine)  # read once, for all ranks
     cluster = ClusterConfig(start_deadline_s=600, heartbeat_deadline_s=heartbeat_s, stop_deadline_s=10)
-    gangs = GangLog(lambda: Gang(ProcessLauncher(engine), cluster, engine))
+    gangs = GangLog(lambda: Gang(ProcessLauncher(engine, worker_class), cluster, engine))
     router = Router(ReplicaLimits(replicas=replicas), max_rebuilds=max_rebuilds)
     reader = RequestReader.from_directory(engine.model_path)
     server = GenerationServer(ServerConfig(port=port, drain_deadline_s=drain_s), router, reader)
