@@ -1,54 +1,17 @@
-"""The `gemray` command. Each command is a file; heavy imports happen inside commands, so that --help is quick."""
+"""The `gemray` command. What it is made of is imported where an interrupt already ends it quietly."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Annotated
-
-import typer
-
-from gemray.cli.chat import chat
-from gemray.cli.generate import generate
-from gemray.cli.info import info
-from gemray.cli.openai import openai
-from gemray.cli.run import run
-from gemray.cli.verify import verify
-from gemray_cluster.cli.bench import bench
-from gemray_cluster.cli.check import check
-from gemray_cluster.cli.demo import demo
-from gemray_cluster.cli.drain import drain
-from gemray_cluster.cli.exit_codes import exit_code_of
-from gemray_cluster.cli.serve import serve
-
-
-def show_version(wanted: bool) -> None:
-    """Print the installed version, if that was asked for, and exit."""
-    if wanted:
-        print(f"gemray {version('gemray')}")
-        raise typer.Exit
-
-
-app = typer.Typer(
-    name="gemray",
-    help="Serve Gemma 4 on a Ray cluster.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print gemray's version and exit.")
-    ] = False,
-) -> None:
-    del version
-
-
-for command in (serve, drain, check, generate, chat, info, verify, openai, bench, demo):
-    app.command()(command)
+from gemray.cli.run import Commands, run
 
 
 def main() -> None:
     """Run a command; what gemray raises on purpose becomes one sentence and an exit code."""
-    run(app, exit_code_of)
+    run(_commands)
+
+
+def _commands() -> Commands:
+    from gemray_cluster.cli.commands import app
+    from gemray_cluster.cli.exit_codes import exit_code_of
+
+    return Commands(app, exit_code_of)

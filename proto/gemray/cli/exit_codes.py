@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from gemray.cli.numbers import InvalidNumber
-
 FAILED = 1
 WRONG = 2
 UNREACHABLE = 5
@@ -13,6 +11,8 @@ INTERRUPTED = 130
 
 def exit_code_of(error: Exception) -> int | None:
     """The code of an error that is told in a sentence; None for one that nobody foresaw."""
+    from gemray.cli.numbers import InvalidNumber  # here, as typer takes a while to load
+
     if isinstance(error, InvalidNumber):
         return WRONG
     from gemray.client import errors  # here, so that --help loads no gRPC

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from gemray.cli.run import Commands, run
+
 
 def main() -> None:
     """Run a command of `gemray-client`."""
+    run(_commands)
+
+
+def _commands() -> Commands:
     try:
         import typer
     except ImportError:
@@ -15,9 +21,9 @@ def main() -> None:
     from gemray.cli.chat import chat
     from gemray.cli.exit_codes import exit_code_of
     from gemray.cli.generate import generate
+    from gemray.cli.help_texts import with_whole_paragraphs
     from gemray.cli.info import info
     from gemray.cli.openai import openai
-    from gemray.cli.run import run
     from gemray.cli.verify import verify
 
     app = typer.Typer(
@@ -27,5 +33,5 @@ def main() -> None:
         pretty_exceptions_enable=False,
     )
     for command in (generate, chat, info, verify, openai):
-        app.command()(command)
-    run(app, exit_code_of)
+        app.command(help=with_whole_paragraphs(command))(command)
+    return Commands(app, exit_code_of)

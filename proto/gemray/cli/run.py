@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gemray.cli.account import flush_or_forget, tell
 from gemray.cli.exit_codes import FAILED, INTERRUPTED, WRONG
@@ -14,12 +15,22 @@ from gemray.cli.standard_streams import open_closed_streams
 WRITE_ERRORS = (errno.ENOSPC, errno.EIO, errno.EPIPE)
 
 
-def run(app: Callable[[], object], exit_code_of: Callable[[Exception], int | None]) -> None:
-    """Run a command. What `exit_code_of` knows becomes one sentence and that code; other errors pass through."""
+@dataclass(frozen=True)
+class Commands:
+    """The commands of a program, and how their errors end it."""
+
+    app: Callable[[], object]
+    exit_code_of: Callable[[Exception], int | None]
+    """The code of an error that is told in one sentence; None for others, which pass through."""
+
+
+def run(load: Callable[[], Commands]) -> None:
+    """Run one of the commands that `load` imports: to import them takes a while, in which they may be interrupted."""
     open_closed_streams()
+    commands = _loaded(load)
     try:
         try:
-            app()
+            commands.app()
         finally:
             sys.stdout.flush()  # here, where it can be told, rather than at the interpreter's end
     except UnicodeEncodeError as error:
@@ -35,10 +46,17 @@ def run(app: Callable[[], object], exit_code_of: Callable[[Exception], int | Non
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
-        code = exit_code_of(error)
+        code = commands.exit_code_of(error)
         if code is None:
             raise
         tell(f"error: {error}")
         sys.exit(code)
     finally:
         flush_or_forget()
+
+
+def _loaded(load: Callable[[], Commands]) -> Commands:
+    try:
+        return load()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -24,7 +24,7 @@ from gemray_cluster.bench.run import run_offline
 from gemray_cluster.bench.settings import Decode, Prefill, Setup
 from gemray_cluster.bench.suites import read_suite
 from gemray_cluster.bench.tables import markdown, what_was_not_run
-from gemray_cluster.cli import app
+from gemray_cluster.cli.commands import app
 from gemray_workers.errors import InvalidField
 from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash

@@ -18,7 +18,7 @@ from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.rate_inbox import RateInbox
 from gemray_cluster.bench.report import Percentiles, RateRow, Report
 from gemray_cluster.bench.suites import load_of, read_suite, read_toml
-from gemray_cluster.cli import app
+from gemray_cluster.cli.commands import app
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
 from gemray_workers.messages import SequenceDelta, StepOutput, Stop

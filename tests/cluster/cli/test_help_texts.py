@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import typer
 from rich.text import Text
 
-from gemray_cluster.cli import app
+from gemray_cluster.cli.commands import app
 
 
 def help_texts() -> Iterator[tuple[str, str]]:
@@ -25,3 +25,10 @@ def test_no_help_text_loses_what_is_in_brackets() -> None:
     shown = {name: Text.from_markup(text).plain for name, text in texts.items()}
     assert shown == {name: text.replace("\\[", "[") for name, text in texts.items()}
     assert "gemray[tracing]" in shown["serve otlp_traces_endpoint"]
+
+
+def test_help_texts_break_no_line_inside_a_paragraph() -> None:
+    """Terminals have other widths than the source."""
+    whole = {name: text for name, text in help_texts() if " " not in name}
+    assert len(whole["bench"]) > 40
+    assert [name for name, text in whole.items() if "\n" in text.replace("\n\n", "")] == []

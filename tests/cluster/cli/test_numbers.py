@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from gemray.cli.numbers import Bounds, InvalidNumber
-from gemray_cluster.cli import app, main
+from gemray_cluster.cli import main
+from gemray_cluster.cli.commands import app
 from gemray_cluster.server.sampling import MAX_ANSWERS, MAX_LOGPROBS
 from gemray_cluster.settings import types
 from gemray_cluster.settings.settings import ServeSettings, settings_of
