@@ -21,6 +21,7 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from gemray_workers.config import EngineConfig
+from gemray_workers.engine.buckets import bucket
 from gemray_workers.execution import cycle_rows
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.execution.programs_ahead import Program, compile_side_by_side, noted_programs
@@ -29,6 +30,7 @@ from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenc
 from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead, plans_ahead
 from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.target_rank import EngineRank
+from gemray_workers.sampling.features import Features
 from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import engine_config
@@ -108,6 +110,19 @@ def test_all_that_a_start_launches_is_noted(
         every = identities(replace(rehearsal, one_layer_a_kind=nullcontext).programs([*captured, *warm_up]))
     assert len(every) > 20
     assert every <= ahead, every - ahead
+
+
+@pytest.mark.slow
+def test_exact_products_of_a_chunk_of_any_length_are_noted() -> None:
+    """Chunks of requests that no graph is captured for have rows of their own."""
+    config = replace(settings("31B", numerics="exact"), prefill_chunk=256)
+    with pretended_card():
+        rehearsal = EngineRank(config, SoloCommunicator(), CPU)._rehearsal()
+        ahead = identities(rehearsal.programs(all_plans(rehearsal)))
+        chunks = [CyclePlan([], bucket(1, (), rows), Features()) for rows in (65, 81, 127, 129, 161, 193)]
+        products = {program for program in identities(rehearsal.programs(chunks)) if "rows_kernel" in program[0]}
+    assert products
+    assert products <= ahead, products - ahead
 
 
 def tensors_in_memory() -> list[torch.Tensor]:

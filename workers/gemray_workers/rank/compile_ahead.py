@@ -190,12 +190,21 @@ def _eager_plans(blueprint: Blueprint) -> Iterator[CyclePlan]:
     dearest = Features.of(DEAREST).in_few_programs()
     yield CyclePlan([], _with_keys(largest), dearest)
     yield CyclePlan([], bucket(scheduler.max_num_seqs, most), dearest)
+    if blueprint.config.numerics == "exact":
+        yield from (CyclePlan([], _with_keys(bucket(1, (), rows)), dearest) for rows in _exact_rows(blueprint))
     for features, rows in dict.fromkeys(
         (Features.of(submit.params).in_few_programs(), min(len(submit.prompt_ids), scheduler.prefill_chunk))
         for submit in requests_of(blueprint)
     ):
         yield CyclePlan([], _with_keys(bucket(1, (), rows)), features)
         yield CyclePlan([], bucket(1, most), features)
+
+
+def _exact_rows(blueprint: Blueprint) -> list[int]:
+    """Rows of a chunk for which exact products have tiles of their own, which follow no graph."""
+    from gemray_kernels.triton.exact_rows_tiles import ROWS  # where there is triton
+
+    return [rows for rows in ROWS if rows <= blueprint.scheduler.prefill_chunk]
 
 
 def _with_keys(shape: CycleShape) -> CycleShape:
