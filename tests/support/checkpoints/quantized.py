@@ -39,13 +39,14 @@ FormatName = Literal[
 Tensors = dict[str, Tensor]
 
 _LAYER = re.compile(
-    r"(layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.\w+_proj|router\.proj)"
-    r"|(^|\.)(fc|pre_projection|post_projection|masked_embedding\.centroids))\.weight$"
+    r"(layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.\w+_proj|router\.proj|per_layer_input_gate)"
+    r"|(^|\.)(per_layer_model_projection|fc|pre_projection|post_projection|masked_embedding\.centroids))\.weight$"
 )
-"""Linear layers of targets and of drafters; experts are another thing."""
+"""Linear layers of targets and of drafters; experts are another thing. Tiny models have too few inputs (8) for groups
+in ``per_layer_projection``."""
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj$")
-_IGNORED = ["lm_head", "re:.*per_layer.*", "re:.*(vision|audio).*"]
-_EXCLUDED = ["lm_head", "*per_layer*", "model.vision_tower*", "model.audio_tower*", "model.embed_vision*"]
+_IGNORED = ["lm_head", "re:.*per_layer_projection$", "re:.*(vision|audio).*"]
+_EXCLUDED = ["lm_head", "*per_layer_projection", "model.vision_tower*", "model.audio_tower*", "model.embed_vision*"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def every_format_in_turn(source: Path, method: Literal["compressed-tensors", "mo
     names = [name for name in _formats() if name != "int4-g128" and library_format(name).method == method]
 
     def format_of(layer: str) -> FormatName | None:
-        number = int(layer.partition("layers.")[2].partition(".")[0])
+        number = int(layer.partition("layers.")[2].partition(".")[0] or 0)
         if "router" in layer or (number % 2 == 0 and layer.endswith("v_proj")):
             return None
         kinds = ("q_proj", "k_proj", "v_proj", "o_proj", "experts.", "down_proj", "")
@@ -187,7 +188,8 @@ def _save(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
     (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
 
 
-def _of_compressed_tensors(format_name: str, activations: Mapping[str, Any] | None, **weights: Any) -> LibraryFormat:
+def of_compressed_tensors(format_name: str, activations: Mapping[str, Any] | None, **weights: Any) -> LibraryFormat:
+    """A format by compressed-tensors' own name and arguments."""
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     compressor = BaseCompressor.get_value_from_registry(format_name)
@@ -266,12 +268,12 @@ _BYTES = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 @functools.cache
 def _formats() -> dict[FormatName, LibraryFormat]:
     def integers(bits: int, strategy: str, group_size: int | None = None) -> LibraryFormat:
-        return _of_compressed_tensors("pack-quantized", None, num_bits=bits, strategy=strategy, group_size=group_size)
+        return of_compressed_tensors("pack-quantized", None, num_bits=bits, strategy=strategy, group_size=group_size)
 
     def floats(**how: Any) -> LibraryFormat:
-        return _of_compressed_tensors("float-quantized", _DYNAMIC, num_bits=8, type="float", **how)
+        return of_compressed_tensors("float-quantized", _DYNAMIC, num_bits=8, type="float", **how)
 
-    nvfp4 = _of_compressed_tensors(
+    nvfp4 = of_compressed_tensors(
         "nvfp4-pack-quantized", _LOCAL, num_bits=4, type="float", strategy="tensor_group", group_size=16
     )
     blocks = floats(strategy="block", block_structure=[128, 128])
@@ -280,7 +282,7 @@ def _formats() -> dict[FormatName, LibraryFormat]:
         "int4-g128": integers(4, "group", 128),
         "int4-channel": integers(4, "channel"),
         "int8-channel": integers(8, "channel"),
-        "int8-plain": _of_compressed_tensors("int-quantized", _BYTES, num_bits=8, strategy="channel"),
+        "int8-plain": of_compressed_tensors("int-quantized", _BYTES, num_bits=8, strategy="channel"),
         "nvfp4": nvfp4,
         "fp8-channel": floats(strategy="channel"),
         "fp8-tensor": floats(strategy="tensor"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from gemray_workers.checkpoint.random_weights import random_weights
 from gemray_workers.model.packed_linear import empty_packed, packed_linear_weight, packed_targets
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 from support.checkpoints import modelopt_weights
-from support.checkpoints.quantized import FormatName, Tensors, library_format
+from support.checkpoints.quantized import FormatName, LibraryFormat, Tensors, library_format, of_compressed_tensors
 
 NUM_OUT, NUM_IN = 160, 256
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
@@ -30,7 +30,10 @@ SHARDING = WeightSharding(0, 1, torch.float32, torch.device("cpu"))
 
 
 def weight_format(name: FormatName) -> WeightFormat:
-    form = library_format(name)
+    return format_read(library_format(name))
+
+
+def format_read(form: LibraryFormat) -> WeightFormat:
     if form.method == "modelopt":
         ((_, found),), _ = read_modelopt(form.config)
     else:
@@ -67,6 +70,40 @@ def test_numbers_are_those_of_the_library(name: FormatName) -> None:
     assert 0 < (expected - random_weight()).abs().mean() < 0.01
     weight = packed(weight_format(name), found, whole(NUM_IN))
     assert torch.equal(dequantized(weight, torch.float32), expected)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "weights"),
+    [
+        *(
+            ("pack-quantized", {"num_bits": bits, "strategy": "group", "group_size": size})
+            for bits in (4, 8)
+            for size in (16, 64, 256)
+        ),
+        ("int-quantized", {"num_bits": 8, "strategy": "tensor"}),
+        ("int-quantized", {"num_bits": 8, "strategy": "group", "group_size": 64}),
+        ("naive-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+        *(
+            ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": block})
+            for block in ([64, 64], [1, 128], [48, 256])
+        ),
+    ],
+)
+def test_numbers_of_other_groups_and_blocks(format_name: str, weights: dict[str, Any]) -> None:
+    form = of_compressed_tensors(format_name, None, **weights)
+    found = form.compress(random_weight())
+    weight = packed(format_read(form), found, whole(NUM_IN))
+    assert torch.equal(dequantized(weight, torch.float32), form.decompress(found))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"), [("W4A16_NVFP4", "modelopt-nvfp4"), ("FP8_PER_CHANNEL_PER_TOKEN", "fp8-channel")]
+)
+def test_numbers_of_other_algorithms_of_modelopt(algorithm: str, name: FormatName) -> None:
+    found = library_format(name).compress(random_weight())
+    ((_, form),), _ = read_modelopt({"quant_algo": algorithm})
+    weight = packed(form, found, whole(NUM_IN))
+    assert torch.equal(dequantized(weight, torch.float32), library_format(name).decompress(found))
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if not name.startswith("modelopt")])

@@ -113,6 +113,7 @@ def test_ranks_give_the_same_logits_and_ids(run_on_gang: RunOnGang, size: int) -
         every_format_in_turn(tiny_checkpoint(shape), library)[0] for shape in SHAPES for library in get_args(Library)
     ]
     directories.append(quantized("26B-A4B", "int4-g32", "stacked")[0])
+    directories.append(every_format_in_turn(tiny_checkpoint("E2B"), "compressed-tensors")[0])
     ranks = run_on_gang(size, quantized_logits_on_rank, directories, PROMPT, timeout_s=HANG_S)
     for directory, logits in zip(directories, ranks[0], strict=True):
         expected = prompt_logits(solo(directory, torch.float64), PROMPT)
