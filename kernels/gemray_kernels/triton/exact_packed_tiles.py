@@ -69,7 +69,7 @@ _MORE_LEAF = ExactPackedTile(128, 8, 3, weight_first=True)
 def few_rows_tile(weight: TiledWeight, num_rows: int, num_out: int) -> ExactPackedTile:
     """Choose a tile for so many outputs of at most 64 rows."""
     if weight.scaling is Scaling.EACH:  # whose scales take registers and shared memory
-        return ExactPackedTile(32, 4, 2, leaves=streaming_leaves(num_rows, num_out, weight.leaves))
+        return ExactPackedTile(32, 4, 2, leaves=min(2, streaming_leaves(num_rows, num_out, weight.leaves)))
     tiles = _FEW[weight.code]
     if weight.leaves > 1:
         tile = tiles.leaf if num_rows <= FEW_ROWS else _MORE_LEAF

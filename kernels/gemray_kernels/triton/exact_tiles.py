@@ -37,11 +37,10 @@ def streaming_tile(num_rows: int, num_out: int, num_in: int, leaves: int, dtype:
         return ExactTile(16, 64, 32, num_warps=4, num_stages=2, leaves=together)
     rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     tiles = -(-num_out // 64)
-    if rows == 64 and (leaves == 1 or tiles > MULTIPROCESSORS // 2):
-        if 2 * MULTIPROCESSORS < tiles <= 4 * MULTIPROCESSORS or (leaves > 1 and together == 2):
-            return ExactTile(rows, 128, 64, num_warps=4, num_stages=4, leaves=together)
-        if tiles <= SMALL_TILES:
-            return ExactTile(rows, 32, 128, num_warps=4, num_stages=6, leaves=together, weight_first=False)
+    if rows == 64 and leaves == 1 and 2 * MULTIPROCESSORS < tiles <= 4 * MULTIPROCESSORS:
+        return ExactTile(rows, 128, 64, num_warps=4, num_stages=4)
+    if rows == 64 and leaves == 1 and tiles <= SMALL_TILES:
+        return ExactTile(rows, 32, 128, num_warps=4, num_stages=6, weight_first=False)
     if together == 2 and num_in // leaves <= SHORT_LEAF:
         return ExactTile(rows, 128, 64, num_warps=4, num_stages=5, leaves=together)
     programs = tiles * leaves // together
@@ -50,10 +49,12 @@ def streaming_tile(num_rows: int, num_out: int, num_in: int, leaves: int, dtype:
 
 
 def streaming_leaves(num_rows: int, num_out: int, leaves: int) -> int:
-    """Choose how many leaves, 1 or 2, a program of few rows adds up, where its reader adds up the rest."""
+    """Choose how many leaves, 1, 2 or 4, a program of few rows adds up, where its reader adds up the rest."""
     tiles = -(-num_out // 64)
-    if tiles == GATE_TILES:
+    if tiles == GATE_TILES and num_rows > 16:
         return max(1, leaves // GATE_SPLITS)
+    if num_rows > 32 and tiles > MULTIPROCESSORS // 2 and leaves >= 4 and tiles * leaves >= 4 * 128:
+        return 4
     # Up to 32 rows the summands of a leaf each are read as fast as a program's second leaf.
     enough = 4 * MULTIPROCESSORS if leaves == NUM_SHARDS and num_rows <= 32 else 2 * 128
     return 2 if leaves > 1 and tiles * leaves >= enough else 1
