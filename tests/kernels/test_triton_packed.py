@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.packed_tiles import laid_out
 from gemray_kernels.packed_weight import CodeName
+from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES, prompt_tile
 from support.kernels.packed_cases import EXPERTS, FORMATS, random_packed
@@ -178,3 +179,14 @@ def test_experts_compile_for_hopper() -> None:
 
 SHAPES = ((1408, 256), (256, 704))
 """Outputs and inputs of an expert's two layers, of the published width."""
+
+
+def test_a_layer_s_gate_is_one_kernel_before_the_packed_product() -> None:
+    """Of the second half of a per-layer embedding, whose gate is a sum of parts, an activation and a product."""
+    weight = random_packed(FORMATS["int4 group 32"], 512, 256, device="cpu")
+    assert weight.tiling is not None
+    product = TiledProduct(laid_out(weight, weight.tiling))
+    summands_STI = torch.empty(4, 3, 256)
+    factor_TI = torch.empty(3, 256, dtype=torch.bfloat16)
+    kernels = compile_launches(lambda: product.gated_projection(summands_STI, factor_TI))
+    assert [kernel.name for kernel in kernels] == ["_gate_kernel", "_packed_linear_kernel"]

@@ -15,9 +15,9 @@ from gemray_kernels.packed_tiles import TiledWeight, laid_out, tiling_of
 from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
 from gemray_kernels.precision import wide_linear
 from gemray_kernels.reference.layer_norms import total
-from gemray_kernels.reference.linear import gelu_of_total_and_mul
 from gemray_kernels.reference.packed_linear import ReferenceProduct
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
+from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
 from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
