@@ -182,7 +182,7 @@ SHAPES = ((1408, 256), (256, 704))
 
 
 def test_a_layer_s_gate_is_one_kernel_before_the_packed_product() -> None:
-    """Of the second half of a per-layer embedding, whose gate is a sum of parts, an activation and a product."""
+    """The gate is a sum of parts, an activation and a product: the second half of a per-layer embedding."""
     weight = random_packed(FORMATS["int4 group 32"], 512, 256, device="cpu")
     assert weight.tiling is not None
     product = TiledProduct(laid_out(weight, weight.tiling))
