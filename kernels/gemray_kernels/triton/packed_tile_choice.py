@@ -39,13 +39,13 @@ PROMPT_TILES = (
     PromptTile(outputs=64, groups=2, rows=128),
 )
 _PROMPT_COSTS: Mapping[CodeName, tuple[int, ...]] = {
-    "int4": (63, 44, 58, 31),
-    "nvfp4": (72, 48, 58, 40),
+    "int4": (60, 44, 58, 35),
+    "nvfp4": (71, 48, 58, 37),
     "int8": (59, 44, 58, 34),
     "fp8": (59, 44, 58, 34),
 }
-"""Microseconds that each of the tiles takes with 5,376 inputs (`benchmarks/results/2026-11-29-h200-prompt-rings`; the
-last one in `2026-11-29-h200-prompts`); those of int8, which was not timed, are taken for fp8's. NVFP4, which takes most
+"""Microseconds that each tile takes with 5,376 inputs (`benchmarks/results/2026-11-29-h200-prompt-rings`). Those
+of int8 are taken for fp8's, of whose last one there is only what `2026-11-29-h200-prompts` has. NVFP4, which takes most
 to decode, wants more rows a number."""
 
 
