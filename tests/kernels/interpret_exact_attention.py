@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import e, log2
 from typing import Any
 from unittest import mock
@@ -75,9 +74,11 @@ def prompts(*, restarts: bool, scratch: Tensor | None = None) -> Any:
     """Attention in float32 with the kernels for prompts, whose sequences of few rows it leaves to the others."""
 
     def kernel(q_TND: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        out_TND = exact_paged_attention(q_TND, *arguments, **options)
-        long = torch.empty_like(out_TND)
         k_pages, v_pages, table_SP, start_Z, kv_len_S = arguments
+        num_rows_S = start_Z.diff()
+        is_few_S = num_rows_S <= FEW_ROWS
+        is_few_T = is_few_S.repeat_interleave(num_rows_S)
+        out_TND = torch.empty_like(q_TND)
         prompt_attention.attend_prompts(
             q_TND,
             k_pages,
@@ -85,7 +86,7 @@ def prompts(*, restarts: bool, scratch: Tensor | None = None) -> Any:
             table_SP,
             start_Z,
             kv_len_S,
-            long,
+            out_TND,
             window=options["window"],
             scale_log2=options["scale"] * options.get("k_scale", 1.0) * log2(e),
             v_scale=options.get("v_scale", 1.0),
@@ -96,9 +97,10 @@ def prompts(*, restarts: bool, scratch: Tensor | None = None) -> Any:
             early=False,
             scratch=scratch,
         )
-        for first, last in pairwise(start_Z.tolist()):
-            if last - first > FEW_ROWS:
-                out_TND[first:last] = long[first:last]
+        few_start_Z = torch.cat([start_Z[:1], (num_rows_S * is_few_S).cumsum(0)]).to(start_Z.dtype)
+        out_TND[is_few_T] = exact_paged_attention(
+            q_TND[is_few_T], k_pages, v_pages, table_SP, few_start_Z, kv_len_S, **options
+        )
         return out_TND
 
     return kernel
