@@ -15,7 +15,7 @@ SLOW, QUICK = 20.0, 0.2
 """Seconds of a test with the mark `slow` and of one without, more or less."""
 MANY_SHORT = {
     "test_speculation_ids.py": 90.0,
-    "test_cli.py": 45.0,
+    "test_cli.py": 25.0,
     "test_engine_lag.py": 23.0,
     "test_helm_chart.py": 25.0,
 }
