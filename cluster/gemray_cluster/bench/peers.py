@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gemray_cluster.bench.report import PrefillRow, Row
 from gemray_cluster.bench.suites import read_toml
+from gemray_workers.errors import InvalidField
 
 Key = tuple[str, int, str, int, int, str]
 """Model, ranks, method, drafts, batch, sampling."""
@@ -47,10 +48,15 @@ def read_peers(path: Path | None) -> Peers | None:
     if path is None:
         return None
     content = read_toml("peers", path)
-    decode = {
-        (p["model"], p["tp"], p["method"], p["draft_tokens"], p["batch"], p.get("sampling", "greedy")): Peer(
-            p.get("peer_ms"), p.get("floor_ms"), p.get("bar_ms"), p.get("target_ms")
-        )
-        for p in content.get("peer", [])
-    }
-    return Peers(decode, {(p["model"], p["tp"]): p["bar_x_floor"] for p in content.get("prefill", [])})
+    try:
+        decode = {
+            (p["model"], p["tp"], p["method"], p["draft_tokens"], p["batch"], p.get("sampling", "greedy")): Peer(
+                p.get("peer_ms"), p.get("floor_ms"), p.get("bar_ms"), p.get("target_ms")
+            )
+            for p in content.get("peer", [])
+        }
+        return Peers(decode, {(p["model"], p["tp"]): p["bar_x_floor"] for p in content.get("prefill", [])})
+    except KeyError as error:
+        raise InvalidField("peers", str(path), f"tables that each have {error.args[0]}") from None
+    except (TypeError, AttributeError):
+        raise InvalidField("peers", str(path), "[[peer]] and [[prefill]] tables of texts and numbers") from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gemray_cluster.bench.load import Load
+from gemray_cluster.bench.names import check_names
 from gemray_cluster.bench.settings import Setup
 from gemray_cluster.settings.types import NotAllowed, model_directory
 from gemray_workers.errors import InvalidField
@@ -23,9 +24,12 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
     """
     setups = []
     content = read_toml("suite", path)
+    if not _are_tables(content):
+        raise InvalidField("suite", str(path), "a file with [[setup]], [defaults] and [load] tables")
     load = load_of(content, path)
     for table in content.get("setup", []):
         values = {**content.get("defaults", {}), **table}
+        check_names(Setup, {"name": "", "model": "", **values}, str(path))
         if values.get("model"):
             values["model"] = directory_of("model", values["model"], path.parent)
         if drafters := values.get("drafter"):
@@ -41,17 +45,29 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
     return [setup for setup in setups if not only or setup.name in only]
 
 
+def _are_tables(content: Mapping[str, Any]) -> bool:
+    setups = content.get("setup", [])
+    tables = [*(setups if isinstance(setups, list) else [setups]), content.get("defaults", {}), content.get("load", {})]
+    return isinstance(setups, list) and all(isinstance(table, dict) for table in tables)
+
+
 def load_of(content: Mapping[str, Any], path: Path) -> Load | None:
     """The ``[load]`` table of a suite, which every setup of it is put under; None where there is none."""
-    return Load.of(content["load"], str(path)) if "load" in content else None
+    if "load" not in content:
+        return None
+    if not isinstance(content["load"], dict):
+        raise InvalidField("suite", str(path), "a file with a [load] table")
+    return Load.of(content["load"], str(path))
 
 
 def read_toml(name: str, path: Path) -> dict[str, Any]:
     """The content of the file that a setting names; raises InvalidField."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InvalidField(name, str(path), f"a readable TOML file ({error})") from error
+    except OSError as error:
+        raise InvalidField(name, str(path), f"a readable TOML file ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidField(name, str(path), f"a TOML file ({error})") from error
 
 
 def directory_of(field: str, model: str, base: Path = Path()) -> str:

@@ -48,7 +48,7 @@ def read_form(
     if regex is not None:
         return pb.Structured(regex=regex)
     if grammar is not None:
-        return pb.Structured(lark=read_text("grammar", grammar))
+        return pb.Structured(lark=_read_text("grammar", grammar))
     return pb.Structured(choice=pb.Choices(texts=choice))
 
 
@@ -63,4 +63,13 @@ def tool_choice_of(given: str) -> pb.ToolChoice:
 
 def read_json(flag: str, given: str) -> str:
     """JSON as it stands, or what the file of that name holds; raises InvalidOption."""
-    return given if given.lstrip()[:1] in ("{", "[") else read_text(flag, given, "JSON that begins with { or [, or ")
+    return given if given.lstrip()[:1] in ("{", "[") else _read_text(flag, given, "JSON that begins with { or [, or ")
+
+
+def _read_text(flag: str, path: str, allowed_too: str = "") -> str:
+    text = read_text(flag, path, allowed_too)
+    if not text.strip():
+        from gemray.client import InvalidOption
+
+        raise InvalidOption(flag, path, f"{allowed_too}a text file that is not blank")
+    return text

@@ -58,8 +58,13 @@ class Listening:
             raise InvalidOption(
                 "host, port",
                 host_and_port(self.host, self.port),
-                f"an address of this machine with a free port ({error.strerror})",
+                f"an address of this machine with a free port ({_reason(error)})",
             ) from error
+
+
+def _reason(error: OSError) -> str:
+    """What went wrong, without the address that Python's library puts behind it."""
+    return (error.strerror or str(error)).partition(" (while ")[0]
 
 
 async def serve(app: ASGIApp, listening: Listening, told: Callable[[str], None]) -> None:

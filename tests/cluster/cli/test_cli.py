@@ -64,6 +64,7 @@ async def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ([], 2, "model is not set"),
         (["--model", "/nowhere"], 2, "there is no directory /nowhere"),
+        (["--model", "/etc/hosts"], 2, "error: /etc/hosts is a file; the model must be a local Hugging Face directory"),
         (
             ["--model", "gemray-tiny-assistant"],
             2,

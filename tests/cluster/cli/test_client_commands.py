@@ -157,6 +157,7 @@ async def test_generate_asks_for_a_form(served: Serving, tmp_path: Path) -> None
     schema = '{"type": "object"}'
     (tmp_path / "schema").write_text(schema)
     (tmp_path / "grammar").write_text("start: /[ab]+/")
+    (tmp_path / "blank").write_text("\n")
     asked = {
         ("--schema", schema): ("json_schema", schema),
         ("--schema", str(tmp_path / "schema")): ("json_schema", schema),
@@ -172,6 +173,11 @@ async def test_generate_asks_for_a_form(served: Serving, tmp_path: Path) -> None
     for flags, words in (
         (("--schema", schema, "--regex", "a"), "regex = 'a'"),
         (("--schema", str(tmp_path / "none")), "schema = "),
+        (
+            ("--schema", str(tmp_path / "blank")),
+            "blank' is not allowed: JSON that begins with { or [, or a text file that",
+        ),
+        (("--grammar", str(tmp_path / "blank")), "blank' is not allowed: a text file that is not blank"),
         (("--regex", "("), "structured.regex"),
     ):
         code, _, err = await run("generate", "Hi", *flags, "--address", served.server.address)

@@ -193,9 +193,9 @@ class ModelConfig:
 
 def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
     if not directory.is_dir():
+        found = f"{directory} is a file" if directory.is_file() else f"there is no directory {directory}"
         raise CheckpointError(
-            f"there is no directory {directory}; the model must be a local Hugging Face directory, "
-            "or the name of an embedded model"
+            f"{found}; the model must be a local Hugging Face directory, or the name of an embedded model"
         )
     refuse_broken_link(directory / "config.json")
     if not (directory / "config.json").is_file():
