@@ -20,20 +20,15 @@ GIB = 1 << 30
 
 def check_fit(settings: ServeSettings, device: DeviceName) -> list[CheckResult]:
     """Draw the gang's blueprint, and compare it with the headers of the weights that lie on this machine."""
+    from gemray_workers.checkpoint.loader import CHECKED_SCALE_BYTES
     from gemray_workers.rank.kv_room import draw, settle
-    from gemray_workers.rank.kv_scales import kv_scales
 
     found = ""
     try:
         if not settings.has_drafters_here:
             return [ok(NAME, "a drafter is not on this machine: whether it fits the model is asked at start.")]
         blueprint = settings.blueprint(device)
-        if not settings.random_weights:
-            if _has_weights(settings.model):
-                _check_target_weights(blueprint)
-                kv_scales(blueprint.config, blueprint.model)
-            if all(map(_has_weights, settings.drafter)):
-                blueprint.drafter.check_weights()
+        require_weights(settings, blueprint, scale_bytes=CHECKED_SCALE_BYTES)
         require_memory(blueprint)
         if blueprint.kv is None:
             room = _estimated_room(blueprint)
@@ -115,6 +110,29 @@ def require_memory(blueprint: Blueprint, *, num_gangs: int = 1, patience_s: floa
     )
 
 
+def require_weights(settings: ServeSettings, blueprint: Blueprint, *, scale_bytes: int) -> None:
+    """Compare the weights that lie on this machine with what the ranks will read.
+
+    Args:
+        settings: those of the server.
+        blueprint: of each gang.
+        scale_bytes: how much of the target's scales to read; 0 for the headers alone.
+
+    Raises:
+        InvalidField: scales of keys and values in another format.
+        CheckpointError: as the ranks would raise it.
+    """
+    from gemray_workers.rank.kv_scales import kv_scales
+
+    if settings.random_weights:
+        return
+    if _has_weights(settings.model):
+        _check_target_weights(blueprint, scale_bytes)
+        kv_scales(blueprint.config, blueprint.model)
+    if all(map(_has_weights, settings.drafter)):
+        blueprint.drafter.check_weights()
+
+
 def _has_weights(directory: str) -> bool:
     return any(Path(directory).glob("*.safetensors*"))
 
@@ -151,7 +169,7 @@ def _estimated_room(blueprint: Blueprint) -> KVRoom | None:
     )
 
 
-def _check_target_weights(blueprint: Blueprint) -> None:
+def _check_target_weights(blueprint: Blueprint, scale_bytes: int) -> None:
     """Names, shapes and dtypes on disk against a model without memory; raises CheckpointError."""
     import torch
 
@@ -166,4 +184,5 @@ def _check_target_weights(blueprint: Blueprint) -> None:
         model.weight_targets(),
         prefix=blueprint.model.weight_prefix,
         is_ignored=model.ignored_name,
+        scale_bytes=scale_bytes,
     )

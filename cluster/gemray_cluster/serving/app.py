@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from gemray.channel_options import is_every_interface, is_this_machine
 from gemray_cluster.check.at_start import look_before_start
-from gemray_cluster.check.fit import require_memory
+from gemray_cluster.check.fit import require_memory, require_weights
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.open_files import raise_open_files
 from gemray_cluster.check.resources import rank_bundle
@@ -144,7 +144,10 @@ def _refuse_unfit(settings: ServeSettings, device: DeviceName | None) -> None:
         settings.refuse_unfit()
         return
     blueprint = settings.blueprint(device)
-    if device == "cpu" and settings.address is None:  # all ranks will be here
+    if settings.address is not None:
+        return
+    require_weights(settings, blueprint, scale_bytes=0)  # all ranks will be here, and read the scales
+    if device == "cpu":
         from gemray_workers.rank.memory import PATIENCE_S
 
         require_memory(blueprint, num_gangs=settings.replica_limits().at_start, patience_s=PATIENCE_S)

@@ -1,17 +1,20 @@
-"""A model too large for this machine's memory is refused before Ray and the ranks are started."""
+"""A model too large for this machine's memory, or not the one of its config, is refused before Ray is started."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.serving.app import serving
 from gemray_cluster.settings.errors import InvalidSetting
 from gemray_cluster.settings.settings import ServeSettings
-from gemray_workers.errors import CapacityError
+from gemray_workers.errors import CapacityError, CheckpointError
 from gemray_workers.rank import memory
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 
@@ -67,6 +70,23 @@ async def test_a_drafter_that_no_node_can_have(tmp_path: Path, no_ray: pytest.Mo
     with pytest.raises(RayIsNext):  # the nodes of a cluster may have what this machine has not
         async with serving(settings(tmp_path / "joined", drafter=absent, address="127.0.0.1:6379")):
             pass
+
+
+async def test_weights_that_do_not_fit_the_model(tmp_path: Path, no_ray: pytest.MonkeyPatch) -> None:
+    """Here alone: the nodes of a cluster may have others."""
+    damaged = settings(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.weight"))
+    save_file({**tensors, name: tensors[name].T.contiguous()}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=rf"{re.escape(name)} has shape \[128, 256\], the model needs \[256, 128\]"
+    ):
+        async with serving(damaged):
+            pass
+    for more in ({"address": "127.0.0.1:6379"}, {"random_weights": True}):
+        with pytest.raises(RayIsNext):
+            async with serving(replace(damaged, **more)):
+                pass
 
 
 async def test_memory_that_becomes_free_is_waited_for(tmp_path: Path, no_ray: pytest.MonkeyPatch) -> None:

@@ -154,3 +154,14 @@ def test_an_odd_value_is_an_error_in_words_or_none(tmp_path: Path, field: str) -
         write_config(tmp_path, FLAT | {field: value})
         with contextlib.suppress(GemrayError):  # anything else fails the test
             assert ModelConfig.from_directory(tmp_path).num_layers > 0
+
+
+def test_headers_of_files_larger_than_memory_are_read(tmp_path: Path) -> None:
+    """A file that is a hole of 1 TiB, which no machine that runs tests may map as memory of its own."""
+    size = 1 << 40
+    header = json.dumps({"w": {"dtype": "F8_E4M3", "shape": [1 << 20, 1 << 20], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    (stored,) = read_index(tmp_path).tensors.values()
+    assert (stored.name, stored.shape, stored.dtype) == ("w", (1 << 20, 1 << 20), "F8_E4M3")

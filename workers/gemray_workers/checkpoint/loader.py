@@ -123,9 +123,17 @@ def check_weights(
     *,
     prefix: str,
     is_ignored: Callable[[str], bool],
+    scale_bytes: int = CHECKED_SCALE_BYTES,
 ) -> None:
     """What `load_weights` would find wrong before it copies, from the files' headers, and in the scales of packed
     weights, as far as reading them is quick; destinations may be on meta.
+
+    Args:
+        directory: as of `load_weights`.
+        targets: as of `load_weights`.
+        prefix: as of `load_weights`.
+        is_ignored: as of `load_weights`.
+        scale_bytes: how much of the scales to read; 0 for the headers alone.
 
     Raises:
         CheckpointError: as `load_weights` does.
@@ -133,7 +141,7 @@ def check_weights(
     loads, _ = _matched(read_index(directory), list(targets), prefix, is_ignored)
     scales = sorted((load for load in loads if load.target.role == "scale"), key=lambda load: prod(load.stored.shape))
     sizes = accumulate(STORED_DTYPES[load.stored.dtype].itemsize * prod(load.stored.shape) for load in scales)
-    quick = {load.stored.name for load, size in zip(scales, sizes, strict=True) if size <= CHECKED_SCALE_BYTES}
+    quick = {load.stored.name for load, size in zip(scales, sizes, strict=True) if size <= scale_bytes}
     for file, loads_of_file in groupby(loads, key=lambda load: load.stored.file):
         if names := [load.stored.name for load in loads_of_file if load.stored.name in quick]:
             with opened(file) as tensors:
