@@ -118,7 +118,7 @@ def test_exact_products_of_a_chunk_of_any_length_are_noted() -> None:
     config = replace(settings("31B", numerics="exact"), prefill_chunk=256)
     with pretended_card():
         rehearsal = EngineRank(config, SoloCommunicator(), CPU)._rehearsal()
-        ahead = identities(rehearsal.programs(all_plans(rehearsal)))
+        ahead = identities(rehearsal.programs([plan for plans in plans_ahead(rehearsal.blueprint) for plan in plans]))
         chunks = [CyclePlan([], bucket(1, (), rows), Features()) for rows in (65, 81, 127, 129, 161, 193)]
         products = {program for program in identities(rehearsal.programs(chunks)) if "rows_kernel" in program[0]}
     assert products

@@ -41,6 +41,8 @@ from gemray_workers.sampling.features import Features
 
 logger = logging.getLogger(__name__)
 
+PROMPT_TILE_ROWS = 128
+"""Rows of a tile of prompts' products, or a half of them."""
 MOST_THREADS = 16
 """Threads of a rank that compile: about a tenth of a compilation holds Python's lock."""
 
@@ -158,6 +160,7 @@ def plans_ahead(blueprint: Blueprint) -> tuple[list[CyclePlan], list[CyclePlan],
         prefill_chunk=scheduler.prefill_chunk,
         max_step_tokens=scheduler.max_step_tokens,
         max_model_len=blueprint.widest.max_model_len,
+        tiled_rows=_tiled_rows(blueprint),
         has_graphs=bool(graphs),
     )
     return few, others, [CyclePlan([], shape, GREEDY) for shape in shapes]
@@ -190,8 +193,6 @@ def _eager_plans(blueprint: Blueprint) -> Iterator[CyclePlan]:
     dearest = Features.of(DEAREST).in_few_programs()
     yield CyclePlan([], _with_keys(largest), dearest)
     yield CyclePlan([], bucket(scheduler.max_num_seqs, most), dearest)
-    if blueprint.config.numerics == "exact":
-        yield from (CyclePlan([], _with_keys(bucket(1, (), rows)), dearest) for rows in _exact_rows(blueprint))
     for features, rows in dict.fromkeys(
         (Features.of(submit.params).in_few_programs(), min(len(submit.prompt_ids), scheduler.prefill_chunk))
         for submit in requests_of(blueprint)
@@ -200,11 +201,18 @@ def _eager_plans(blueprint: Blueprint) -> Iterator[CyclePlan]:
         yield CyclePlan([], bucket(1, most), features)
 
 
-def _exact_rows(blueprint: Blueprint) -> list[int]:
-    """Rows of a chunk for which exact products have tiles of their own, which follow no graph."""
+def _tiled_rows(blueprint: Blueprint) -> list[int]:
+    """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled: exact ones, and
+    those of packed weights. Others are the library's."""
     from gemray_kernels.triton.exact_rows_tiles import ROWS  # where there is triton
 
-    return [rows for rows in ROWS if rows <= blueprint.scheduler.prefill_chunk]
+    is_exact, is_packed = blueprint.config.numerics == "exact", blueprint.model.quantization is not None
+    if not is_exact and not is_packed:
+        return []
+    return [
+        *(ROWS if is_exact else ()),
+        *range(PROMPT_TILE_ROWS, blueprint.scheduler.max_step_tokens, PROMPT_TILE_ROWS),
+    ]
 
 
 def _with_keys(shape: CycleShape) -> CycleShape:

@@ -27,6 +27,7 @@ def eager_shapes(
     prefill_chunk: int,
     max_step_tokens: int,
     max_model_len: int,
+    tiled_rows: Sequence[int],
     has_graphs: bool,
 ) -> list[CycleShape]:
     """Shapes that between them launch every program of steps that run kernel by kernel, whatever is chosen by.
@@ -37,6 +38,7 @@ def eager_shapes(
         prefill_chunk: most prompt rows of a sequence in a step.
         max_step_tokens: most rows of a step.
         max_model_len: most tokens of a sequence.
+        tiled_rows: numbers of rows at which products change their tiles, beside powers of two.
         has_graphs: whether batches that decode are captured, whose programs are then there.
     """
     shapes: list[CycleShape] = []
@@ -46,7 +48,12 @@ def eager_shapes(
     # Further rounds of keys are the second one again.
     most_keys = min(max_model_len, 2 * ROUND_KEYS)
     shapes += _prompts(max_num_seqs, min(prefill_chunk, max_step_tokens), max_step_tokens, most_keys)
-    return [shape for shape in dict.fromkeys(shapes) if shape.num_rows <= max_step_tokens]
+    shapes += (_long_prompts(rows, -(-rows // prefill_chunk), prefill_chunk, most_keys) for rows in tiled_rows)
+    return [
+        shape
+        for shape in dict.fromkeys(shapes)
+        if shape.num_rows <= max_step_tokens and shape.num_sequences <= max_num_seqs
+    ]
 
 
 def _one_block(max_num_seqs: int, num_draft_tokens: Sequence[int]) -> Iterator[CycleShape]:
@@ -74,9 +81,14 @@ def _prompts(max_num_seqs: int, chunk: int, step_rows: int, most_keys: int) -> I
         fills = num_rows // FEW_ROWS - 1
         wide = [size for size in (64 << i for i in range(most.bit_length())) if size < most]
         for num_seqs in sorted({least, fills - 1, fills, *wide, most}):
-            longest = min(chunk, num_rows - num_seqs + 1)
-            if longest > FEW_ROWS and least <= num_seqs <= most:
-                yield replace(_chunks(num_seqs, num_rows, longest), most_keys=max(longest, most_keys))
+            if least <= num_seqs <= most and min(chunk, num_rows - num_seqs + 1) > FEW_ROWS:
+                yield _long_prompts(num_rows, num_seqs, chunk, most_keys)
+
+
+def _long_prompts(num_rows: int, num_seqs: int, chunk: int, most_keys: int) -> CycleShape:
+    """Rows of so many prompts, of which one has as many as it may."""
+    longest = min(chunk, num_rows - num_seqs + 1)
+    return replace(_chunks(num_seqs, num_rows, longest), most_keys=max(longest, most_keys))
 
 
 def _rungs(most: int) -> list[int]:
