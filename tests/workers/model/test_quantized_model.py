@@ -287,6 +287,22 @@ def test_experts_below_a_module_of_their_own(tmp_path: Path, layout: Literal["ea
     assert torch.equal(logits_of(edited(packed, tmp_path / "x", rename)), logits_of(packed))
 
 
+def test_a_recipe_may_name_experts_as_the_model_does(tmp_path: Path) -> None:
+    """Those of one layer are plain, by the name that they had before an exporter moved them."""
+    packed, plain = quantized_checkpoint(
+        tiny_checkpoint("26B-A4B"), lambda layer: None if "layers.0.experts" in layer else "fp8-channel"
+    )
+    config = json.loads((packed / "config.json").read_text())
+    assert any("layers.0.experts.0.up_proj" in name for name in config["quantization_config"]["ignore"])
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            tensors[name.replace(".experts.", ".moe.experts.")] = tensors.pop(name)
+
+    moved = edited(packed, tmp_path / "x", rename)
+    assert (prompt_logits(solo(moved), PROMPT) - hf_logits(plain)).abs().max() <= TOLERANCE
+
+
 def test_packed_layers_that_no_config_tells_of_are_refused(tmp_path: Path) -> None:
     directory = tmp_path / "x"
     shutil.copytree(quantized("31B", "int4-g32")[0], directory)

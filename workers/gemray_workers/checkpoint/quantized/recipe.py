@@ -160,3 +160,5 @@ class Recipe:
         for prefix in ("model.language_model.", "language_model.model.", "model.", "language_model.", ""):
             if prefix != self.prefix:
                 yield prefix + name
+        if ".moe.experts" in name:
+            yield from self._spellings(name.replace(".moe.experts", ".experts"))
