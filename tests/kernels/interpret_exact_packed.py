@@ -25,7 +25,7 @@ from gemray_kernels.triton.experts import pairs_of_experts
 from gemray_kernels.triton.factor_parts import with_parts
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_experts import PackedExpertTile
-from support.kernels.kernel_parity import poisoned_memory
+from support.kernels.kernel_parity import poisoned_memory, relative_error
 from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed, with_even_numbers
 from support.kernels.quick_interpreter import patch_language_once
 
@@ -166,7 +166,8 @@ def of_both_layers(name: str) -> Iterator[str]:
         whole_TKH = experts.outputs(x_TH, chosen_TK)
         few_TKH = experts.outputs(x_TH[:3], chosen_TK[:3])
         wide_TKH = experts.subtrees(x_TH[:3], chosen_TK[:3])
-    if not torch.equal(few_TKH, whole_TKH[:3]) or not torch.equal(wide_TKH, few_TKH):
+    # Few rows lie on the tile products' other side, for which a CPU adds up in another order than a card does.
+    if relative_error(few_TKH, whole_TKH[:3]) > 1e-6 or not torch.equal(wide_TKH, few_TKH):
         yield "both layers"
     if not whole_TKH.isfinite().all() or not whole_TKH.abs().max() > 0:
         yield "both layers give nothing"
