@@ -12,6 +12,8 @@ from gemray_cluster.bench.report import RateRow, Report, Row
 DPI = 120
 LEAST_BATCHES = 3
 """Batch sizes of one setup from which on they make a line."""
+_LETTERS_BELOW = 5.5
+"""Heights of the legend's letters, which ticks and label below axes take."""
 PARTS = {
     "draft": "draft: the drafter's part of a cycle",
     "verify": "verify: the target's pass and the choice of tokens",
@@ -136,8 +138,11 @@ def _label(row: Row) -> str:
 
 
 def _legend_below(axes: Any, *, columns: int) -> None:
-    """Put the legend below the axes, where it covers nothing."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=columns, fontsize=8, frameon=False)
+    """Put the legend below the axes and their label, however high the axes are: its distance is in letters."""
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=_LETTERS_BELOW, ncols=columns, fontsize=8,
+        frameon=False,
+    )  # fmt: skip
 
 
 def _save(pyplot: Any, figure: Any, path: Path) -> None:

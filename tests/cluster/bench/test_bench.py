@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from gemray_cluster.bench.peers import read_peers
+from gemray_cluster.bench.plot import _cycles as picture_of_cycles
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.report import Report, Row, Spread
 from gemray_cluster.bench.run import run_offline
@@ -266,6 +267,17 @@ def test_a_picture(output: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs the extra `bench`")
     assert plot(report_of(output), tmp_path)
     assert (tmp_path / "cycles.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("count", [1, 2, 18])
+def test_a_pictures_legend_covers_nothing(output: Path, count: int) -> None:
+    pyplot: Any = pytest.importorskip("matplotlib.pyplot", reason="the picture needs the extra `bench`")
+    figure = picture_of_cycles(pyplot, report_of(output).rows[:count])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    legend, label = axes.get_legend().get_window_extent(), axes.xaxis.label.get_window_extent()
+    assert legend.y1 < label.y0 < axes.get_window_extent().y0
+    pyplot.close(figure)
 
 
 def bench(*arguments: object) -> None:
