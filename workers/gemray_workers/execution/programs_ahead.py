@@ -3,7 +3,7 @@
 Triton compiles a program when it is first launched, on the thread that launches it, so a start that finds nothing in
 the cache on disk would wait for one program after the other while all other cores rest. Here launches are noted first
 (`noted_programs`), with nothing run and nothing compiled, and then compiled on as many threads as there are cores for
-it (`compile_side_by_side`): almost all of a compilation is LLVM's and the assembler's, during which Python's lock is
+it (`compile_side_by_side`): most of a compilation is LLVM's and the assembler's, during which Python's lock is
 free. The ordinary first launch then finds its program.
 """
 

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 PROMPT_TILE_ROWS = 128
 """Rows of a tile of prompts' products, or a half of them."""
 MOST_THREADS = 16
-"""Threads of a rank that compile: about a tenth of a compilation holds Python's lock."""
+"""Threads of a rank that compile: about a quarter of a compilation is Python, which one at a time runs."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,18 @@ def _failure(run: Callable[[CyclePlan], None], plan: CyclePlan) -> str | None:
 
 def target_stage(parts: EngineParts) -> Callable[[CyclePlan], None]:
     """What runs a target's cycle over these parts, and scores rows beside those that choose, where there are some, as
-    prompt log-probabilities do."""
+    prompt log-probabilities do. Drafts that follow from what earlier ones did are passed over: they launch the same."""
     cycle, slots = parts.cycle(), parts.slots
+    drafted: set[object] = set()
 
     def run(plan: CyclePlan) -> None:
         shape = plan.shape
         slots.sampling.reserve(plan.features)
         table_S6 = plan.table(slots.null_slot).to(slots.device)
-        cycle.draft(plan, table_S6)
+        draft = shape.num_sequences, shape.by_drafter, plan.features
+        if draft not in drafted:
+            cycle.draft(plan, table_S6)
+            drafted.add(draft)
         output = cycle.decide(plan, table_S6)
         if shape.num_outputs > shape.num_choosing * (1 + shape.max_drafts):
             parts.model.logits(output.hidden_UH[:PROMPT_LOGPROB_ROWS])
