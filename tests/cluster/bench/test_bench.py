@@ -22,7 +22,7 @@ from gemray_cluster.bench.plot import _cycles as picture_of_cycles
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.report import Report, Row, Spread
 from gemray_cluster.bench.run import run_offline
-from gemray_cluster.bench.settings import Decode, Prefill, Setup
+from gemray_cluster.bench.settings import Decode, Prefill
 from gemray_cluster.bench.suites import read_suite
 from gemray_cluster.bench.tables import markdown, what_was_not_run
 from gemray_cluster.cli.commands import app
@@ -356,60 +356,6 @@ TINY = ("--model", "gemray-tiny", "--device", "cpu", "--prompt-len", "16", "--st
 def test_refusals_are_sentences(arguments: list[str], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
         app(["bench", *arguments], standalone_mode=False)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('[[setup]]\nname = "n"\nmodel = 7', r"model = 7 is not allowed: a text \(in "),
-        ('[[setup]]\nname = "n"\nmodel = "gemray-tiny"\ndrafter = [7]', r"drafter = \[7\] is not allowed: a text, or"),
-        ("setup = 3", r"a file with \[\[setup\]\], \[defaults\] and \[load\] tables"),
-        ("[setup]\nname = 3", r"a file with \[\[setup\]\]"),
-        ("load = 3", r"a file with \[\[setup\]\]"),
-    ],
-)
-def test_a_suite_of_other_tables_is_told(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "suite.toml").write_text(text)
-    with pytest.raises(InvalidField, match=words):
-        read_suite(tmp_path / "suite.toml", {}, [])
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('[[peer]]\nmodel = "m"', "tables that each have tp"),
-        ('[[prefill]]\nmodel = "m"\ntp = 1', "tables that each have bar_x_floor"),
-        ("peer = 3", r"\[\[peer\]\] and \[\[prefill\]\] tables"),
-        ("peer = [3]", r"\[\[peer\]\] and \[\[prefill\]\] tables"),
-        ("[[peer]]\nmodel = []\ntp = 1\nmethod = 1\ndraft_tokens = 1\nbatch = 1", r"tables of texts and numbers"),
-    ],
-)
-def test_peers_that_are_none_are_told(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "peers.toml").write_text(text)
-    with pytest.raises(InvalidField, match=words):
-        read_peers(tmp_path / "peers.toml")
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"steps": "x"}, r"steps = 'x' is not allowed: an integer \(in suite.toml\)"),
-        ({"steps": True}, "steps = True is not allowed: an integer"),
-        ({"kv_memory": 2.5}, "kv_memory = 2.5 is not allowed: an integer"),
-        ({"batch": [1, "8"]}, r"batch = \[1, '8'\] is not allowed: an integer, or a list of them"),
-        ({"sampling": 3}, "sampling = 3 is not allowed: a text, or a list of them"),
-        ({"random_weights": 1}, "random_weights = 1 is not allowed: true or false"),
-        ({"acceptance_length": "2"}, "acceptance_length = '2' is not allowed: a number"),
-        ({"model": 7}, "model = 7 is not allowed: a text"),
-        ({"steps": 0}, "steps = 0 is not allowed: an integer >= 1"),
-        ({"lag": [2]}, r"lag = \(2,\) is not allowed"),
-        ({"prefill": [512, 0]}, r"prefill = \(512, 0\)"),
-        ({"random_weights": True, "acceptance_length": 0.5}, "acceptance_length = 0.5"),
-    ],
-)
-def test_a_suite_may_not_say_what_flags_may_not(table: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidField, match=words):
-        Setup.of({"name": "n", "model": "m", **table}, "suite.toml")
 
 
 @pytest.mark.parametrize(
