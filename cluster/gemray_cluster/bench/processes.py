@@ -22,6 +22,8 @@ from gemray_workers.errors import GemrayError
 from gemray_workers.rank.waiting_threads import waiting_threads
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
     from gemray_cluster.bench.probes import Probes
 
 PRELOADED = [
@@ -30,7 +32,7 @@ PRELOADED = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.gemma4.configuration_gemma4",
 ]
-"""What the server imports that ranks are forked from, which takes a rank seconds. None of it touches a device."""
+"""What the server imports that ranks on CPUs are forked from, which takes a rank seconds."""
 GRACE_S = 5.0
 """How long the other ranks may take once one has failed: they may have more to say."""
 
@@ -73,7 +75,7 @@ class RankProcesses:
         """
         if time.monotonic() >= until:
             raise TimeIsUp("the time limit has been reached")
-        self._start(setup.gang_size)
+        self._start(setup.gang_size, setup.device)
         rendezvous = f"tcp://127.0.0.1:{_free_port()}"
         gang = self._connections[: setup.gang_size]
         for connection in gang:
@@ -84,10 +86,12 @@ class RankProcesses:
             self._end()
             raise
 
-    def _start(self, num_ranks: int) -> None:
+    def _start(self, num_ranks: int, device: str) -> None:
         os.environ.update(waiting_threads(os.environ))  # read as torch is imported
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
+        if device == "cpu":  # CUDA refuses a process whose parent has used it, and what is imported is not ours alone
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(PRELOADED)
         for rank in range(len(self._processes), num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
