@@ -4,9 +4,9 @@ A kernel that starts early may read weights and nothing else until it has waited
 written by the kernel before it. It lets the next kernel start only after it has waited itself, so that at any time at
 most two kernels of a stream are under way, and what the last but one wrote may be read.
 
-Not every kernel gains by it: layers of packed weights are slower with products that start early, and all layers with
-products that ask for weights before they wait (`benchmarks/results/2026-11-29-h200-late-products`). A kernel that
-starts late lets the next one start at once: what it needs has been written.
+Not every kernel gains by it: layers of packed weights are slower with products that start early, but for gated ones
+(`benchmarks/results/2026-11-30-h200-starts`), and all layers with products that ask for weights before they wait
+(`2026-11-29-h200-late-products`). One that starts late lets the next one start at once: what it needs has been written.
 """
 
 from __future__ import annotations
