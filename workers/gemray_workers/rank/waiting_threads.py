@@ -2,9 +2,9 @@
 
 torch computes by GNU's OpenMP, in which a thread that is done turns 300,000 times before it sleeps. On a core of its
 own it need not be woken that way. Where other processes want the cores, the thread that it waits for has none, and it
-keeps one from it. On two cores with a load of 17 a token of the embedded model in bfloat16 took two threads 560 to
-1,060 ms, with 1,000 turns 26 to 35 ms, and one thread 99 to 350 ms (three runs in turn, 2026-11-29). 1,000 is what
-OpenMP takes by itself where a process has more threads than cores; of other processes it cannot know.
+keeps one from it: two threads on two busy cores took 560 to 1,060 ms a token, with 1,000 turns 26 to 35
+(`benchmarks/results/2026-11-29-start`). 1,000 is what OpenMP takes by itself where a process has more threads than
+cores; of other processes it cannot know.
 """
 
 from __future__ import annotations
