@@ -180,8 +180,8 @@ class Gang:
         self._state = GangState.SERVING
         laps.end("first step")
         logger.info("%s started in %s", self.name, laps)
-        if lead := self._info.ranks[0].load_seconds:
-            logger.info("%s: rank 0 loaded in %.1f s: %s", self.name, sum(lead.values()), in_parts(lead))
+        if parts := self._info.ranks[0].load_seconds:
+            logger.info("%s: rank 0 loaded in %.1f s: %s", self.name, sum(parts.values()), in_parts(parts))
         tell_memory(self._info, self.name)
         progress(StartProgress("ready", len(self._ranks), len(self._ranks)))
 

@@ -28,7 +28,7 @@ from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 
 LEAST_PART = 16
 MOST_WIDTH = 256
-"""Columns of one product of wgmma."""
+"""Columns of one product of wgmma, and of a tile."""
 FETCH_REGISTERS = 24
 MULTIPLY_REGISTERS = {1: 240, 2: 240, 3: 160}
 """Registers of a thread, by groups of warps: what the 65,536 of a multiprocessor leave."""
@@ -54,7 +54,7 @@ class RowsTile:
         if self.groups not in MULTIPLY_REGISTERS:
             raise ValueError(f"groups {self.groups}: 1 to 3 are allowed")
         second = self.parts[1]
-        if not 16 <= self.width <= MOST_WIDTH or second & (second - 1) or 0 < second < LEAST_PART:
+        if not LEAST_PART <= self.width <= MOST_WIDTH or second & (second - 1) or 0 < second < LEAST_PART:
             raise ValueError(f"width {self.width}: 16 to 256, one or two powers of two from 16 on, are allowed")
         if self.leaves not in (1, 2, 4, 8):
             raise ValueError(f"{self.leaves} leaves: 1, 2, 4 or 8 are allowed")

@@ -26,7 +26,7 @@ GATE_BYTES = 4096
 MOST_STAGES = 8
 SUMS = {1: 196, 2: 196, 3: 128}
 """Registers of a thread for sums, by groups of warps."""
-MOST_WIDTH = {1: 256, 2: 256, 3: 192}
+WIDEST = {1: 256, 2: 256, 3: 192}
 """Widest tile by groups of warps: what one product may write."""
 CYCLES = 1.7e9
 """Cycles a second of a multiprocessor at work."""
@@ -102,7 +102,7 @@ def _cheapest(tiles: list[RowsTile], num_rows: int, num_out: int, leaf: int, lea
 
 def _fits_registers(tile: RowsTile) -> bool:
     """Whether a group's sums and those that wait for their neighbours of the tree stay in registers."""
-    return tile.width <= MOST_WIDTH[tile.groups] and tile.leaves.bit_length() * tile.width // 2 <= SUMS[tile.groups]
+    return tile.width <= WIDEST[tile.groups] and tile.leaves.bit_length() * tile.width // 2 <= SUMS[tile.groups]
 
 
 def _cycles(tile: RowsTile, num_rows: int, num_out: int, leaf: int, leaves: int) -> float:

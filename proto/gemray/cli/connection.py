@@ -93,7 +93,7 @@ def _credentials(
     tls_cert_file: options.TlsCert = None,
     tls_key_file: options.TlsKey = None,
 ) -> Credentials:
-    quiet_grpc()
+    quiet_grpc()  # before the command imports it
     return Credentials(auth_token_file, plaintext_token, tls, tls_ca_file, tls_cert_file, tls_key_file)
 
 

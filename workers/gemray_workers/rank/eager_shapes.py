@@ -16,8 +16,8 @@ from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_workers.engine.buckets import bucket, decode_buckets
 from gemray_workers.execution.cycle_rows import CycleShape
 
-LAST_BLOCK = 16
-"""Rows of one block of attention, at most, in a step that is a block and nothing else."""
+MOST_BLOCK_ROWS = 16
+"""Most rows of one block of attention, in a step that is a block and nothing else."""
 
 
 def eager_shapes(
@@ -30,7 +30,7 @@ def eager_shapes(
     tiled_rows: Sequence[int],
     has_graphs: bool,
 ) -> list[CycleShape]:
-    """Shapes that between them launch every program of steps that run kernel by kernel, whatever is chosen by.
+    """Shapes that between them launch every program of steps that run kernel by kernel, however tokens are chosen.
 
     Args:
         max_num_seqs: sequences at one time.
@@ -59,7 +59,7 @@ def eager_shapes(
 def _one_block(max_num_seqs: int, num_draft_tokens: Sequence[int]) -> Iterator[CycleShape]:
     """As many rows as one block of attention may hold: of a prompt, and of sequences that draft."""
     rows = 1
-    while rows <= LAST_BLOCK:
+    while rows <= MOST_BLOCK_ROWS:
         yield _chunks(1, rows, rows)
         for drafter, most in enumerate(num_draft_tokens):
             num_seqs = -(-rows // (1 + most))
