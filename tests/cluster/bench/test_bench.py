@@ -29,9 +29,9 @@ from gemray_cluster.cli.commands import app
 from gemray_workers.errors import InvalidField
 from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
+from support.cluster.command import GEMRAY
 from support.waiting import HANG_S
 
-GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 WITHOUT_RAY = [
     sys.executable,
     "-c",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gemray_cluster.cli.drain import is_serve_command
+from support.cluster.command import GEMRAY
 from support.waiting import HANG_S
 
-GEMRAY = [sys.executable, "-c", "from gemray_cluster.cli import main; main()"]
 SERVER = """
 import asyncio, os, sys
 from gemray_cluster.cli.drain_socket import DrainSocket, Outcome
