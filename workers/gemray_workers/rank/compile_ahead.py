@@ -2,8 +2,8 @@
 
 Which programs these are follows from shapes, dtypes and alignments alone. So cycles of every shape are rehearsed on
 torch's fake tensors, which have no memory, and launches are only noted: nothing reaches the card, no rank waits for
-another, and nothing of the rank changes. What a rehearsal misses is compiled at its first launch, as ever: what
-log-probabilities and grammars add.
+another, and nothing of the rank changes. What a rehearsal misses, what log-probabilities and grammars add, is compiled
+at its first launch, in the warm-up.
 
 The cycles that no graph holds are rehearsed at each start, whatever is on disk: the warm-up runs but a few of their
 shapes (`eager_shapes`), and a program that is only read from disk while requests run holds them up as well.
