@@ -22,7 +22,6 @@ from gemray_cluster.bench.plot import _cycles as picture_of_cycles
 from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.report import Report, Row, Spread
 from gemray_cluster.bench.run import run_offline
-from gemray_cluster.bench.settings import Decode, Prefill
 from gemray_cluster.bench.suites import read_suite
 from gemray_cluster.bench.tables import markdown, what_was_not_run
 from gemray_cluster.cli.commands import app
@@ -373,28 +372,6 @@ def test_cards_that_are_not_there_are_refused(
     monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
     with pytest.raises(InvalidField, match=words):
         app(["bench", "--model", "gemray-tiny", "--device", "cuda", *flags], standalone_mode=False)
-
-
-def test_suites_of_the_repository_name_what_is_there() -> None:
-    from gemray_workers.rank.blueprint import Blueprint
-
-    benchmarks = Path(__file__).resolve().parents[3] / "benchmarks"
-    peers = read_peers(benchmarks / "peers.toml")
-    work, prompts = set(), set()
-    for suite in sorted((benchmarks / "suites").glob("*.toml")):
-        for setup in read_suite(suite, {"device": "cpu"}):
-            traits = Blueprint.of(setup.engine_config()).drafter.traits
-            setup.require_files()
-            model = Path(setup.model).name, setup.tp
-            for row in setup.work:
-                match row:
-                    case Decode():
-                        work.add((*model, traits.method, traits.num_draft_tokens, row.batch, row.sampling))
-                    case Prefill():
-                        prompts.add(model)
-    assert peers is not None
-    assert set(peers.decode) <= work
-    assert set(peers.prefill) <= prompts
 
 
 def test_spread() -> None:

@@ -1,4 +1,4 @@
-"""Suites and peers, the files of `gemray bench`: what is wrong with one is told in a sentence."""
+"""Suites and peers, the files of `gemray bench`: ours fit, and what is wrong with one is told in a sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gemray_cluster.bench.peers import read_peers
-from gemray_cluster.bench.settings import Setup
+from gemray_cluster.bench.settings import Decode, Prefill, Setup
 from gemray_cluster.bench.suites import read_suite
 from gemray_workers.errors import InvalidField
 
@@ -65,3 +65,25 @@ def test_peers_that_are_none_are_told(text: str, words: str, tmp_path: Path) -> 
 def test_a_suite_may_not_say_what_flags_may_not(table: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
         Setup.of({"name": "n", "model": "m", **table}, "suite.toml")
+
+
+def test_suites_of_the_repository_name_what_is_there() -> None:
+    from gemray_workers.rank.blueprint import Blueprint
+
+    benchmarks = Path(__file__).resolve().parents[3] / "benchmarks"
+    peers = read_peers(benchmarks / "peers.toml")
+    work, prompts = set(), set()
+    for suite in sorted((benchmarks / "suites").glob("*.toml")):
+        for setup in read_suite(suite, {"device": "cpu"}):
+            traits = Blueprint.of(setup.engine_config()).drafter.traits
+            setup.require_files()
+            model = Path(setup.model).name, setup.tp
+            for row in setup.work:
+                match row:
+                    case Decode():
+                        work.add((*model, traits.method, traits.num_draft_tokens, row.batch, row.sampling))
+                    case Prefill():
+                        prompts.add(model)
+    assert peers is not None
+    assert set(peers.decode) <= work
+    assert set(peers.prefill) <= prompts
