@@ -20,12 +20,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from gemray_kernels.triton.gluon_ring import barrier, fetch, ring_barriers
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 
 ROWS = 128
@@ -38,10 +38,6 @@ GROUP = 8
 """Tiles of rows that run side by side over the same outputs, so that they find them in the cache."""
 FETCH_REGISTERS = 24
 MULTIPLY_REGISTERS = 240
-
-# Triton 3.9 names two of Gluon's functions anew.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 
 @dataclass(frozen=True)
@@ -138,9 +134,9 @@ def _fetch_tiles(  # type: ignore[no-untyped-def]
             mbarrier.expect(is_there, 2 * x_TLI.block_type.nbytes + weight_OLI.block_type.nbytes)
             leaf = split * LEAVES + block // leaf_blocks
             i = block % leaf_blocks * BLOCK_I
-            _fetch(x_TLI, [t, leaf, i], is_there, x_tiles.index(2 * stage))
-            _fetch(x_TLI, [t + HALF, leaf, i], is_there, x_tiles.index(2 * stage + 1))
-            _fetch(weight_OLI, [o, leaf, i], is_there, weight_tiles.index(stage))
+            fetch(x_TLI, [t, leaf, i], is_there, x_tiles.index(2 * stage))
+            fetch(x_TLI, [t + HALF, leaf, i], is_there, x_tiles.index(2 * stage + 1))
+            fetch(weight_OLI, [o, leaf, i], is_there, weight_tiles.index(stage))
             count += 1
 
 
@@ -168,7 +164,7 @@ def _leaf(  # type: ignore[no-untyped-def]
         acc = warpgroup_mma(x, weight, acc, use_acc=block > 0, is_async=True)
         # The product before this one has been computed by every warp of the group: its tiles may be overwritten.
         acc = warpgroup_mma_wait(1, deps=(acc,))
-        _barrier()
+        barrier()
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=count > 0)
     return warpgroup_mma_wait(0, deps=(acc,))
 
@@ -276,18 +272,14 @@ def _pipeline_kernel(  # type: ignore[no-untyped-def]
 ):
     x_tiles = gl.allocate_shared_memory(x_TLI.dtype, [2 * STAGES, HALF, 1, BLOCK_I], x_TLI.layout)
     weight_tiles = gl.allocate_shared_memory(weight_OLI.dtype, [STAGES, BLOCK_O, 1, BLOCK_I], weight_OLI.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready, free = ring_barriers(2, STAGES)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     if LEAVES == 8:
         waiting = gl.allocate_shared_memory(gl.float32, [2, HALF, BLOCK_O], plain)
     else:
         waiting = gl.allocate_shared_memory(gl.float32, [2, 8, 8], plain)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    _barrier()
+    barrier()
     gl.warp_specialize(
         [
             (

@@ -11,7 +11,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -19,6 +18,7 @@ from triton.language.core import _aggregate as aggregate
 
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import wait_for_inputs
+from gemray_kernels.triton.gluon_ring import barrier, fetch, ring_barriers
 
 PIECE = gl.constexpr(64)
 """Weight rows of a group of warps: what wgmma multiplies at once."""
@@ -28,10 +28,6 @@ STORED = gl.constexpr(64)
 """Columns that a group of warps stores at a time: places of more would push sums out of its registers."""
 GATED = gl.constexpr(16)
 """Columns that it gates at a time: so much of shared memory is left."""
-
-# Triton 3.9 names two of Gluon's functions anew.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 
 @aggregate
@@ -107,17 +103,17 @@ def _fetch_weight(p, weight_OLI, is_there, stage, o, leaf, i):
         to = p.weight.index(p.GROUPS * stage + group)
         if p.GATE > 0:  # half a piece of gate rows, and up rows as many
             at = o + group * (PIECE // 2)
-            _fetch(weight_OLI, [at, leaf, i], is_there, to.slice(0, PIECE // 2))
-            _fetch(weight_OLI, [p.num_out + at, leaf, i], is_there, to.slice(PIECE // 2, PIECE // 2))
+            fetch(weight_OLI, [at, leaf, i], is_there, to.slice(0, PIECE // 2))
+            fetch(weight_OLI, [p.num_out + at, leaf, i], is_there, to.slice(PIECE // 2, PIECE // 2))
         else:
-            _fetch(weight_OLI, [o + group * PIECE, leaf, i], is_there, to)
+            fetch(weight_OLI, [o + group * PIECE, leaf, i], is_there, to)
 
 
 @gluon.jit
 def _fetch_rows(p, part_0_TLI, part_1_TLI, is_there, stage, t, leaf, i):
-    _fetch(part_0_TLI, [t, leaf, i], is_there, p.rows_0.index(stage))
+    fetch(part_0_TLI, [t, leaf, i], is_there, p.rows_0.index(stage))
     if p.PART_1 > 0:
-        _fetch(part_1_TLI, [t + p.PART_0, leaf, i], is_there, p.rows_1.index(stage))
+        fetch(part_1_TLI, [t + p.PART_0, leaf, i], is_there, p.rows_1.index(stage))
 
 
 @gluon.jit
@@ -161,7 +157,7 @@ def _leaf(p, first, GROUP: gl.constexpr):
             acc_0, acc_1 = warpgroup_mma_wait(2, deps=(acc_0, acc_1))
         else:
             acc_0 = warpgroup_mma_wait(1, deps=(acc_0,))
-        _barrier()
+        barrier()
         mbarrier.arrive(p.free.index((count + p.STAGES - 1) % p.STAGES), pred=count > 0)
     if p.PART_1 > 0:
         acc_0, acc_1 = warpgroup_mma_wait(0, deps=(acc_0, acc_1))
@@ -220,6 +216,13 @@ def _halves(acc, PART: gl.constexpr):
 
 
 @gluon.jit
+def _store_block(p, out_TO, block, o_O, t_T):
+    to = t_T.to(gl.int64)[None, :] * p.num_out + o_O[:, None]
+    mask = (o_O < p.num_out)[:, None] & (t_T < p.num_rows)[None, :]
+    gl.store(out_TO + to, block.to(out_TO.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
 def _store_part(p, out_TO, acc, o, t, PART: gl.constexpr):
     """Stores a piece's sums, some columns at a time."""
     if PART > STORED:
@@ -229,9 +232,7 @@ def _store_part(p, out_TO, acc, o, t, PART: gl.constexpr):
     else:
         o_O = o + gl.arange(0, PIECE, gl.SliceLayout(1, _layout(PART)))
         t_T = t + gl.arange(0, PART, gl.SliceLayout(0, _layout(PART)))
-        to = t_T.to(gl.int64)[None, :] * p.num_out + o_O[:, None]
-        mask = (o_O < p.num_out)[:, None] & (t_T < p.num_rows)[None, :]
-        gl.store(out_TO + to, acc.to(out_TO.dtype.element_ty), mask=mask)
+        _store_block(p, out_TO, acc, o_O, t_T)
 
 
 @gluon.jit
@@ -250,9 +251,7 @@ def _store_gated(p, out_TO, acc, o, t, PART: gl.constexpr):
         sums = gl.convert_layout(gated_sums(gate, up, out_TO.dtype.element_ty, p.GATE == 1), PLAIN)
         o_O = o + gl.arange(0, PIECE // 2, gl.SliceLayout(1, PLAIN))
         t_T = t + gl.arange(0, PART, gl.SliceLayout(0, PLAIN))
-        to = t_T.to(gl.int64)[None, :] * p.num_out + o_O[:, None]
-        mask = (o_O < p.num_out)[:, None] & (t_T < p.num_rows)[None, :]
-        gl.store(out_TO + to, sums.to(out_TO.dtype.element_ty), mask=mask)
+        _store_block(p, out_TO, sums, o_O, t_T)
 
 
 @gluon.jit(do_not_specialize=["num_out", "num_rows", "splits", "leaf_blocks"])
@@ -283,13 +282,9 @@ def rows_kernel(
         rows_1 = gl.allocate_shared_memory(weight_OLI.dtype, [STAGES, PART_1, 1, BLOCK_I], part_1_TLI.layout)
     else:
         rows_1 = rows_0
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=GROUPS)
+    ready, free = ring_barriers(GROUPS, STAGES)
     fence_async_shared()
-    _barrier()
+    barrier()
     p = Product(
         weight, rows_0, rows_1, ready, free, num_out, num_rows, splits, leaf_blocks,
         LEAVES, GROUPS, PART_0, PART_1, STAGES, GATE,

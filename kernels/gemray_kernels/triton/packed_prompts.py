@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.triton.gluon_ring import barrier, fetch, ring_barriers, write
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_prompt_numbers import MASKED_E4M3, numbers_of_half, scales_of_step, words_of_step
@@ -46,11 +47,6 @@ SHARED_BYTES = 226 * 1024
 WORDS_STAGES = 2
 """Steps of which words are at hand."""
 MOST_ROW_STAGES = 12
-
-# Triton 3.9 names two of Gluon's functions anew.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_write = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 
 @dataclass(frozen=True)
@@ -204,13 +200,13 @@ def _fetch_steps(x_TI, words_BOC, tiles, barriers, sizes, SHAPE: gl.constexpr): 
             for unit in gl.static_range(UNITS):
                 for group in gl.static_range(GROUPS):
                     to = words_tiles.index((words_stage * GROUPS + group) * UNITS + unit)
-                    _fetch(words_BOC, [step * UNITS + unit, o + group * SHAPE.outputs, 0], is_there, to)
+                    fetch(words_BOC, [step * UNITS + unit, o + group * SHAPE.outputs, 0], is_there, to)
             words_stage, words_phase = _next(words_stage, words_phase, SHAPE.words_stages)
             for half in gl.static_range(2):
                 mbarrier.wait(x_free.index(x_stage), x_phase)
                 is_there = x_ready.index(x_stage)
                 mbarrier.expect(is_there, x_TI.block_type.nbytes)
-                _fetch(x_TI, [t, (2 * step + half) * BLOCK_I], is_there, x_tiles.index(x_stage))
+                fetch(x_TI, [t, (2 * step + half) * BLOCK_I], is_there, x_tiles.index(x_stage))
                 x_stage, x_phase = _next(x_stage, x_phase, SHAPE.row_stages)
 
 
@@ -229,11 +225,11 @@ def _store(acc, out_tiles, weight, results, place, sizes, GROUP: gl.constexpr, S
     if SHAPE.whole:
         out = out_tiles.index(GROUP)
         tma.store_wait(0)
-        _barrier()
+        barrier()
         out.permute((1, 0)).store(acc.to(out.dtype))
         fence_async_shared()
-        _barrier()
-        _write(out_TO, [t, o], out)
+        barrier()
+        write(out_TO, [t, o], out)
     else:
         t_T = t + gl.arange(0, SHAPE.rows, gl.SliceLayout(0, LAYOUT))
         at_T = out_STO + (split * num_rows + t_T).to(gl.int64) * num_out
@@ -275,31 +271,20 @@ def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAP
             mbarrier.wait(x_ready.index(high_stage), high_phase)
             acc = warpgroup_mma(high, x_tiles.index(high_stage).permute((1, 0)), acc, is_async=True)
             # What every warp of the group has done with may be overwritten.
-            _barrier()
+            barrier()
             mbarrier.arrive(words_free.index(words_stage))
             words_stage, words_phase = _next(words_stage, words_phase, SHAPE.words_stages)
             low_scales, high_scales = scales_of_step(weight, gl.minimum(step + 1, end - 1), o_O, SHAPE)
             acc = warpgroup_mma_wait(1, deps=(acc,))
-            _barrier()
+            barrier()
             mbarrier.arrive(x_free.index(x_stage))
             acc, low, high = warpgroup_mma_wait(0, deps=(acc, low, high))
-            _barrier()
+            barrier()
             mbarrier.arrive(x_free.index(high_stage))
             x_stage, x_phase = _next(high_stage, high_phase, SHAPE.row_stages)
         _store(acc, out_tiles, weight, results, (split, t, o), sizes, GROUP, SHAPE)
     if SHAPE.whole:
         tma.store_wait(0)
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def _barriers(GROUPS: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Barriers of a ring: each stage's is passed once it is fetched, and once all groups have done with it."""
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=GROUPS)
-    return ready, free
 
 
 @gluon.jit(do_not_specialize=["num_rows", "splits", "steps", "num_tiles", "last_unit"])  # type: ignore[untyped-decorator]
@@ -333,10 +318,10 @@ def _packed_prompt_kernel(  # type: ignore[no-untyped-def]
     out_tiles = x_tiles  # a name, where results are stored as they are
     if SHAPE.whole:
         out_tiles = gl.allocate_shared_memory(out_TO.dtype, [SHAPE.groups, SHAPE.rows, SHAPE.outputs], out_TO.layout)
-    x_ready, x_free = _barriers(SHAPE.groups, ROW_STAGES)
-    words_ready, words_free = _barriers(SHAPE.groups, WORDS_STAGES)
+    x_ready, x_free = ring_barriers(SHAPE.groups, ROW_STAGES)
+    words_ready, words_free = ring_barriers(SHAPE.groups, WORDS_STAGES)
     fence_async_shared()
-    _barrier()
+    barrier()
     tiles = (x_tiles, words_tiles, out_tiles)
     barriers = (x_ready, x_free, words_ready, words_free)
     weight = (scale_BO, factor_O, last_unit, scale_stride)
