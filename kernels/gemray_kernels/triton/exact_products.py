@@ -50,20 +50,14 @@ def wide_summands(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
 
 def gelu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.gelu_linear`."""
-    if _in_one_kernel(x_TH, leaves):
-        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.GELU)
-    if _in_one_pipeline(x_TH, gate_up_2IH, leaves):
-        return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(len(x_TH), *gate_up_2IH.shape), Gate.GELU)
-    return gelu_tanh_and_mul(linear(x_TH, gate_up_2IH, leaves))
+    gated = _gated_in_one(x_TH, gate_up_2IH, leaves, Gate.GELU)
+    return gelu_tanh_and_mul(linear(x_TH, gate_up_2IH, leaves)) if gated is None else gated
 
 
 def silu_linear(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> Tensor:
     """As `gemray_kernels.reference.exact_linear.silu_linear`."""
-    if _in_one_kernel(x_TH, leaves):
-        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.SILU)
-    if _in_one_pipeline(x_TH, gate_up_2IH, leaves):
-        return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(len(x_TH), *gate_up_2IH.shape), Gate.SILU)
-    return silu_and_mul(linear(x_TH, gate_up_2IH, leaves))
+    gated = _gated_in_one(x_TH, gate_up_2IH, leaves, Gate.SILU)
+    return silu_and_mul(linear(x_TH, gate_up_2IH, leaves)) if gated is None else gated
 
 
 def gated_projection(summands_STI: Tensor, factor_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
@@ -74,14 +68,16 @@ def gated_projection(summands_STI: Tensor, factor_TI: Tensor, weight_OI: Tensor,
     return summands(gelu_of_total_and_mul(summands_STI, factor_TI), weight_OI, leaves)
 
 
-def _in_one_kernel(x: Tensor, leaves: int) -> bool:
-    """Whether the gate is applied where the product is summed, as one leaf; it rounds as two kernels round."""
-    return leaves == 1 and x.dtype == torch.bfloat16 and 0 < len(x) <= FEW_ROWS
-
-
-def _in_one_pipeline(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int) -> bool:
-    """As `_in_one_kernel`, for the rows beyond."""
-    return leaves == 1 and FEW_ROWS < len(x_TH) <= MOST_ROWS and exact_pipeline.fits(x_TH, gate_up_2IH, leaves)
+def _gated_in_one(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int, gate: Gate) -> Tensor | None:
+    """The gated product where a kernel gates what it sums, as one leaf; it rounds as two kernels round."""
+    num_rows = len(x_TH)
+    if leaves != 1 or x_TH.dtype != torch.bfloat16:
+        return None
+    if 0 < num_rows <= FEW_ROWS:
+        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(num_rows, *gate_up_2IH.shape), gate)
+    if FEW_ROWS < num_rows <= MOST_ROWS and exact_pipeline.fits(x_TH, gate_up_2IH, leaves):
+        return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(num_rows, *gate_up_2IH.shape), gate)
+    return None
 
 
 def _parts(x_TI: Tensor, weight_OI: Tensor, leaves: int, *, wide: bool) -> Tensor:
