@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gemray.cli import options
 from gemray.cli.flags import with_flags
 
 if TYPE_CHECKING:
     from gemray.client import Client, Retry, ServerAddress
+
+R = TypeVar("R")
 
 PANEL = "Connection"
 
@@ -74,16 +76,6 @@ def quiet_grpc() -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def with_credentials(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of its parameter `credentials`."""
-    return with_flags(command, "credentials", _credentials, PANEL)
-
-
-def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of its parameter `connection`."""
-    return with_flags(command, "connection", _connection, PANEL)
-
-
 def _credentials(
     *,
     auth_token_file: options.TokenFile = None,
@@ -97,23 +89,18 @@ def _credentials(
     return Credentials(auth_token_file, plaintext_token, tls, tls_ca_file, tls_cert_file, tls_key_file)
 
 
+def with_credentials(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the flags of its parameter `credentials`."""
+    return with_flags(command, "credentials", _credentials, PANEL)
+
+
+@with_credentials
 def _connection(
-    *,
-    address: options.Server = options.DEFAULT_SERVER,
-    patience: options.Patience = None,
-    auth_token_file: options.TokenFile = None,
-    plaintext_token: options.PlaintextToken = False,
-    tls: options.Tls = False,
-    tls_ca_file: options.TlsCa = None,
-    tls_cert_file: options.TlsCert = None,
-    tls_key_file: options.TlsKey = None,
+    *, credentials: Credentials, address: options.Server = options.DEFAULT_SERVER, patience: options.Patience = None
 ) -> Connection:
-    lets_in = _credentials(
-        auth_token_file=auth_token_file,
-        plaintext_token=plaintext_token,
-        tls=tls,
-        tls_ca_file=tls_ca_file,
-        tls_cert_file=tls_cert_file,
-        tls_key_file=tls_key_file,
-    )
-    return Connection(address, lets_in, patience)
+    return Connection(address, credentials, patience)
+
+
+def with_connection(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the flags of its parameter `connection`."""
+    return with_flags(command, "connection", _connection, PANEL)

@@ -6,18 +6,23 @@ import inspect
 from collections.abc import Callable
 from copy import copy
 from functools import wraps
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
+
+R = TypeVar("R")
 
 
-def with_flags(command: Callable[..., None], name: str, make: Callable[..., object], panel: str) -> Callable[..., None]:
-    """Replace a command's parameter `name` by the flags that `make` takes, shown together under `panel` in its help."""
+def with_flags(command: Callable[..., R], name: str, make: Callable[..., object], panel: str) -> Callable[..., R]:
+    """Replace a command's parameter `name` by the flags that `make` takes, shown together under `panel` in its help.
+
+    What makes a value for one command may have flags of another value itself.
+    """
     own = inspect.signature(command, eval_str=True)
     flags = [_in_panel(flag, panel) for flag in inspect.signature(make, eval_str=True).parameters.values()]
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(**given: Any) -> R:
         made = make(**{flag.name: given.pop(flag.name) for flag in flags})
-        command(**given, **{name: made})
+        return command(**given, **{name: made})
 
     parameters = [*(parameter for parameter in own.parameters.values() if parameter.name != name), *flags]
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
