@@ -13,7 +13,7 @@ spec:
   {{- end }}
   containers:
     - name: driver
-      image: {{ include "gemray.image" . }}
+      image: {{ include "gemray.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       # A Ray driver needs a raylet on its own host: this pod joins the cluster as a node without resources.
       command:
@@ -37,7 +37,7 @@ spec:
       args:
         - gemray
         - serve
-        - --model={{ include "gemray.modelPath" . }}
+        - {{ include "gemray.modelPath" . | printf "--model=%s" | quote }}
         - --tp={{ .Values.gang.tensorParallelSize }}
         # Never guessed: this pod may be up before any of the gang's.
         - --device={{ .Values.gang.device }}
@@ -49,9 +49,9 @@ spec:
         - --metrics-port={{ .Values.metrics.port }}
         {{- with .Values.drafter }}
         {{- if .path }}
-        - --drafter={{ include "gemray.drafterPath" (dict "root" $ "drafter" .) }}
+        - {{ include "gemray.drafterPath" (dict "root" $ "drafter" .) | printf "--drafter=%s" | quote }}
         {{- if .second.path }}
-        - --drafter={{ include "gemray.drafterPath" (dict "root" $ "drafter" .second) }}
+        - {{ include "gemray.drafterPath" (dict "root" $ "drafter" .second) | printf "--drafter=%s" | quote }}
         {{- end }}
         - --method={{ .method }}
         - --drafter-placement={{ .placement }}
@@ -87,7 +87,7 @@ spec:
         - --log-format={{ .Values.server.logFormat }}
         {{- end }}
         {{- with .Values.server.otlpTracesEndpoint }}
-        - --otlp-traces-endpoint={{ . }}
+        - {{ printf "--otlp-traces-endpoint=%s" . | quote }}
         {{- end }}
         {{- if .Values.tls.secretName }}
         - --tls-cert-file=/etc/gemray/tls/tls.crt

@@ -15,7 +15,7 @@
 {{/* Ray pods must not carry app.kubernetes.io/name: the operator selects the head by its own value of it. */}}
 {{- define "gemray.selector" -}}
 app.kubernetes.io/part-of: gemray
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "gemray.labels" -}}
@@ -69,7 +69,7 @@ the drivers, which belong to one cluster, come and go with it. So a new driver n
 {{ include "gemray.selector" . }}
 app.kubernetes.io/component: driver
 {{- if not .Values.ray.existingCluster }}
-gemray/cluster: {{ include "gemray.rayCluster" . }}
+gemray/cluster: {{ include "gemray.rayCluster" . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -160,7 +160,7 @@ gemray/serves: {{ list (include "gemray.image" .) .Values.model $drafter .Values
 - name: RAY_AUTH_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ default (include "gemray.rayCluster" .) .Values.ray.auth.existingSecret }}
+      name: {{ default (include "gemray.rayCluster" .) .Values.ray.auth.existingSecret | quote }}
       key: auth_token
 {{- end }}
 {{- end -}}
@@ -170,11 +170,11 @@ gemray/serves: {{ list (include "gemray.image" .) .Values.model $drafter .Values
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .root.Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.securityContext.pod }}
 securityContext:
@@ -251,12 +251,12 @@ annotations:
 {{- define "gemray.secretVolumes" -}}
 {{- with .Values.tls.secretName }}
 - name: tls
-  secret: {secretName: {{ . }}}
+  secret: {secretName: {{ . | quote }}}
 {{- end }}
 {{- if .Values.apiToken.secretName }}
 - name: api-token
   secret:
-    secretName: {{ .Values.apiToken.secretName }}
-    items: [{key: {{ .Values.apiToken.key }}, path: token}]
+    secretName: {{ .Values.apiToken.secretName | quote }}
+    items: [{key: {{ .Values.apiToken.key | quote }}, path: token}]
 {{- end }}
 {{- end -}}

@@ -12,12 +12,12 @@
 {{- define "gemray.modelMount" -}}
 {{- $volume := .root.Values.model.volume -}}
 - name: model
-  mountPath: {{ $volume.mountPath }}
+  mountPath: {{ $volume.mountPath | quote }}
   {{- if not .write }}
   readOnly: true
   {{- end }}
   {{- if and (eq (include "gemray.modelHome" .root) "pvc") $volume.pvc.subPath }}
-  subPath: {{ $volume.pvc.subPath }}
+  subPath: {{ $volume.pvc.subPath | quote }}
   {{- end }}
 {{- end -}}
 
@@ -27,13 +27,13 @@
 - name: model
   {{- if eq $home "pvc" }}
   persistentVolumeClaim:
-    claimName: {{ $volume.pvc.claimName }}
+    claimName: {{ $volume.pvc.claimName | quote }}
     {{- if ne $volume.type "download" }}
     readOnly: true
     {{- end }}
   {{- else if eq $home "hostPath" }}
   hostPath:
-    path: {{ $volume.hostPath.path }}
+    path: {{ $volume.hostPath.path | quote }}
     type: Directory
   {{- else }}
   emptyDir:
@@ -88,7 +88,7 @@ leaves last, in the directory of this repository and revision, says that the nex
 {{- end -}}
 {{- range $wanted }}
 - name: download-{{ .name }}
-  image: {{ include "gemray.image" $root }}
+  image: {{ include "gemray.image" $root | quote }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command:
     {{- if ne $download.keep "pod" }}
@@ -130,7 +130,7 @@ leaves last, in the directory of this repository and revision, says that the nex
     {{- with $download.tokenSecret }}
     - name: HF_TOKEN
       valueFrom:
-        secretKeyRef: {name: {{ . }}, key: token}
+        secretKeyRef: {name: {{ . | quote }}, key: token}
     {{- end }}
   {{- with $download.resources }}
   resources:

@@ -20,7 +20,7 @@ spec:
   terminationGracePeriodSeconds: {{ add .Values.server.preStopSeconds 40 }}
   containers:
     - name: openai
-      image: {{ include "gemray.image" . }}
+      image: {{ include "gemray.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       args:
         - openai
@@ -82,7 +82,7 @@ spec:
     {{- if .Values.tls.secretName }}
     - name: tls
       secret:
-        secretName: {{ .Values.tls.secretName }}
+        secretName: {{ .Values.tls.secretName | quote }}
         {{- if not .Values.tls.clientAuth }}
         # The drivers' key is theirs.
         items: [{key: ca.crt, path: ca.crt}]
@@ -90,6 +90,6 @@ spec:
     {{- end }}
     {{- with $openai.tlsSecret }}
     - name: http-tls
-      secret: {secretName: {{ . }}}
+      secret: {secretName: {{ . | quote }}}
     {{- end }}
 {{- end -}}

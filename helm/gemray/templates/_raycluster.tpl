@@ -4,7 +4,7 @@ rayVersion: {{ .Values.ray.version | quote }}
 authOptions:
   mode: {{ .Values.ray.auth.mode }}
   {{- with .Values.ray.auth.existingSecret }}
-  secretName: {{ . }}
+  secretName: {{ . | quote }}
   {{- end }}
 # What changes a pod makes a cluster of another name. What is left holds for pods that are made from now on: to replace
 # the others would take the workers away from under drivers that serve.
@@ -18,7 +18,7 @@ gcsFaultToleranceOptions:
   {{- if .passwordSecret }}
   redisPassword:
     valueFrom:
-      secretKeyRef: {name: {{ .passwordSecret }}, key: {{ .passwordKey }}}
+      secretKeyRef: {name: {{ .passwordSecret | quote }}, key: {{ .passwordKey | quote }}}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -50,7 +50,7 @@ headGroupSpec:
       terminationGracePeriodSeconds: {{ add .Values.server.terminationGracePeriodSeconds 30 }}
       containers:
         - name: ray-head
-          image: {{ include "gemray.image" . }}
+          image: {{ include "gemray.image" . | quote }}
           imagePullPolicy: {{ .Values.image.pullPolicy }}
           ports:
             - {name: gcs-server, containerPort: 6379}

@@ -69,6 +69,11 @@
 {{- if and (eq $home "pvc") (not $v.model.volume.pvc.claimName) -}}
 {{- fail "model.volume.pvc.claimName must name the PersistentVolumeClaim that holds the model" -}}
 {{- end -}}
+{{- with $v.model.volume.pvc.subPath -}}
+{{- if or (not (regexMatch "^[^/\\s][^\\s]*$" .)) (has ".." (splitList "/" .)) -}}
+{{- fail (printf "model.volume.pvc.subPath %q must be a directory within the claim, such as models/gemma: no / before it, no .. and no spaces in it" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $home "hostPath") (not (hasPrefix "/" $v.model.volume.hostPath.path)) -}}
 {{- fail (printf "model.volume.hostPath.path %q must be an absolute path that every node has" $v.model.volume.hostPath.path) -}}
 {{- end -}}

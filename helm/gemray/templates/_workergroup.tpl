@@ -31,7 +31,7 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ add $root.Values.server.terminationGracePeriodSeconds 15 }}
       {{- with $root.Values.worker.runtimeClassName }}
-      runtimeClassName: {{ . }}
+      runtimeClassName: {{ . | quote }}
       {{- end }}
       {{- $pins := and $root.Values.network.rdma.resource (eq $root.Values.network.rdma.memlock "node") }}
       {{- $downloads := eq $root.Values.model.volume.type "download" }}
@@ -46,7 +46,7 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
       {{- end }}
       containers:
         - name: ray-worker
-          image: {{ include "gemray.image" $root }}
+          image: {{ include "gemray.image" $root | quote }}
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
           env:
             {{- include "gemray.env" (dict "root" $root "part" $root.Values.worker) | nindent 12 }}
@@ -105,10 +105,10 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
           emptyDir: {sizeLimit: {{ .size }}}
         {{- else if eq .type "hostPath" }}
         - name: triton-cache
-          hostPath: {path: {{ .hostPath.path }}, type: Directory}
+          hostPath: {path: {{ .hostPath.path | quote }}, type: Directory}
         {{- else if eq .type "pvc" }}
         - name: triton-cache
-          persistentVolumeClaim: {claimName: {{ .pvc.claimName }}}
+          persistentVolumeClaim: {claimName: {{ .pvc.claimName | quote }}}
         {{- end }}
         {{- end }}
         {{- include "gemray.ownVolumes" (dict "part" $root.Values.worker) | nindent 8 }}
@@ -117,7 +117,7 @@ A worker group: one replica for each gang. Call with (dict "root" $ "name" NAME 
 {{/* An init container that says why RDMA would not work, where NCCL only fails in the middle of a start. */}}
 {{- define "gemray.memlockCheck" -}}
 - name: check-memlock
-  image: {{ include "gemray.image" . }}
+  image: {{ include "gemray.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   command:
     - /bin/bash

@@ -28,6 +28,16 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "kv-memory-of-no-unit": ({"server": {"kvMemory": "40"}}, "has no unit: write it as 40Gi, 40GiB or 500M, or auto"),
     "unknown-volume": ({"model": {"volume": {"type": "nfs"}}}, "type"),
     "pvc-without-a-name": ({"model": {"volume": {"pvc": {"claimName": ""}}}}, "claimName must name"),
+    "a-secret-of-two-words": ({"image": {"pullSecrets": ["pull secret"]}}, "pullSecrets"),
+    "a-class-in-capitals": ({"priorityClassName": "High"}, "priorityClassName"),
+    "a-key-of-two-words": ({"apiToken": {"secretName": "api", "key": "a token"}}, "key"),
+    **{
+        f"sub-path-{path!r}": (
+            {"model": {"volume": {"pvc": {"subPath": path}}}},
+            f'model.volume.pvc.subPath "{path}" must be a directory within the claim',
+        )
+        for path in ("/gemma", "a/../../b", "two words")
+    },
     "host-path-without-a-path": ({"model": {"volume": {"type": "hostPath"}}}, "must be an absolute path"),
     "download-of-nothing": ({"model": {"volume": {"type": "download"}}}, "must say OWNER/NAME"),
     "relative-model-path": ({"model": {"path": "models/target"}}, "path"),
