@@ -77,6 +77,8 @@ def rate_row(
         goodput=good / seconds,
         first_token_limit_ms=load.first_token_limit_ms,
         between_tokens_limit_ms=load.between_tokens_limit_ms,
+        prompts=load.prompt.by_tokens,
+        outputs=load.output.by_tokens,
         device=device,
     )
 

@@ -32,6 +32,15 @@ class Lengths:
             raise InvalidField(f"{name}.share", shares, "numbers >= 0, not all of them 0")
         return cls(tokens, shares)
 
+    @property
+    def by_tokens(self) -> dict[int, float]:
+        """Each length's share of all, which add up to 1."""
+        total = sum(self.shares)
+        found: dict[int, float] = {}
+        for tokens, share in zip(self.tokens, self.shares, strict=True):
+            found[tokens] = found.get(tokens, 0.0) + share / total
+        return found
+
     def draw(self, rng: random.Random) -> int:
         """One length."""
         return rng.choices(self.tokens, self.shares)[0]

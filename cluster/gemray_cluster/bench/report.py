@@ -198,6 +198,10 @@ class RateRow(msgspec.Struct, frozen=True, kw_only=True):
     device: str
 
 
+    prompts: dict[int, float] = {}
+    """Tokens of a prompt, and the share of requests with so many; empty in reports from before it was written down."""
+    outputs: dict[int, float] = {}
+    """The same of answers."""
 AnyRow = Row | PrefillRow | RateRow
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
@@ -66,6 +66,8 @@ RATE_COLUMNS = (
     "good/s",
 )
 ONLINE_COLUMNS = ("batch", "method", "first token ms", "between messages ms", "tokens/s", "acceptance length")
+LOAD_COLUMNS = ("prompt tokens", "output tokens", "sampling", "a good answer")
+"""What the requests of rates were, and when one was answered well."""
 _LEFT = ("model", "of", "method", "sampling")
 _UNKNOWN = "-"
 BEFORE_ROWS = ("probes", "load")
@@ -123,6 +125,7 @@ def markdown(report: Report, peers: Peers | None) -> str:
     if report.rates:
         lines += ["", *_markdown_table(RATE_COLUMNS, map(_rate_cells, report.rates))]
     lines += [f"\n{line}" for line in what_was_not_run(report)]
+        lines += ["", *_markdown_table(LOAD_COLUMNS, dict.fromkeys(map(_load_cells, report.rates)))]
     lines += [f"\nFailed: {_what_failed(failure)}: {failure.reason.splitlines()[-1]}" for failure in report.failures]
     lines += ["", *_times_of_setups(report)] if report.spent else []
     return "\n".join(lines) + "\n"
@@ -289,6 +292,20 @@ def _experts(experts: ExpertsTouched | None) -> str:
 
 
 def _number(value: float | None) -> str:
+def _load_cells(row: RateRow) -> tuple[str, ...]:
+    first_ms, between_ms = row.first_token_limit_ms, row.between_tokens_limit_ms
+    return (
+        _shares(row.prompts),
+        _shares(row.outputs),
+        row.sampling,
+        f"first token within {first_ms:g} ms, others within {between_ms:g} ms each on average",
+    )
+
+
+def _shares(of_lengths: Mapping[int, float]) -> str:
+    return ", ".join(f"{tokens} ({100 * share:.0f}%)" for tokens, share in of_lengths.items()) or _UNKNOWN
+
+
     return _UNKNOWN if value is None else f"{value:.2f}"
 
 

@@ -18,6 +18,7 @@ from gemray_cluster.bench.plot import plot
 from gemray_cluster.bench.rate_inbox import RateInbox
 from gemray_cluster.bench.report import Percentiles, RateRow, Report
 from gemray_cluster.bench.suites import load_of, read_suite, read_toml
+from gemray_cluster.bench.tables import markdown
 from gemray_cluster.cli.commands import app
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import InvalidField
@@ -109,6 +110,18 @@ def test_a_table_that_says_nothing_is_refused(changes: dict[str, Any], words: st
 def test_a_load_needs_its_limits() -> None:
     with pytest.raises(InvalidField, match=r"load.first_token_limit_ms = None is not allowed: set \(in a test\)"):
         Load.of({name: value for name, value in TABLE.items() if name != "first_token_limit_ms"}, "a test")
+
+
+def test_a_table_of_rates_says_what_was_asked(tmp_path: Path) -> None:
+    answered = [Answer(1.0, [(1.5, 1)])]
+    rows = [rate_row("a setup", "engine", load(), rate, answered, method="none", device="cpu") for rate in load().rates]
+    text = markdown(Report(date="2026-11-30", devices=["cpu"], versions={}, settings=[], rates=rows), None)
+    asked = "| 3 (75%), 9 (25%) | 1 (50%), 5 (50%) | greedy | first token within 1e+06 ms, others within 1e-06 ms each"
+    assert text.count(asked) == 1, "one line for both rates"
+    before = msgspec.structs.replace(rows[0], prompts={}, outputs={})
+    assert "| - | - | greedy |" in markdown(
+        Report(date="2026-11-29", devices=["cpu"], versions={}, settings=[], rates=[before]), None
+    )
 
 
 def test_tokens_that_come_at_once_share_their_time() -> None:
