@@ -133,6 +133,7 @@ class OfflineRank:
             decode.steps,
             experts=None if watch is None else watch.result(),
             busy_ms=None if profile is None else profile.busy_ms,
+            busiest={} if profile is None else profile.busiest,
         )
 
     def _prefill(self, work: Prefill) -> PrefillRow | None:

@@ -1,10 +1,15 @@
-"""What a row is held against: another engine's time for the same work, its floor, gemray's bar and target."""
+"""What a row is held against: another engine's time for the same work, its floor, gemray's bar and target.
+
+Milliseconds are of one kind of card. A row of another card is held against multiples of the floor instead: a card that
+reads faster beside the same multiprocessors meets milliseconds with ease, and multiples with more effort.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from gemray_cluster.bench.report import PrefillRow, Row
 from gemray_cluster.bench.suites import read_toml
@@ -12,6 +17,7 @@ from gemray_workers.errors import InvalidField
 
 Key = tuple[str, int, str, int, int, str]
 """Model, ranks, method, drafts, batch, sampling."""
+Met = Literal["target", "bar", "no"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,36 @@ class Peer:
     """What is asked for."""
     target_ms: float | None = None
     """What is aimed at beyond it."""
+    bar_x_floor: float | None = None
+    """Times the floor that are asked for, on any card."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A time that a row is held against, in milliseconds or in times the floor."""
+
+    value: float
+    in_floors: bool
+
+    def holds(self, row: Row) -> bool:
+        """Whether the row keeps it."""
+        return (row.step.median / row.floor.ms if self.in_floors else row.step.median) <= self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} x floor" if self.in_floors else f"{self.value:g} ms"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row beside its figures."""
+
+    peer: Peer
+    peer_x_floor: float | None
+    bars: tuple[Limit, ...]
+    """All of them are asked for."""
+    target: Limit | None
+    met: Met | None
+    """None where there is neither bar nor target."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +69,50 @@ class Peers:
     decode: Mapping[Key, Peer]
     prefill: Mapping[tuple[str, int], float]
     """By model and ranks: most times the floor that are asked for."""
+    device: str = ""
+    """How the names of cards begin that milliseconds are of; empty for any."""
+    bandwidth: float | None = None
+    """Bytes a second that such a card reads."""
 
-    def of(self, row: Row) -> Peer:
-        """The figures of the same work; all unknown where there are none."""
-        return self.decode.get((row.model, row.tp, row.method, row.draft_tokens, row.batch, row.sampling), Peer())
+    def is_of(self, row: Row) -> bool:
+        """Whether the milliseconds are of the row's card."""
+        return row.device.startswith(self.device)
+
+    def judge(self, row: Row) -> Verdict:
+        """Hold a row against the figures of the same work; all unknown where there are none."""
+        key = (row.model, row.tp, row.method, row.draft_tokens, row.batch, row.sampling)
+        peer = self.decode.get(key, Peer())
+        bar, target = self._limit(peer.bar_ms, peer, row), self._limit(peer.target_ms, peer, row)
+        bars = [] if bar is None else [bar]
+        if peer.bar_x_floor is not None:
+            bars.append(Limit(peer.bar_x_floor, in_floors=True))
+        return Verdict(peer, self._x_floor(peer.peer_ms, peer, row), tuple(bars), target, _met(row, bars, target))
 
     def bar_of(self, row: PrefillRow) -> float | None:
         """Times its floor that a prompt may take; None where nothing is asked."""
         return self.prefill.get((row.model, row.tp))
+
+    def _limit(self, ms: float | None, peer: Peer, row: Row) -> Limit | None:
+        if self.is_of(row):
+            return None if ms is None else Limit(ms, in_floors=False)
+        times = self._x_floor(ms, peer, row)
+        return None if times is None else Limit(times, in_floors=True)
+
+    def _x_floor(self, ms: float | None, peer: Peer, row: Row) -> float | None:
+        """Such a time in multiples of the floor on the peer's card: of the peer's floor, or of ours if that is more."""
+        if ms is None or peer.floor_ms is None:
+            return None
+        bytes_read = row.floor.target_bytes + row.floor.drafter_bytes
+        ours_ms = 0.0 if self.bandwidth is None else 1000 * bytes_read / self.bandwidth
+        return ms / max(peer.floor_ms, ours_ms)
+
+
+def _met(row: Row, bars: list[Limit], target: Limit | None) -> Met | None:
+    if target is not None and target.holds(row) and all(bar.holds(row) for bar in bars):
+        return "target"
+    if bars and all(bar.holds(row) for bar in bars):
+        return "bar"
+    return None if target is None and not bars else "no"
 
 
 def read_peers(path: Path | None) -> Peers | None:
@@ -51,12 +123,33 @@ def read_peers(path: Path | None) -> Peers | None:
     try:
         decode = {
             (p["model"], p["tp"], p["method"], p["draft_tokens"], p["batch"], p.get("sampling", "greedy")): Peer(
-                p.get("peer_ms"), p.get("floor_ms"), p.get("bar_ms"), p.get("target_ms")
+                p.get("peer_ms"), p.get("floor_ms"), p.get("bar_ms"), p.get("target_ms"), p.get("bar_x_floor")
             )
             for p in content.get("peer", [])
         }
-        return Peers(decode, {(p["model"], p["tp"]): p["bar_x_floor"] for p in content.get("prefill", [])})
+        prefill = {(p["model"], p["tp"]): p["bar_x_floor"] for p in content.get("prefill", [])}
     except KeyError as error:
         raise InvalidField("peers", str(path), f"tables that each have {error.args[0]}") from None
     except (TypeError, AttributeError):
         raise InvalidField("peers", str(path), "[[peer]] and [[prefill]] tables of texts and numbers") from None
+    return Peers(decode, prefill, _device(content, path), _bandwidth(content, path))
+
+
+def _device(content: Mapping[str, Any], path: Path) -> str:
+    match content.get("device", ""):
+        case str(device):
+            return device
+        case other:
+            raise InvalidField("peers.device", other, f"how a card's name begins, a text (in {path})")
+
+
+def _bandwidth(content: Mapping[str, Any], path: Path) -> float | None:
+    match content.get("read_tb_per_s"):
+        case None:
+            return None
+        case bool() as other:
+            raise InvalidField("peers.read_tb_per_s", other, f"a number > 0 (in {path})")
+        case int() | float() as rate if rate > 0:
+            return rate * 1e12
+        case other:
+            raise InvalidField("peers.read_tb_per_s", other, f"a number > 0 (in {path})")

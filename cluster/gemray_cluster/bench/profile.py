@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from gemray_cluster.bench.host_waits import HostWaits
 
 ROWS = 25
+BUSIEST = 6
 NCCL_KERNEL = "ncclDevKernel"
 NCCL_NAME = "nccl:"
 
@@ -63,6 +65,16 @@ class CycleProfile:
         """
         return self._a_cycle(covered(self._spans(collectives=False))) if self._on_cuda else None
 
+    @cached_property
+    def busiest(self) -> dict[str, float]:
+        """Milliseconds of a cycle that the longest kernels take, by their names; empty on CPU."""
+        if not self._on_cuda:
+            return {}
+        lasting: Counter[str] = Counter()
+        for event in self._device_events:
+            lasting[short_name(event.name)] += event.time_range.end - event.time_range.start
+        return {name: self._a_cycle(microseconds) for name, microseconds in lasting.most_common(BUSIEST)}
+
     def summary(self) -> str:
         """Per cycle: wall time, device busy and idle, launches, and where the host waited."""
         cycles = self._last - self._first
@@ -106,6 +118,11 @@ class CycleProfile:
     def _synchronize(self) -> None:
         if self._on_cuda:
             torch.cuda.synchronize()
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its template's arguments, which fill lines."""
+    return kernel.removeprefix("void ").split("<")[0].split("(")[0].strip()
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

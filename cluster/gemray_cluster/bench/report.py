@@ -94,6 +94,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     busy_ms: float | None = None
     """Time of a cycle that rank 0's device computes, collectives left out, by a profile of a few; None where none was
     made, or on CPU. It hardly depends on the host, whose launches decide how long a step takes without a graph."""
+    busiest: dict[str, float] = {}
+    """Kernels that take most of those cycles, in milliseconds of one, by their names; where one begins before the last
+    has ended, they add up to more than `busy_ms`. Empty where no profile was made."""
     experts: ExpertsTouched | None = None
     """None for a model without experts."""
     floor: Floor
@@ -195,13 +198,13 @@ class RateRow(msgspec.Struct, frozen=True, kw_only=True):
     """Good requests a second."""
     first_token_limit_ms: float
     between_tokens_limit_ms: float
-    device: str
-
-
     prompts: dict[int, float] = {}
     """Tokens of a prompt, and the share of requests with so many; empty in reports from before it was written down."""
     outputs: dict[int, float] = {}
     """The same of answers."""
+    device: str
+
+
 AnyRow = Row | PrefillRow | RateRow
 
 

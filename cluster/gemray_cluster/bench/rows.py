@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -72,6 +72,7 @@ class RowMaker:
         *,
         experts: ExpertsTouched | None,
         busy_ms: float | None,
+        busiest: Mapping[str, float],
     ) -> Row:
         """A batch's row."""
         setup = self.setup
@@ -105,6 +106,7 @@ class RowMaker:
             rest=_milliseconds([step.seconds - step.draft - step.verify for step in steps]),
             tokens_per_s=num_tokens / sum(step.seconds for step in steps),
             busy_ms=busy_ms,
+            busiest=dict(busiest),
             experts=experts,
             floor=floor_of(
                 setup.engine_config(),

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
-from gemray_cluster.bench.peers import Peer, Peers
+from gemray_cluster.bench.missed import MISSED_COLUMNS, missed_rows
+from gemray_cluster.bench.peers import Limit, Peers, Verdict
 from gemray_cluster.bench.report import (
     ExpertsTouched,
     Failure,
@@ -39,7 +40,7 @@ COLUMNS = (
     "experts touched",
     "tok/s @ length",
 )
-PEER_COLUMNS = ("peer ms", "peer's floor ms", "bar ms", "target ms", "met")
+PEER_COLUMNS = ("peer ms (x floor)", "bar", "target", "met")
 PREFILL_COLUMNS = (
     "model",
     "tp",
@@ -65,9 +66,9 @@ RATE_COLUMNS = (
     "good",
     "good/s",
 )
-ONLINE_COLUMNS = ("batch", "method", "first token ms", "between messages ms", "tokens/s", "acceptance length")
 LOAD_COLUMNS = ("prompt tokens", "output tokens", "sampling", "a good answer")
 """What the requests of rates were, and when one was answered well."""
+ONLINE_COLUMNS = ("batch", "method", "first token ms", "between messages ms", "tokens/s", "acceptance length")
 _LEFT = ("model", "of", "method", "sampling")
 _UNKNOWN = "-"
 BEFORE_ROWS = ("probes", "load")
@@ -114,18 +115,18 @@ def markdown(report: Report, peers: Peers | None) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     lines = [f"Device: {', '.join(report.devices)}. Date: {report.date}. {versions}."]
     if report.rows:
-        cells = [
-            (*_cells(row, report.rows), *(_peer_cells(row, peers.of(row)) if peers else ())) for row in report.rows
-        ]
+        cells = [(*_cells(row, report.rows), *(_peer_cells(peers.judge(row)) if peers else ())) for row in report.rows]
         lines += ["", *_markdown_table((*COLUMNS, *(PEER_COLUMNS if peers else ())), cells)]
+        lines += _other_cards(report.rows, peers) if peers else []
+        lines += _missed(report.rows, peers) if peers else []
     if report.prefill:
         bars = ((_times(peers.bar_of(row)),) if peers else () for row in report.prefill)
         cells = [(*_prefill_cells(row), *bar) for row, bar in zip(report.prefill, bars, strict=True)]
         lines += ["", *_markdown_table((*PREFILL_COLUMNS, *(("bar x floor",) if peers else ())), cells)]
     if report.rates:
         lines += ["", *_markdown_table(RATE_COLUMNS, map(_rate_cells, report.rates))]
-    lines += [f"\n{line}" for line in what_was_not_run(report)]
         lines += ["", *_markdown_table(LOAD_COLUMNS, dict.fromkeys(map(_load_cells, report.rates)))]
+    lines += [f"\n{line}" for line in what_was_not_run(report)]
     lines += [f"\nFailed: {_what_failed(failure)}: {failure.reason.splitlines()[-1]}" for failure in report.failures]
     lines += ["", *_times_of_setups(report)] if report.spent else []
     return "\n".join(lines) + "\n"
@@ -224,17 +225,38 @@ def _beside_greedy(row: Row, rows: Sequence[Row]) -> float | None:
     return None
 
 
-def _peer_cells(row: Row, peer: Peer) -> tuple[str, ...]:
-    figures = (peer.peer_ms, peer.floor_ms, peer.bar_ms, peer.target_ms)
-    return (*(_UNKNOWN if ms is None else f"{ms:g}" for ms in figures), _met(row.step.median, peer))
+def _peer_cells(verdict: Verdict) -> tuple[str, ...]:
+    peer_ms = verdict.peer.peer_ms
+    times = "" if verdict.peer_x_floor is None else f" ({verdict.peer_x_floor:.2f})"
+    return (
+        _UNKNOWN if peer_ms is None else f"{peer_ms:g}{times}",
+        _limits(verdict.bars),
+        _limits([] if verdict.target is None else [verdict.target]),
+        verdict.met or _UNKNOWN,
+    )
 
 
-def _met(ms: float, peer: Peer) -> str:
-    if peer.target_ms is not None and ms <= peer.target_ms:
-        return "target"
-    if peer.bar_ms is not None:
-        return "bar" if ms <= peer.bar_ms else "no"
-    return _UNKNOWN if peer.target_ms is None else "no"
+def _limits(limits: Sequence[Limit]) -> str:
+    return " and ".join(map(str, limits)) or _UNKNOWN
+
+
+def _other_cards(rows: Sequence[Row], peers: Peers) -> list[str]:
+    """A line where milliseconds of the peers are of another card than rows are."""
+    if all(peers.is_of(row) for row in rows):
+        return []
+    rate = "" if peers.bandwidth is None else f", which reads {peers.bandwidth / 1e12:g} TB/s"
+    return [
+        "",
+        f"Milliseconds of peers, bars and targets are of {peers.device}{rate}. Rows of other cards are held against "
+        "the multiples of the floor that they are there, where the peer's floor is known.",
+    ]
+
+
+def _missed(rows: Sequence[Row], peers: Peers) -> list[str]:
+    missed = list(missed_rows(rows, peers))
+    if not missed:
+        return []
+    return ["", "Where the time of rows goes that miss bar or target:", "", *_markdown_table(MISSED_COLUMNS, missed)]
 
 
 def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
@@ -270,6 +292,20 @@ def _rate_cells(row: RateRow) -> tuple[str, ...]:
     )
 
 
+def _load_cells(row: RateRow) -> tuple[str, ...]:
+    first_ms, between_ms = row.first_token_limit_ms, row.between_tokens_limit_ms
+    return (
+        _shares(row.prompts),
+        _shares(row.outputs),
+        row.sampling,
+        f"first token within {first_ms:g} ms, others within {between_ms:g} ms each on average",
+    )
+
+
+def _shares(of_lengths: Mapping[int, float]) -> str:
+    return ", ".join(f"{tokens} ({100 * share:.0f}%)" for tokens, share in of_lengths.items()) or _UNKNOWN
+
+
 def _online_cells(row: OnlineRow) -> tuple[str, ...]:
     return (
         str(row.batch),
@@ -292,20 +328,6 @@ def _experts(experts: ExpertsTouched | None) -> str:
 
 
 def _number(value: float | None) -> str:
-def _load_cells(row: RateRow) -> tuple[str, ...]:
-    first_ms, between_ms = row.first_token_limit_ms, row.between_tokens_limit_ms
-    return (
-        _shares(row.prompts),
-        _shares(row.outputs),
-        row.sampling,
-        f"first token within {first_ms:g} ms, others within {between_ms:g} ms each on average",
-    )
-
-
-def _shares(of_lengths: Mapping[int, float]) -> str:
-    return ", ".join(f"{tokens} ({100 * share:.0f}%)" for tokens, share in of_lengths.items()) or _UNKNOWN
-
-
     return _UNKNOWN if value is None else f"{value:.2f}"
 
 

@@ -255,9 +255,9 @@ def test_markdown_sets_rows_beside_peers(output: Path, tmp_path: Path) -> None:
         "bar_ms = 1e9\ntarget_ms = 1e-9\n"
     )
     lines = markdown(report_of(output), read_peers(peers)).splitlines()
-    rows = [line for line in lines if line.startswith("| target")]
+    rows = [line for line in lines if line.startswith("| target |")]
     assert len(rows) == 18, "16 of batches, 2 of prompts"
-    assert [row.endswith("| 31.3 | - | 1e+09 | 1e-09 | bar |") for row in rows] == [i == 9 for i in range(18)]
+    assert [row.endswith("| 31.3 | 1e+09 ms | 1e-09 ms | bar |") for row in rows] == [i == 9 for i in range(18)]
     assert any(line.startswith("Failed: three ranks do not divide it: batch 1, greedy, lag 1; ") for line in lines)
     assert (output / "bench.md").read_text().count("| target") == 18
 

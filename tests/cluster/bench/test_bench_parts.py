@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
 from gemray_cluster.bench.offline import OfflineRank
 from gemray_cluster.bench.probes import MatrixRates, Probes, read_bandwidth
-from gemray_cluster.bench.profile import covered
+from gemray_cluster.bench.profile import BUSIEST, CycleProfile, covered
 from gemray_cluster.bench.settings import Setup
 from gemray_cluster.bench.suites import read_suite
 from gemray_cluster.bench.timing import sustained_seconds
@@ -312,6 +313,22 @@ def test_waits_are_listed_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_busy_time_counts_overlapping_spans_once() -> None:
     assert covered([(0.0, 1.0), (0.5, 2.0), (0.6, 0.7), (3.0, 4.0)]) == 3.0
     assert covered([]) == 0.0
+
+
+def test_the_busiest_kernels_by_their_own_time() -> None:
+    def event(name: str, start: float, end: float) -> SimpleNamespace:
+        return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end))
+
+    profile = CycleProfile(torch.device("cpu"), first=0, cycles=2)
+    assert profile.busiest == {}
+    on_card = CycleProfile(torch.device("cpu"), first=0, cycles=2)
+    on_card._on_cuda = True
+    linear, cast = "linear_kernel", "void at::native::cast<float, int>(float*)"
+    times = [event(linear, 0.0, 3000.0), event(cast, 2000.0, 3000.0), event(linear, 4000.0, 5000.0)]
+    on_card._device_events = times + [event(f"small {i}", 0.0, 1.0) for i in range(9)]
+    busiest = list(on_card.busiest.items())
+    assert busiest[:2] == [("linear_kernel", 2.0), ("at::native::cast", 0.5)], "milliseconds of one of two cycles"
+    assert len(busiest) == BUSIEST
 
 
 def test_all_runs_of_a_setup_share_their_graphs() -> None:
