@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from gemray_cluster.bench.names import check_names
 from gemray_cluster.bench.sampling import SamplingName
 from gemray_workers.errors import InvalidField
+
+
+@dataclass(frozen=True)
+class LengthShare:
+    """One length, and how many of the requests have it: in proportion to the shares of the others."""
+
+    tokens: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -20,11 +28,18 @@ class Lengths:
     shares: tuple[float, ...]
 
     @classmethod
-    def of(cls, name: str, rows: Iterable[Mapping[str, Any]]) -> Lengths:
-        """From a table of a suite's file, one ``{tokens, share}`` a row; raises InvalidField."""
-        rows = list(rows)
-        if not rows or any(row.keys() != {"tokens", "share"} for row in rows):
-            raise InvalidField(name, rows, "rows with tokens and share")
+    def of(cls, name: str, rows: object, origin: str) -> Lengths:
+        """From a table of a suite's file, one ``{tokens, share}`` a row; raises InvalidField.
+
+        Args:
+            name: of the table, as the error says it.
+            rows: what the file has there.
+            origin: the file, as the error says it.
+        """
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+            raise InvalidField(name, rows, f"rows with tokens and share (in {origin})")
+        for row in rows:
+            check_names(LengthShare, row, origin, table=f"{name}.")
         tokens, shares = tuple(row["tokens"] for row in rows), tuple(float(row["share"]) for row in rows)
         if min(tokens) < 1:
             raise InvalidField(f"{name}.tokens", min(tokens), "an integer >= 1")
@@ -90,7 +105,7 @@ class Load:
     def of(cls, values: Mapping[str, Any], origin: str) -> Load:
         """From the ``[load]`` table of a suite's file; raises InvalidField."""
         check_names(cls, values, origin, table="load.")
-        lengths = {name: Lengths.of(f"load.{name}", values[name]) for name in ("prompt", "output")}
+        lengths = {name: Lengths.of(f"load.{name}", values[name], origin) for name in ("prompt", "output")}
         return cls(**{**values, **lengths, "rates": tuple(values["rates"])})
 
     @property

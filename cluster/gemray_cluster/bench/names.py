@@ -3,6 +3,7 @@ kind."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
@@ -36,7 +37,7 @@ def check_names(cls: type[Any], values: Mapping[str, Any], origin: str, *, table
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
-    float: ((int, float), "a number"),
+    float: ((int, float), "a finite number"),
     str: ((str,), "a text"),
 }
 
@@ -51,6 +52,8 @@ def _is_of(hint: Any, value: Any) -> bool:
         entries = value if isinstance(value, list | tuple) else [value]
         return all(_is_of(get_args(hint)[0], entry) for entry in entries)
     kinds, _ = _KINDS.get(_plain(hint), ((object,), ""))
+    if isinstance(value, float) and not math.isfinite(value):  # which TOML can write
+        return object in kinds
     return isinstance(value, kinds) and (bool in kinds or object in kinds or not isinstance(value, bool))
 
 

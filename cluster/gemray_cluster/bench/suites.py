@@ -25,7 +25,7 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
     setups = []
     content = read_toml("suite", path)
     if not _are_tables(content):
-        raise InvalidField("suite", str(path), "a file with [[setup]], [defaults] and [load] tables")
+        raise InvalidField("suite", str(path), "a file with [[setup]] and [defaults] tables")
     load = load_of(content, path)
     for table in content.get("setup", []):
         values = {**content.get("defaults", {}), **table}
@@ -47,16 +47,18 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
 
 def _are_tables(content: Mapping[str, Any]) -> bool:
     setups = content.get("setup", [])
-    tables = [*(setups if isinstance(setups, list) else [setups]), content.get("defaults", {}), content.get("load", {})]
-    return isinstance(setups, list) and all(isinstance(table, dict) for table in tables)
+    return isinstance(setups, list) and all(isinstance(table, dict) for table in (*setups, content.get("defaults", {})))
 
 
 def load_of(content: Mapping[str, Any], path: Path) -> Load | None:
-    """The ``[load]`` table of a suite, which every setup of it is put under; None where there is none."""
+    """The ``[load]`` table of a suite, which every setup of it is put under; None where there is none.
+
+    Raises InvalidField for what a load cannot be.
+    """
     if "load" not in content:
         return None
     if not isinstance(content["load"], dict):
-        raise InvalidField("suite", str(path), "a file with a [load] table")
+        raise InvalidField("load", content["load"], f"a table (in {path})")
     return Load.of(content["load"], str(path))
 
 

@@ -18,9 +18,10 @@ from gemray_workers.errors import InvalidField
     [
         ('[[setup]]\nname = "n"\nmodel = 7', r"model = 7 is not allowed: a text \(in "),
         ('[[setup]]\nname = "n"\nmodel = "gemray-tiny"\ndrafter = [7]', r"drafter = \[7\] is not allowed: a text, or"),
-        ("setup = 3", r"a file with \[\[setup\]\], \[defaults\] and \[load\] tables"),
+        ("setup = 3", r"a file with \[\[setup\]\] and \[defaults\] tables"),
+        ("defaults = 3", r"a file with \[\[setup\]\] and \[defaults\] tables"),
         ("[setup]\nname = 3", r"a file with \[\[setup\]\]"),
-        ("load = 3", r"a file with \[\[setup\]\]"),
+        ("load = 3", r"load = 3 is not allowed: a table \(in "),
     ],
 )
 def test_a_suite_of_other_tables_is_told(text: str, words: str, tmp_path: Path) -> None:
@@ -54,7 +55,8 @@ def test_peers_that_are_none_are_told(text: str, words: str, tmp_path: Path) -> 
         ({"batch": [1, "8"]}, r"batch = \[1, '8'\] is not allowed: an integer, or a list of them"),
         ({"sampling": 3}, "sampling = 3 is not allowed: a text, or a list of them"),
         ({"random_weights": 1}, "random_weights = 1 is not allowed: true or false"),
-        ({"acceptance_length": "2"}, "acceptance_length = '2' is not allowed: a number"),
+        ({"acceptance_length": "2"}, "acceptance_length = '2' is not allowed: a finite number"),
+        ({"acceptance_length": float("nan")}, "acceptance_length = nan is not allowed: a finite number"),
         ({"model": 7}, "model = 7 is not allowed: a text"),
         ({"steps": 0}, "steps = 0 is not allowed: an integer >= 1"),
         ({"lag": [2]}, r"lag = \(2,\) is not allowed"),
