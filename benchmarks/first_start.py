@@ -31,6 +31,7 @@ import torch
 
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.compile_ahead import compile_ahead
 from gemray_workers.rank.target_rank import EngineRank
 from support.engine.engine_runner import request
 from support.engine.gpu import memory_config
@@ -74,7 +75,7 @@ def start(shape: str, method: str, numerics: str, layers: int, ahead: bool) -> d
         with compiled_kernels() as early:
             started = time.perf_counter()
             if ahead:
-                rank.compile_ahead(1)
+                compile_ahead(rank.rehearsal(), ranks_here=1)
             ahead_s = time.perf_counter() - started
         gc.collect()
         left = sum(type(o).__name__ == "FakeTensor" for o in gc.get_objects())

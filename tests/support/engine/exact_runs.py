@@ -25,6 +25,7 @@ from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.rank.blueprint import Blueprint
+from gemray_workers.rank.compile_ahead import compile_ahead
 from gemray_workers.rank.target_rank import EngineRank
 from gemray_workers.sampling.params import DraftMethod
 from gemray_workers.sampling.token_logprob import TokenLogprob
@@ -184,7 +185,8 @@ def _serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) -
 def _serve_on(gang: Communicator, config: EngineConfig, device: torch.device, ways: Sequence[Way]) -> Served:
     served = Served()
     rank = EngineRank(config, gang, device)
-    rank.compile_ahead(gang.size)
+    if device.type == "cuda":
+        compile_ahead(rank.rehearsal(), ranks_here=gang.size)
     for way in ways:
         inbox = LocalInbox(list(way.submits)) if gang.rank == 0 else None
         _engine(rank, inbox, way).run()

@@ -22,6 +22,7 @@ from gemray_workers.engine.planner import Inbox
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.rank.compile_ahead import compile_ahead
 from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.target_rank import EngineRank
 from support.checkpoints.tiny import Shape
@@ -186,12 +187,17 @@ def _draft_for_others(
 ) -> None:
     drafter_rank = DrafterRank(config, gang, device)
     if warm:
-        drafter_rank.compile_ahead(config.gang_size)
-        drafter_rank.warm_up()
+        _warm_up(drafter_rank, config, device)
     drafter = drafter_rank.engine()
     on_start()
     while drafter.step():
         on_step(device)
+
+
+def _warm_up(rank: EngineRank | DrafterRank, config: EngineConfig, device: torch.device) -> None:
+    if device.type == "cuda":
+        compile_ahead(rank.rehearsal(), ranks_here=config.gang_size)
+    rank.warm_up()
 
 
 def _serve_inbox(
@@ -210,8 +216,7 @@ def _serve_inbox(
     else:
         rank = EngineRank(config, gang, device)
     if warm:
-        rank.compile_ahead(config.gang_size)
-        rank.warm_up()
+        _warm_up(rank, config, device)
     inbox = make_inbox(device) if gang.rank == 0 else None
     engine = rank.engine(inbox)
     on_start()

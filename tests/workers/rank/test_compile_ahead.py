@@ -103,7 +103,7 @@ def test_all_that_a_start_launches_is_noted(
     warm_up = plans_of_a_warm_up(config, monkeypatch)
     with pretended_card():
         rank = EngineRank(config, SoloCommunicator(), CPU)
-        rehearsal = rank._rehearsal()
+        rehearsal = rank.rehearsal()
         ahead = identities(rehearsal.programs(all_plans(rehearsal)))
         # Every plan by itself, in which every layer runs.
         whole = replace(rehearsal, one_layer_a_kind=nullcontext)
@@ -118,7 +118,7 @@ def test_exact_products_of_a_chunk_of_any_length_are_noted() -> None:
     """Chunks of requests that no graph is captured for have rows of their own."""
     config = replace(settings("31B", numerics="exact"), prefill_chunk=256)
     with pretended_card():
-        rehearsal = EngineRank(config, SoloCommunicator(), CPU)._rehearsal()
+        rehearsal = EngineRank(config, SoloCommunicator(), CPU).rehearsal()
         ahead = identities(rehearsal.programs([plan for plans in plans_ahead(rehearsal.blueprint) for plan in plans]))
         chunks = [CyclePlan([], bucket(1, (), rows), Features()) for rows in (65, 81, 127, 129, 161, 193)]
         products = {program for program in identities(rehearsal.programs(chunks)) if "rows_kernel" in program[0]}
@@ -143,7 +143,7 @@ def test_a_rehearsal_changes_nothing_and_leaves_nothing(shape: Shape, make: Any)
     with pretended_card():
         rank = EngineRank(settings(shape, make), SoloCommunicator(), CPU)
         before = [(tensor, tensor.clone()) for tensor in tensors_in_memory()]
-        rehearsal = rank._rehearsal()
+        rehearsal = rank.rehearsal()
         assert rehearsal.programs(all_plans(rehearsal))
         assert len(before) > 50
         for tensor, was in before:
@@ -175,7 +175,7 @@ def test_a_rehearsal_looks_at_no_expert_by_itself(tmp_path: Path, monkeypatch: p
 
         config = packed_experts(tmp_path / str(num_experts), num_experts)
         with pretended_card():
-            first, second = (EngineRank(config, SoloCommunicator(), CPU)._rehearsal() for _ in range(2))
+            first, second = (EngineRank(config, SoloCommunicator(), CPU).rehearsal() for _ in range(2))
             plans = plans_ahead(first.blueprint)[0]
             first.programs(plans)  # shapes that torch has never seen take more
             with monkeypatch.context() as patched:
@@ -186,7 +186,7 @@ def test_a_rehearsal_looks_at_no_expert_by_itself(tmp_path: Path, monkeypatch: p
 
 def few_programs(rank: EngineRank) -> list[Program]:
     """Those of small kernels, which compile fast."""
-    rehearsal = rank._rehearsal()
+    rehearsal = rank.rehearsal()
     programs = rehearsal.programs([plans_ahead(rehearsal.blueprint)[0][0]])
     small = ("_cut_kernel", "_advance_kernel", "_embed_kernel", "_settle_kernel")
     return [program for program in programs if program.name in small]
@@ -263,7 +263,7 @@ def test_nothing_is_launched_meanwhile_compiled_or_not(tmp_path: Path, monkeypat
 
 def log_of(rehearsal: Rehearsal, caplog: pytest.LogCaptureFixture) -> str:
     with caplog.at_level(logging.INFO):
-        compile_ahead(rehearsal, rank=0, ranks_here=1)
+        compile_ahead(rehearsal, ranks_here=1)
     return caplog.text
 
 
@@ -273,7 +273,7 @@ def test_a_start_goes_on_when_nothing_can_be_rehearsed(caplog: pytest.LogCapture
 
     with pretended_card():
         rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
-        text = log_of(replace(rank._rehearsal(), stage=stage), caplog)
+        text = log_of(replace(rank.rehearsal(), stage=stage), caplog)
     assert "no slots today" in text
     assert "compiled 0 programs ahead" in text
 
@@ -284,7 +284,7 @@ def test_nothing_is_rehearsed_in_the_interpreter(
     from triton import knobs
 
     with pretended_card():
-        rehearsal = EngineRank(settings("31B"), SoloCommunicator(), CPU)._rehearsal()
+        rehearsal = EngineRank(settings("31B"), SoloCommunicator(), CPU).rehearsal()
         monkeypatch.setattr(knobs.runtime, "interpret", True)
         monkeypatch.setattr(Rehearsal, "programs", lambda *_: pytest.fail("rehearsed"))
         assert "compiled 0 programs ahead" in log_of(rehearsal, caplog)
@@ -303,8 +303,8 @@ def test_other_graphs_are_not_rehearsed_where_the_first_programs_are_on_disk(
 
     with pretended_card():
         rank = EngineRank(settings("31B"), SoloCommunicator(), CPU)
-        own = rank._rehearsal()
-        few = Few(own.blueprint, own.device, own.stage, own.one_layer_a_kind, own.silenced)
+        own = rank.rehearsal()
+        few = Few(own.rank, own.blueprint, own.device, own.stage, own.one_layer_a_kind, own.silenced)
         assert "compiled 4 programs ahead" in log_of(few, caplog)
         assert len(rehearsed) == 3, "first a few plans, then the others, then those that no graph holds"
         caplog.clear()

@@ -50,10 +50,10 @@ def rehearsal_of(config: EngineConfig, rank: int = 0) -> Rehearsal:
     """A rank's; the last one is a dedicated drafter's."""
     tp = config.tensor_parallel_size
     if rank == tp:
-        return DrafterRank(config, gang(rank, tp + 1), CPU)._rehearsal()
+        return DrafterRank(config, gang(rank, tp + 1), CPU).rehearsal()
     target: Communicator = SoloCommunicator() if tp == 1 else gang(rank, tp)
     everyone = gang(rank, tp + 1) if config.drafter_placement == "dedicated" else None
-    return EngineRank(config, target, CPU, gang=everyone)._rehearsal()
+    return EngineRank(config, target, CPU, gang=everyone).rehearsal()
 
 
 def card_config(name: str) -> EngineConfig:

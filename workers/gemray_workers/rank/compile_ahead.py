@@ -51,6 +51,7 @@ MOST_THREADS = 16
 class Rehearsal:
     """What the cycles of one rank are rehearsed on."""
 
+    rank: int
     blueprint: Blueprint
     device: torch.device
     stage: Callable[[], Callable[[CyclePlan], None]]
@@ -108,7 +109,7 @@ def target_stage(parts: EngineParts) -> Callable[[CyclePlan], None]:
     return run
 
 
-def compile_ahead(rehearsal: Rehearsal, *, rank: int, ranks_here: int) -> None:
+def compile_ahead(rehearsal: Rehearsal, *, ranks_here: int) -> None:
     """Compile what the rank will launch, and say in a line of the log how much that was. It never raises.
 
     Where the first plans' programs all are in Triton's cache on disk, so will be those of the other graphs and of the
@@ -116,7 +117,6 @@ def compile_ahead(rehearsal: Rehearsal, *, rank: int, ranks_here: int) -> None:
 
     Args:
         rehearsal: of the rank.
-        rank: its number.
         ranks_here: ranks of the gang on this host, which share its cores, and the work where they share a cache.
     """
     threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks_here))
@@ -129,7 +129,11 @@ def compile_ahead(rehearsal: Rehearsal, *, rank: int, ranks_here: int) -> None:
                 continue
             programs = rehearsal.programs(plans)
             result = compile_side_by_side(
-                programs, threads, part=rank % ranks_here, parts=ranks_here, bind=lambda: _bind(rehearsal.device)
+                programs,
+                threads,
+                part=rehearsal.rank % ranks_here,
+                parts=ranks_here,
+                bind=lambda: _bind(rehearsal.device),
             )
             for failure in result.failures:
                 logger.warning("not compiled ahead, will be tried again at its first launch: %s", failure)

@@ -28,7 +28,7 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
-from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead
+from gemray_workers.rank.compile_ahead import Rehearsal
 from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.memory import memory_info
 from gemray_workers.rank.rehearsal import PresentBytes, find_room, told_as_capacity
@@ -75,13 +75,10 @@ class DrafterRank:
             )
         )
 
-    def compile_ahead(self, ranks_here: int) -> None:
-        """As `EngineRank.compile_ahead`."""
-        if self._device.type == "cuda":
-            compile_ahead(self._rehearsal(), rank=self._gang.rank, ranks_here=ranks_here)
-
-    def _rehearsal(self) -> Rehearsal:
+    def rehearsal(self) -> Rehearsal:
+        """What this rank's cycles are rehearsed on."""
         return Rehearsal(
+            self._gang.rank,
             self._blueprint,
             self._device,
             lambda: self.engine().run_cycle,

@@ -35,7 +35,7 @@ from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenc
 from gemray_workers.rank.attention_memory import attention_scratch
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
 from gemray_workers.rank.card_memory import CardMemory, card_memory
-from gemray_workers.rank.compile_ahead import Rehearsal, compile_ahead, target_stage
+from gemray_workers.rank.compile_ahead import Rehearsal, target_stage
 from gemray_workers.rank.exact_numerics import require_exact_device
 from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
@@ -148,13 +148,10 @@ class EngineRank:
         runner = self._runner(drafter, accept) if on_experts is None else parts.cycle(accept)
         return self._engine(parts, inbox, runner, lag)
 
-    def compile_ahead(self, ranks_here: int) -> None:
-        """Compile what the card will run; `ranks_here` of the gang share the host's cores. It never raises."""
-        if self._device.type == "cuda":
-            compile_ahead(self._rehearsal(), rank=self._comm.rank, ranks_here=ranks_here)
-
-    def _rehearsal(self) -> Rehearsal:
+    def rehearsal(self) -> Rehearsal:
+        """What this rank's cycles are rehearsed on."""
         return Rehearsal(
+            self._comm.rank,
             self._blueprint,
             self._device,
             lambda: target_stage(self._parts(self._drafter, self._build_slots())),

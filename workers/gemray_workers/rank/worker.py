@@ -25,6 +25,7 @@ from gemray_workers.parallel.one_shot import use_one_shot_if_sound
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
 from gemray_workers.rank.card_memory import CardMemory, card_memory
+from gemray_workers.rank.compile_ahead import compile_ahead
 from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.kv_room import find_kv_memory
 from gemray_workers.rank.lifeline import hold_lifeline
@@ -98,7 +99,8 @@ class RankWorker:
             laps.end("peers")
         rank = self._engine_rank or self._drafter_rank
         assert rank is not None
-        rank.compile_ahead(setup.ranks_here)
+        if device.type == "cuda":
+            compile_ahead(rank.rehearsal(), ranks_here=setup.ranks_here)
         laps.end("rehearsal")
         if self._config.kv_memory_bytes is None:
             find_kv_memory(rank, gang, self._config, ranks_here=setup.ranks_here)
