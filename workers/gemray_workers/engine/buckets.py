@@ -116,12 +116,9 @@ def without_choice(prompt_rows: int) -> CycleShape:
     """Room for a chunk of one prompt that does not end with it: no layer is run for outputs alone, and no logits."""
     return CycleShape(
         num_sequences=1,
-        num_drafting=0,
         num_choosing=0,
-        max_drafts=0,
         num_rows=prompt_rows,
         most_rows=prompt_rows,
-        num_block_rows=0,
         num_outputs=0,
         most_outputs=0,
     )

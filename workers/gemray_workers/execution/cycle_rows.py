@@ -48,21 +48,21 @@ class DraftShape:
         return cls(own[-1] + 1, max(num_drafts[i] for i in own), sum(1 + num_drafts[i] for i in own))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CycleShape:
     """What the host knows of a cycle; cycles of equal shape run the same kernels."""
 
     num_sequences: int
-    num_drafting: int
+    num_drafting: int = 0
     """How many sequences have drafts; they come first."""
     num_choosing: int
     """How many may choose tokens, those that draft included; they come first."""
-    max_drafts: int
+    max_drafts: int = 0
     num_rows: int
     """Room for rows."""
     most_rows: int
     """Rows of one sequence, at most."""
-    num_block_rows: int
+    num_block_rows: int = 0
     """Room for the newest token and the drafts of the sequences that draft."""
     num_outputs: int
     """Room for rows whose output is used; 0 where none is."""

@@ -101,12 +101,9 @@ def _chunks(num_seqs: int, num_rows: int, most_rows: int) -> CycleShape:
     """Rows of so many sequences that draft nothing, of all of which the output is used; one chooses a token."""
     return CycleShape(
         num_sequences=num_seqs,
-        num_drafting=0,
         num_choosing=1,
-        max_drafts=0,
         num_rows=num_rows,
         most_rows=most_rows,
-        num_block_rows=0,
         num_outputs=num_rows,
         most_outputs=most_rows,
         most_keys=0,
