@@ -1,9 +1,13 @@
-"""All-reduce of small tensors in one kernel over memory that the ranks' devices read from each other.
+"""All-reduce in one kernel over memory that the ranks' devices write into each other's.
 
-A program owns one block of the shared buffers. It waits until its peers have read what it wrote there last time, writes
-its part, tells them, waits for theirs, and adds up all parts, by the tree of `gemray_kernels.numerics` where their
-number is a power of two and else in rank order: every rank gets the same bits. Each flag is set by one rank and taken
-back by another, so nothing counts, and a CUDA graph can hold the launch.
+A program owns one block of the tensor. It writes its rank's part into a slot that every peer has for it, tells the
+peers, waits for their parts, and adds up all of them, by the tree of `gemray_kernels.numerics` where their number is a
+power of two and else in rank order: every rank gets the same bits.
+
+Nobody says that a slot has been read. Each block has two slots a rank, which take turns: at its third turn a rank
+overwrites what it wrote at the first one. By then it has waited for its peers' flags of the second turn, which
+kernels set that began after those of the first turn had ended. Turns are counted in device memory, a counter a
+block, so that a CUDA graph can hold the launch; a flag holds the number of the turn whose part is there.
 
 Programs of a block number wait for each other only, and a device starts its programs in order, so that some block can
 always go on, however few programs run at a time.
@@ -21,50 +25,47 @@ from torch import Tensor
 from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
 from gemray_kernels.triton.parts import total
 
-BLOCK_BYTES = 2048
-MOST_BYTES = 1 << 20
-"""As much as the shared buffers hold."""
-FASTER_BYTES = 1 << 17
-"""Larger sums NCCL has ready sooner: with this kernel two H200s take 3% less for a cycle of 31B at one row, 2% less at
-8 rows (84 KiB), and 5% more at 32 (`benchmarks/results/2026-11-29-h200-tp2`)."""
-BLOCKS = MOST_BYTES // BLOCK_BYTES
+BLOCK_BYTES = 8192
+MOST_BYTES = 8 << 20
+"""What a rank sends at most; more is left to NCCL. Two H200s take 5.2 us for 10 KiB (NCCL 8.8), 6.7 for 420 KiB (11.4)
+and 18.8 for 3.1 MiB (33.2; `benchmarks/results/2026-11-30-h200-all-reduce`)."""
 TRIES = 1 << 27
 """How often a program polls for a peer, more than a minute in all; after that its block of the sum is NaN and the
 device is free again."""
 
 
-def flag_count(size: int) -> int:
-    """How many int32 flags a rank of `size` holds: for every block and peer, whether the peer's part is there, and
-    whether the peer has read this rank's. The first half starts as zeros, the second as ones."""
-    return 2 * BLOCKS * size
+def blocks_of(size: int) -> int:
+    """How many blocks the largest tensor has over `size` ranks, two or more: each sends it to every other one."""
+    return MOST_BYTES // (size - 1) // BLOCK_BYTES
+
+
+def memory_words(size: int) -> int:
+    """How many int32 a rank of `size` shares with its peers, zeros at first: two slots for every rank and block, a flag
+    for every block and rank, and every block's turns, which only the rank itself reads."""
+    return blocks_of(size) * (2 * size * BLOCK_BYTES // 4 + size + 1)
 
 
 class OneShotReduce:
     """All-reduce of one rank, on one stream."""
 
-    def __init__(self, rank: int, size: int, buffers_R: Tensor, flags_R: Tensor, keep: object = None) -> None:
+    def __init__(self, rank: int, size: int, memory_R: Tensor, keep: object = None) -> None:
         """Reduce over memory that has been laid out.
 
         Args:
             rank: this one.
             size: how many ranks there are.
-            buffers_R: int64 addresses of every rank's MOST_BYTES bytes, as this rank's device sees them.
-            flags_R: int64 addresses of every rank's `flag_count` flags.
+            memory_R: int64 addresses of every rank's `memory_words`, as this rank's device sees them.
             keep: what owns that memory.
         """
         self._rank = rank
         self._size = size
-        self._buffers_R = buffers_R
-        self._flags_R = flags_R
+        self._blocks = blocks_of(size)
+        self._memory_R = memory_R
         self._keep = keep
 
     def takes(self, x: Tensor) -> bool:
-        """Whether `x` is small enough and of a dtype that is added here."""
-        return x.dtype in (torch.bfloat16, torch.float32) and 0 < x.nbytes <= MOST_BYTES
-
-    def is_faster(self, x: Tensor) -> bool:
-        """Whether `x` is also so small that this takes less time than NCCL."""
-        return self.takes(x) and x.nbytes <= FASTER_BYTES
+        """Whether `x` is of a dtype that is added here, and small enough to be sent to every other rank."""
+        return x.dtype in (torch.bfloat16, torch.float32) and 0 < x.nbytes <= self._blocks * BLOCK_BYTES
 
     def __call__(self, x: Tensor) -> Tensor:
         """The sum over ranks, summed in float32 and rounded once, in new memory; `x` is contiguous."""
@@ -81,59 +82,57 @@ class OneShotReduce:
         _one_shot_kernel[(triton.cdiv(out.numel(), block),)](
             parts,
             out,
-            self._buffers_R,
-            self._flags_R,
+            self._memory_R,
             out.numel(),
             self._rank,
             PARTS=len(parts),
             SIZE=self._size,
-            BLOCKS=BLOCKS,
+            BLOCKS=self._blocks,
             BLOCK=block,
             TRIES=TRIES,
             EARLY=early,
-            num_warps=4,
+            num_warps=8,
             launch_pdl=early,
         )
         return out
 
 
 @triton.jit
-def _set(flag):  # type: ignore[no-untyped-def]
-    """Set a flag that is 0, once all that this program did before can be seen."""
-    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+def _set(flag, turn):  # type: ignore[no-untyped-def]
+    """Set a flag to the number of this turn, once all that this program did before can be seen."""
+    tl.atomic_xchg(flag, turn, sem="release", scope="sys")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _take(flag, TRIES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait until a flag is 1, and set it to 0; what its setter did before can be seen then. Gives 0 after TRIES."""
+def _came(flag, turn, TRIES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait until a flag is of this turn or, its setter being ahead, of the next; what its setter did before can be seen
+    then. False after TRIES. Turns are compared by their difference, so that their number may overflow."""
     tries = 0
-    found = tl.atomic_cas(flag, 1, 0, sem="acquire", scope="sys")
-    while (found != 1) & (tries < TRIES):
-        found = tl.atomic_cas(flag, 1, 0, sem="acquire", scope="sys")
+    found = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    while (found - turn < 0) & (tries < TRIES):
+        found = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
         tries += 1
-    return found
+    return found - turn >= 0
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sum_of_parts(buffers_R, at_N, inside_N, dtype, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum in float32 of the parts of PARTS ranks from the first of `buffers_R` on."""
-    if PARTS == 1:
-        part_N = tl.load(buffers_R).to(tl.pointer_type(dtype)) + at_N
-        result = tl.load(part_N, mask=inside_N, other=0.0, volatile=True).to(tl.float32)
+def _sum_of_slots(slot_N, stride, inside_N, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum in float32 of SIZE ranks' slots from `slot_N` on, ever `stride` elements apart."""
+    if SIZE == 1:
+        result = tl.load(slot_N, mask=inside_N, other=0.0, volatile=True).to(tl.float32)
     else:
         # Two halves of a power of two; of other numbers the last part is added to the sum of those before it.
-        FIRST: tl.constexpr = PARTS // 2 if PARTS & (PARTS - 1) == 0 else PARTS - 1
-        left = _sum_of_parts(buffers_R, at_N, inside_N, dtype, FIRST)
-        result = left + _sum_of_parts(buffers_R + FIRST, at_N, inside_N, dtype, PARTS - FIRST)
+        FIRST: tl.constexpr = SIZE // 2 if SIZE & (SIZE - 1) == 0 else SIZE - 1
+        left = _sum_of_slots(slot_N, stride, inside_N, FIRST)
+        result = left + _sum_of_slots(slot_N + FIRST * stride, stride, inside_N, SIZE - FIRST)
     return result
 
 
-@triton.jit(do_not_specialize=["num_elements", "rank"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
 def _one_shot_kernel(  # type: ignore[no-untyped-def]
     parts_SN,
     out_N,
-    buffers_R,
-    flags_R,
+    memory_R,
     num_elements,
     rank,
     PARTS: tl.constexpr,
@@ -143,30 +142,34 @@ def _one_shot_kernel(  # type: ignore[no-untyped-def]
     TRIES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     block = tl.program_id(0)
     dtype = parts_SN.dtype.element_ty
-    at_N = block * BLOCK + tl.arange(0, BLOCK)
-    inside_N = at_N < num_elements
-    own_flags = tl.load(flags_R + rank).to(tl.pointer_type(tl.int32)) + block * SIZE
-    all_came = 1
-    for peer in tl.static_range(SIZE):
-        if peer != rank:
-            all_came = all_came & _take(own_flags + BLOCKS * SIZE + peer, TRIES)
-    own_N = tl.load(buffers_R + rank).to(tl.pointer_type(dtype)) + at_N
-    tl.store(own_N, total(parts_SN + at_N, num_elements, inside_N, 0.0, PARTS).to(dtype), mask=inside_N)
+    at_N = tl.arange(0, BLOCK)
+    inside_N = block * BLOCK + at_N < num_elements
+    SLOT: tl.constexpr = BLOCKS * BLOCK
+    BUFFER_BYTES: tl.constexpr = 2 * SIZE * SLOT * dtype.primitive_bitwidth // 8
+    own = tl.load(memory_R + rank)
+    own_flags = (own + BUFFER_BYTES).to(tl.pointer_type(tl.int32)) + block * SIZE
+    turn_at = (own + BUFFER_BYTES).to(tl.pointer_type(tl.int32)) + BLOCKS * SIZE + block
+    wait_for_inputs(EARLY)
+    turn = tl.load(turn_at, volatile=True) + 1  # past the L1, in which an early start may find an older line
+    # Slots [2, SIZE, BLOCKS * BLOCK] of a rank: by turn, and by whose part it is.
+    slots = (turn & 1) * SIZE * SLOT + block * BLOCK
+    part_N = total(parts_SN + block * BLOCK + at_N, num_elements, inside_N, 0.0, PARTS).to(dtype)
+    for step in tl.static_range(SIZE):
+        peer = (rank + 1 + step) % SIZE  # this rank itself comes last
+        to_N = tl.load(memory_R + peer).to(tl.pointer_type(dtype)) + slots + rank * SLOT + at_N
+        tl.store(tl.max_contiguous(tl.multiple_of(to_N, 16), BLOCK), part_N, mask=inside_N)
     tl.debug_barrier()  # every thread's part is stored before one thread says so
-    for peer in tl.static_range(SIZE):
-        if peer != rank:
-            _set(tl.load(flags_R + peer).to(tl.pointer_type(tl.int32)) + block * SIZE + rank)
-    for peer in tl.static_range(SIZE):
-        if peer != rank:
-            all_came = all_came & _take(own_flags + peer, TRIES)
+    for step in tl.static_range(SIZE - 1):
+        peer = (rank + 1 + step) % SIZE
+        _set((tl.load(memory_R + peer) + BUFFER_BYTES).to(tl.pointer_type(tl.int32)) + block * SIZE + rank, turn)
+    all_came = True
+    for step in tl.static_range(SIZE - 1):
+        all_came = all_came & _came(own_flags + (rank + 1 + step) % SIZE, turn, TRIES)
     tl.debug_barrier()
-    sum_N = _sum_of_parts(buffers_R, at_N, inside_N, dtype, SIZE)
-    sum_N = tl.where(tl.full([BLOCK], all_came, tl.int32) == 1, sum_N, float("nan"))
-    tl.store(out_N + at_N, sum_N.to(out_N.dtype.element_ty), mask=inside_N)
-    tl.debug_barrier()  # every thread has read before one thread says so
-    for peer in tl.static_range(SIZE):
-        if peer != rank:
-            _set(tl.load(flags_R + peer).to(tl.pointer_type(tl.int32)) + BLOCKS * SIZE + block * SIZE + rank)
+    slot_N = tl.max_contiguous(tl.multiple_of(own.to(tl.pointer_type(dtype)) + slots + at_N, 16), BLOCK)
+    sum_N = _sum_of_slots(slot_N, SLOT, inside_N, SIZE)
+    sum_N = tl.where(all_came, sum_N, float("nan"))
+    tl.store(out_N + block * BLOCK + at_N, sum_N.to(out_N.dtype.element_ty), mask=inside_N)
+    tl.store(turn_at, turn)

@@ -60,27 +60,25 @@ def one_shot_reduce(store: Store, rank: int, size: int, device: torch.device, na
     def allocate() -> None:
         from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
 
-        from gemray_kernels.triton.one_shot_reduce import MOST_BYTES, flag_count
+        from gemray_kernels.triton.one_shot_reduce import memory_words
 
         named: Any = name  # a type of its own in newer versions of torch
         group._set_group_name(named)
         _register_process_group(named, group)
         _SymmetricMemory.set_group_info(name, rank, size, store)
-        flags = flag_count(size)
-        whole = _SymmetricMemory.empty_strided_p2p((MOST_BYTES // 4 + flags,), (1,), torch.int32, device)
-        whole[: MOST_BYTES // 4 + flags // 2] = 0
-        whole[MOST_BYTES // 4 + flags // 2 :] = 1
+        whole = _SymmetricMemory.empty_strided_p2p((memory_words(size),), (1,), torch.int32, device)
+        whole.zero_()
         torch.cuda.synchronize(device)
         memory.append(whole)
 
     def connect() -> None:
         from torch._C._distributed_c10d import _SymmetricMemory
 
-        from gemray_kernels.triton.one_shot_reduce import MOST_BYTES, OneShotReduce
+        from gemray_kernels.triton.one_shot_reduce import OneShotReduce
 
         handle = _SymmetricMemory.rendezvous(memory[0], name)
-        buffers_R = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
-        found.append(OneShotReduce(rank, size, buffers_R, buffers_R + MOST_BYTES, keep=(memory[0], handle, group)))
+        memory_R = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
+        found.append(OneShotReduce(rank, size, memory_R, keep=(memory[0], handle, group)))
 
     on_all(allocate)
     on_all(connect)

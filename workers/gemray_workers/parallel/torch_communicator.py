@@ -90,13 +90,13 @@ class TorchCommunicator:
         """The sum over ranks, in place when `x` is contiguous.
 
         Ring and tree reductions compute each element on one rank and pass the result on, so ranks hold equal bits;
-        `self_test` asserts it at start-up. CUDA tensors so small that it is faster go through one kernel once
-        `use_one_shot` was called, which adds in rank order on every rank.
+        `self_test` asserts it at start-up. CUDA tensors of a few MiB go through one kernel once `use_one_shot` was
+        called, which adds in one order on every rank.
         """
         x = x.contiguous()
         if x.numel() == 0:
             return x
-        if self._one_shot is not None and x.is_cuda and self._one_shot.is_faster(x):
+        if self._one_shot is not None and x.is_cuda and self._one_shot.takes(x):
             return self._one_shot(x)
         with self._collective("all_reduce"):
             finish(self._group_of(x).allreduce([x], self._all_reduce_options))
