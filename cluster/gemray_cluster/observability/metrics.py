@@ -21,6 +21,12 @@ from gemray_cluster.observability.engine_series import SeriesFamilies, add_repli
 from gemray_cluster.observability.phases import Phase, Phases
 from gemray_workers.errors import GemrayError
 
+OUTCOMES = (
+    *("stop_token", "stop_string", "grammar", "tool_call", "length"),
+    *("cancelled", "deadline", "invalid", "rejected", "unauthenticated", "unavailable", "cut", "error"),
+)
+"""How a request may end: as its text did, or what its client or the server did to it."""
+
 _FIRST_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.024, 0.032, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -46,6 +52,8 @@ class RequestMetrics:
             ["outcome"],
             registry=registry,
         )
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome)  # from 0 on: Prometheus sees no rise in a series that begins with one
         self.in_flight = Gauge("gemray_requests_in_flight", "Generation requests not ended yet.", registry=registry)
         self.first_token = Histogram(
             "gemray_time_to_first_token_seconds",
@@ -90,6 +98,8 @@ class RequestMetrics:
             buckets=_FIRST_TOKEN_BUCKETS_S,
             registry=registry,
         )
+        for found in ("hit", "miss"):
+            self.prefill.labels(found)
         self.decode = Histogram(
             "gemray_request_decode_seconds",
             "From the first token to the last.",

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import grpc
 import pytest
@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from gemray.v1 import generation_pb2 as pb
-from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
+from gemray_cluster.observability.metrics import OUTCOMES, EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.observability.request_trace import RequestTrace, TraceInterceptor, key_values
+from gemray_cluster.text.output import Ending
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
@@ -26,6 +27,7 @@ from support.cluster.deadlines import until_taken
 from support.cluster.fake_gang import FakeGang, Script
 from support.cluster.serving import Serving, serving
 from support.cluster.text import tiny_tokenizer
+from support.deployment.commands import DEPLOY_DOC
 from support.waiting import HANG_S, eventually
 
 SAMPLING = pb.SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -52,7 +54,7 @@ class Watched:
             sample.labels["outcome"]: sample.value
             for family in self.registry.collect()
             for sample in family.samples
-            if sample.name == "gemray_request_total"
+            if sample.name == "gemray_request_total" and sample.value
         }
 
     async def scrape(self) -> str:
@@ -134,6 +136,27 @@ async def test_outcomes_are_those_that_clients_see(tokenizer: ChatTokenizer) -> 
         assert found == {"length": 1, "invalid": 1, "rejected": 1, "cancelled": 2}
 
 
+def test_every_outcome_counts_from_0_on() -> None:
+    """Prometheus takes a series that appears with 1 for one that never rose, and an alert misses the first errors."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry)
+
+    def counts() -> dict[str, float]:
+        family = next(family for family in registry.collect() if family.name == "gemray_request")
+        return {s.labels["outcome"]: s.value for s in family.samples if s.name == "gemray_request_total"}
+
+    assert counts() == dict.fromkeys(OUTCOMES, 0)
+    for status in grpc.StatusCode:
+        RequestTrace("Generate", metrics).ended(status)
+    for reason in get_args(get_type_hints(Ending)["reason"]):
+        RequestTrace("Generate", metrics, finish=reason).ended(grpc.StatusCode.OK)
+    RequestTrace("Generate", metrics, is_cut=True).ended(grpc.StatusCode.UNAVAILABLE)
+    assert set(counts()) == set(OUTCOMES)
+    assert min(counts().values()) >= 1
+    row = next(line for line in DEPLOY_DOC.read_text().splitlines() if "gemray_request_total{outcome}" in line)
+    assert [outcome for outcome in OUTCOMES if f"`{outcome}`" not in row] == []
+
+
 @pytest.mark.parametrize(
     ("script", "outcome"), [(Script(fault_after=2), "error"), (Script(die_after=2), "unavailable")]
 )
@@ -193,7 +216,7 @@ async def test_endpoint_parses_under_load(tokenizer: ChatTokenizer) -> None:
             scrapes += 1
         await load
         families = {family.name: family for family in text_string_to_metric_families(await server.scrape())}
-        (requests,) = [s for s in families["gemray_request"].samples if s.name == "gemray_request_total"]
+        (requests,) = [s for s in families["gemray_request"].samples if s.name == "gemray_request_total" and s.value]
         assert (requests.labels, requests.value) == ({"outcome": "length"}, answers)
         count = [s.value for s in families["gemray_time_to_first_token_seconds"].samples if s.name.endswith("_count")]
         assert count == [answers]
