@@ -160,6 +160,19 @@ def test_a_replayed_answer_goes_on_in_its_grammar(kept: int | None) -> None:
         assert run.results[name].last.finish == plain().results[name].last.finish
 
 
+@pytest.mark.parametrize(
+    ("given", "place"), [("7x", 1), ("x", 0), ("123-abcd1", 8)], ids=["within", "at first", "behind the end"]
+)
+def test_emitted_ids_that_the_form_forbids_end_the_request(given: str, place: int, tokenizer: ChatTokenizer) -> None:
+    """No earlier call can have given them, and what went on behind them would not have the form."""
+    ids = [tokenizer.encode(character)[1] for character in given]
+    submit = request("a", mixed()[0].prompt_ids, 20, grammar=GRAMMARS["regex"], stop_token_ids=STOP_IDS)
+    run = rig_of(None).run([msgspec.structs.replace(submit, emitted_ids=ids)])
+    last = run.results["a"].last
+    assert (run.ids["a"], last.finish) == ([], "unmet")
+    assert f"emitted token id {ids[place]} at place {place}" in str(last.fault)
+
+
 def test_a_budget_that_ends_with_the_form_is_no_cut() -> None:
     regex = mixed()[4]
     length = len(plain().ids[regex.request_id])

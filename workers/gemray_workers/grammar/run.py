@@ -77,6 +77,15 @@ class GrammarRun:
                 return count
         return None
 
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these ids, from the first on, may come next, one behind the other. Nothing moves."""
+        part, matcher = self._part, self._matcher.deep_copy()
+        for place, token_id in enumerate(token_ids):
+            part, matcher, is_taken = self._step(matcher, part, token_id)
+            if not is_taken:
+                return place
+        return len(token_ids)
+
     def allowed(self, drafts: Sequence[int]) -> Words:
         """Bits of the ids that may come next, then of those that may behind each draft [J, W].
 

@@ -165,3 +165,13 @@ def trim_replayed(submit: Submit, max_model_len: int) -> TrimmedTokens:
         params=submit.params,
         max_model_len=max_model_len,
     )
+
+
+def why_not_replayed(submit: Submit, trimmed: TrimmedTokens, grammar: GrammarRun) -> str | None:
+    """Why the grammar cannot have led to the replayed tokens, for the client; None when it can. `trimmed` is what
+    `trim_replayed` found: the stop token that ended them is no part of the form."""
+    given = submit.emitted_ids[: trimmed.num_kept - (trimmed.finish == "stop_token")]
+    place = grammar.num_allowed(given)
+    if place == len(given):
+        return None
+    return f"it does not allow emitted token id {given[place]} at place {place}, so no earlier call can have given that"

@@ -44,7 +44,13 @@ from gemray_workers.messages import EngineStats, FinishReason, SequenceDelta, Su
 from gemray_workers.scheduling.admission import choose_admissions
 from gemray_workers.scheduling.config import SchedulerConfig
 from gemray_workers.scheduling.counters import Totals
-from gemray_workers.scheduling.outcome import SequenceOutcome, apply_outcome, complete, trim_replayed
+from gemray_workers.scheduling.outcome import (
+    SequenceOutcome,
+    apply_outcome,
+    complete,
+    trim_replayed,
+    why_not_replayed,
+)
 from gemray_workers.scheduling.page_ledger import PageLedger
 from gemray_workers.scheduling.plan import Admission, ScheduledRows, StepPlan
 from gemray_workers.scheduling.request import Sequence
@@ -111,6 +117,9 @@ class Scheduler:
         sequence = Sequence.of(submit, arrival=self._num_arrivals, max_model_len=max_model_len)
         trimmed = trim_replayed(submit, max_model_len)
         if grammar is not None:
+            if why := why_not_replayed(submit, trimmed, grammar):
+                self._deltas.append(_last_delta(sequence, "unmet", fault=why))
+                return
             trimmed = complete(trimmed, submit.emitted_ids, grammar)
             sequence.grammar = grammar
         if trimmed.finish is not None:
@@ -353,13 +362,16 @@ class Scheduler:
         self._roster.check()
 
 
-def _last_delta(sequence: Sequence, finish: FinishReason, matched_stop_id: int | None = None) -> SequenceDelta:
+def _last_delta(
+    sequence: Sequence, finish: FinishReason, matched_stop_id: int | None = None, *, fault: str | None = None
+) -> SequenceDelta:
     """The end of a request outside any step."""
     return SequenceDelta(
         request_id=sequence.request_id,
         token_ids=[],
         finish=finish,
         matched_stop_id=matched_stop_id,
+        fault=fault,
         cached_tokens=sequence.num_cached or 0,
         speculation=sequence.speculation.counters(),
     )
