@@ -25,6 +25,9 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # of a web page, a browser sends others without asking the server first
         raise HttpError(415, f"content-type = {kind!r} is not allowed: application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise HttpError(415, f"content-encoding = {coding!r} is not allowed: bodies as they are, not compressed")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise _too_large(max_bytes)
     try:

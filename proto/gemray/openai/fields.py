@@ -66,8 +66,11 @@ class Fields:
     def integer(self, name: str, limits: tuple[int, int] = INT32) -> int | None:
         """An integer within limits, both included; raises HttpError. 5.0 is one, as JavaScript writes no other."""
         value = self._typed(name, lambda value: is_number(value) and value == value // 1, "an integer")
-        if value is not None and not limits[0] <= value <= limits[1]:
-            raise self.refusal(name, f"an integer from {limits[0]} to {limits[1]}")
+        least, most = limits
+        if value is not None and not least <= value <= most:
+            # The least that a signed field holds is no advice to who gave too much: hardly a negative number is meant.
+            bound = f">= {least}" if value < least else f"<= {most}"
+            raise self.refusal(name, f"an integer from {least} to {most}" if least == 0 else f"an integer {bound}")
         return None if value is None else int(value)
 
     def number(self, name: str) -> float | None:

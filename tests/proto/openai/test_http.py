@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import signal
@@ -124,6 +125,17 @@ async def test_what_a_web_page_could_send_unasked_is_refused(client: httpx.Async
         response = await client.post(CHAT, content=json.dumps(ASKED), headers={"content-type": kind})
         assert (response.status_code, "application/json" in error_of(response)["message"]) == (415, True)
     assert (await client.options(CHAT, headers={"origin": "http://evil"})).status_code == 405
+
+
+async def test_a_compressed_body_is_refused_as_such(client: httpx.AsyncClient) -> None:
+    """It would be told as text that is not UTF-8."""
+    packed = gzip.compress(json.dumps(ASKED).encode())
+    headers = {"content-type": "application/json", "content-encoding": "GZIP"}
+    response = await client.post(CHAT, content=packed, headers=headers)
+    assert response.status_code == 415
+    assert error_of(response)["message"].startswith("content-encoding = 'gzip' is not allowed")
+    plain = await client.post(CHAT, json=ASKED, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
 
 
 async def test_paths_and_methods(client: httpx.AsyncClient) -> None:

@@ -241,6 +241,19 @@ def test_what_is_wrong_with_a_completion_is_named(body: dict[str, Any], param: s
     assert refusal({"prompt": "Hi", **body}, read_completion_request).param == param
 
 
+@pytest.mark.parametrize(
+    ("body", "allowed"),
+    [
+        ({"max_tokens": 2**31}, "an integer <= 2147483647"),
+        ({"top_k": -(2**31) - 1}, "an integer >= -2147483648"),
+        ({"seed": -1}, "an integer from 0 to 18446744073709551615"),
+        ({"seed": 2**64}, "an integer from 0 to 18446744073709551615"),
+    ],
+)
+def test_an_integer_beyond_its_type_is_told_the_bound_that_it_passes(body: dict[str, Any], allowed: str) -> None:
+    assert refusal({"messages": [ASKED], **body}).message.endswith(f"is not allowed: {allowed}")
+
+
 def test_an_unknown_field_is_not_passed_over() -> None:
     error = refusal({"messages": [ASKED], "temprature": 1})
     assert error.code == "unsupported_parameter"
