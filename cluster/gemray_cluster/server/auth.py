@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from gemray.client import token_file
+from gemray.client.errors import InvalidOption
 from gemray_cluster.server.watched_files import WatchedFiles
 from gemray_workers.errors import InvalidField
 
@@ -18,13 +20,9 @@ HEALTH_PREFIX = "/grpc.health.v1.Health/"
 def read_tokens(path: str | Path) -> tuple[str, ...]:
     """One accepted token a line, so that tokens can be rotated; raises InvalidField."""
     try:
-        tokens = tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InvalidField("auth_token_file", str(path), f"a readable file ({why})") from error
-    if not tokens:
-        raise InvalidField("auth_token_file", str(path), "a file with at least one token, one a line")
-    return tokens
+        return token_file.read_tokens(path)
+    except InvalidOption as error:
+        raise InvalidField(error.field, error.value, error.allowed) from error
 
 
 class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

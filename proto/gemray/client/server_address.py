@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
 from gemray.channel_options import is_this_machine
 from gemray.client.errors import InvalidOption
 from gemray.client.tls import read_authority, read_key_pair, system_authorities
+from gemray.client.token_file import read_tokens
 
 MAX_PORT = 65535
 RESOLVERS = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
@@ -68,14 +68,7 @@ class ServerAddress:
         """Metadata of each call; raises InvalidOption."""
         if self.auth_token_file is None:
             return ()
-        try:
-            words = Path(self.auth_token_file).read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise InvalidOption("auth_token_file", self.auth_token_file, f"a readable file ({why})") from error
-        if not words:
-            raise InvalidOption("auth_token_file", self.auth_token_file, "a file with a token")
-        return (("authorization", f"Bearer {words[0]}"),)
+        return (("authorization", f"Bearer {read_tokens(self.auth_token_file)[0]}"),)
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Credentials of the channel; None for plain text. Raises InvalidOption."""

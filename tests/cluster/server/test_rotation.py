@@ -52,10 +52,14 @@ async def test_tokens(tokenizer: ChatTokenizer, tmp_path: Path, caplog: pytest.L
         assert [await told(served, token) for token in ("old", "new")] == [refused, ok]
         put("\n", file)
         assert [await told(served, token) for token in ("old", "new")] == [refused, ok], "an empty file lets nobody out"
+        put("# who may call\nnewer\n", file)
+        assert [await told(served, token) for token in ("# who may call", "newer", "new")] == [refused, refused, ok]
+        put("\N{ZERO WIDTH NO-BREAK SPACE}new\r\n", file)
+        assert await told(served, "new") is ok, "as some editors write it"
         file.unlink()
         assert await told(served, "new") is ok
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 2, "once each"
+    assert len(warnings) == 3, "once each"
     assert "a file with at least one token, one a line; what was read before stays in use" in warnings[0]
     assert "new" not in caplog.text.replace(str(file), ""), "no token gets into the log"
 

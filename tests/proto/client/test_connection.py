@@ -119,13 +119,32 @@ def test_addresses(address: str, can_be: bool) -> None:
         assert caught.value.field == "address"
 
 
-@pytest.mark.parametrize("content", [None, "", " \n", b"\xff"])
-def test_a_file_without_a_token(tmp_path: Path, content: str | bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "allowed"),
+    [
+        (None, "No such file"),
+        (b"", "at least one token"),
+        (b" \n", "at least one token"),
+        (b"\xff", "not UTF-8"),
+        (b"one\n# the other\ntwo\n", r"without remarks \(line 2\)"),
+        (b"one\n\ntwo words", r"without spaces, one a line \(not line 3\)"),
+        ("t\N{LATIN SMALL LETTER O WITH DIAERESIS}ken".encode(), r"visible ASCII .* \(not line 1\)"),
+    ],
+)
+def test_a_file_without_a_token(tmp_path: Path, content: bytes | None, allowed: str) -> None:
     token = tmp_path / "token"
     if content is not None:
-        token.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InvalidOption, match="auth_token_file"):
+        token.write_bytes(content)
+    with pytest.raises(InvalidOption, match=f"auth_token_file = .*{allowed}") as caught:
         _ = ServerAddress("127.0.0.1:1", str(token)).metadata
+    assert "two" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["one\n", "one\r\ntwo\r\n", "\N{ZERO WIDTH NO-BREAK SPACE}one", "\n  one  \n"])
+def test_the_first_token_of_a_file_is_shown(tmp_path: Path, content: str) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(content.encode())
+    assert ServerAddress("127.0.0.1:1", str(token)).metadata == (("authorization", "Bearer one"),)
 
 
 async def test_tls_with_the_system_s_authorities(
