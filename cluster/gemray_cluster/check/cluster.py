@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.node import NO_ANSWER, check_this_node
 from gemray_cluster.check.resources import check_room, ranks_that_fit
 from gemray_cluster.check.result import CheckResult, fail, ok
+from gemray_cluster.ray_runtime.forwarded import forwarded_variables
 from gemray_cluster.ray_runtime.placement import Resources, list_nodes
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,11 @@ def _check_nodes(num_ranks: int, bundle: Resources, checkpoints: Checkpoints, *,
             there = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
             address = node["NodeManagerAddress"]
             answer = look.options(scheduling_strategy=there).remote(
-                address, checkpoints, local_ranks=local_ranks, gang_size=gang_size
+                address,
+                checkpoints,
+                local_ranks=local_ranks,
+                gang_size=gang_size,
+                forwarded=forwarded_variables(os.environ),
             )
             answers.append((address, answer))
     if answers:

@@ -29,7 +29,7 @@ def check_interface(node_ip: str, environment: Mapping[str, str], *, existing: C
         if named and not is_pattern and not any(name.startswith(named) for name in existing):
             return fail(NAME, f"{variable}={named} names no interface of {node_ip}: there are {', '.join(existing)}.")
     try:
-        _, reason = choose_interface(node_ip, dict(environment))
+        reason = choose_interface(node_ip, dict(environment))
     except InvalidField as error:
         return fail(NAME, f"no interface of this node for NCCL and gloo: {error}.")
     return ok(NAME, f"NCCL and gloo on {node_ip}: {reason}.")

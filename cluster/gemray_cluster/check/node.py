@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gemray_cluster.check import interface, model_directory, shared_memory
@@ -15,7 +16,9 @@ NODE_CHECKS = frozenset({model_directory.NAME, shared_memory.NAME, interface.NAM
 """Names of the checks that are made on each node."""
 
 
-def check_this_node(node_ip: str, checkpoints: Checkpoints, *, local_ranks: int, gang_size: int) -> list[CheckResult]:
+def check_this_node(
+    node_ip: str, checkpoints: Checkpoints, *, local_ranks: int, gang_size: int, forwarded: Mapping[str, str]
+) -> list[CheckResult]:
     """The checks of one node, made by a process on it.
 
     Args:
@@ -23,13 +26,14 @@ def check_this_node(node_ip: str, checkpoints: Checkpoints, *, local_ranks: int,
         checkpoints: what it needs to hold.
         local_ranks: ranks that may run here.
         gang_size: ranks that have shared memory between them.
+        forwarded: variables that ranks are given in place of this node's own.
     """
     results = [
         check_model_directory(on_this_node(checkpoints.model), node=node_ip, weights=checkpoints.weights),
         shared_memory.check_shared_memory(
             node_ip, shared_memory.local_size(), local_ranks=local_ranks, gang_size=gang_size
         ),
-        interface.check_interface(node_ip, os.environ, existing=interface.local_interfaces()),
+        interface.check_interface(node_ip, {**os.environ, **forwarded}, existing=interface.local_interfaces()),
     ]
     results[1:1] = [
         check_model_directory(on_this_node(drafter), node=node_ip, weights=checkpoints.weights, tokenizer=False)

@@ -27,6 +27,7 @@ from gemray_cluster.gang.launcher import (
 from gemray_cluster.gang.unless import unless
 from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, LONG_CALLS, locate_actor, node_ip
 from gemray_cluster.ray_runtime.blocking import in_own_thread
+from gemray_cluster.ray_runtime.forwarded import forwarded_variables
 from gemray_cluster.ray_runtime.own_processes import OwnProcesses
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
 from gemray_cluster.ray_runtime.session import NOSET_DEVICES, RaySession
@@ -37,9 +38,6 @@ from gemray_workers.rank.worker import RankWorker
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-FORWARDED_PREFIXES = ("NCCL_", "GLOO_")
-"""Variables of the coordinator that every rank is given: a network interface chosen by hand must hold there too."""
 
 
 class RayGang(Gang):
@@ -137,8 +135,7 @@ class RayLauncher:
 def _forwarded_environment() -> dict[str, Any]:
     """The runtime environment of a rank on a cluster's Ray. Our own has inherited these variables, and without such an
     environment a rank may take a process that Ray has started ahead."""
-    forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
-    return {"env_vars": {NOSET_DEVICES: "1", **waiting_threads(os.environ), **forwarded}}
+    return {"env_vars": {NOSET_DEVICES: "1", **waiting_threads(os.environ), **forwarded_variables(os.environ)}}
 
 
 class RayRank(Rank):

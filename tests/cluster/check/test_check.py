@@ -11,10 +11,11 @@ import psutil
 import pytest
 
 from gemray_cluster.check.interface import check_interface
-from gemray_cluster.check.model_directory import check_model_directory
+from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
+from gemray_cluster.check.node import check_this_node
 from gemray_cluster.check.port import check_port
 from gemray_cluster.check.resources import check_room
-from gemray_cluster.check.result import Status, fail, failed, ok
+from gemray_cluster.check.result import CheckResult, Status, fail, failed, ok
 from gemray_cluster.check.shared_memory import check_shared_memory, local_size
 from gemray_cluster.ray_runtime.placement import NodeResources
 from gemray_workers.embedded import EmbeddedName, embedded_path
@@ -193,6 +194,21 @@ def test_interface_set_by_hand() -> None:
     assert "lo" in wrong.sentence
     excluding = check_interface("127.0.0.1", {"NCCL_SOCKET_IFNAME": "^docker0"}, existing=names)
     assert excluding.status is Status.OK
+
+
+def test_interface_is_that_of_the_ranks_not_of_the_node_s_ray() -> None:
+    """Ray on the node knows nothing of what the server's user has set, which the ranks get."""
+    checkpoints = Checkpoints(str(embedded_path("gemray-tiny")), drafters=())
+
+    def found(**forwarded: str) -> CheckResult:
+        results = check_this_node("203.0.113.7", checkpoints, local_ranks=1, gang_size=1, forwarded=forwarded)
+        return next(result for result in results if result.name == "interface")
+
+    assert found().status is Status.FAIL
+    assert found(NCCL_SOCKET_IFNAME="lo").status is Status.FAIL, "gloo has none"
+    both = found(NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
+    assert (both.status, both.node) == (Status.OK, "203.0.113.7")
+    assert "kept as set" in both.sentence
 
 
 def test_no_interface_holds_the_address() -> None:

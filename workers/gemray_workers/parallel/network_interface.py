@@ -16,28 +16,29 @@ from gemray_workers.errors import InvalidField
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def choose_interface(node_ip: str, environment: MutableMapping[str, str]) -> tuple[str, str]:
-    """Find the interface that holds `node_ip` and name it in `environment` for gloo and NCCL where they are unset.
+def choose_interface(node_ip: str, environment: MutableMapping[str, str]) -> str:
+    """Name the interface that holds `node_ip` in `environment`, for gloo and NCCL, where the user has not set one.
 
     Args:
-        node_ip: IPv4 or IPv6 address by which the other nodes know this one.
+        node_ip: IPv4 or IPv6 address by which the other nodes know this one. Where both variables are set it may be one
+            that no interface holds, as that of a host behind address translation.
         environment: ``os.environ`` of the process that is about to join a gang.
 
     Returns:
-        (interface name, the reason in words, for the log).
+        The choice and its reason in words, for the log.
 
     Raises:
-        InvalidField: no interface of this node holds the address.
+        InvalidField: no interface of this node holds the address, and one must be found.
     """
-    name = _holder_of(node_ip)
     kept = {variable: environment[variable] for variable in INTERFACE_VARIABLES if environment.get(variable)}
+    as_set = "kept as set: " + ", ".join(f"{variable}={value}" for variable, value in kept.items())
+    if len(kept) == len(INTERFACE_VARIABLES):
+        return as_set
+    name = _holder_of(node_ip)
     for variable in INTERFACE_VARIABLES:
-        if variable not in kept:
-            environment[variable] = name
-    reason = f"{name} holds the node's address {node_ip}"
-    if kept:
-        reason += "; kept as set: " + ", ".join(f"{variable}={value}" for variable, value in kept.items())
-    return name, reason
+        environment[variable] = kept.get(variable, name)
+    found = f"{name} holds the node's address {node_ip}"
+    return f"{found}; {as_set}" if kept else found
 
 
 def _holder_of(node_ip: str) -> str:

@@ -87,7 +87,7 @@ def set_up_process(rank: int, size: int, setup: RankSetup) -> None:
     torch.set_num_threads(setup.threads)
     reason = "none is needed by one rank"
     if size > 1:
-        _, reason = choose_interface(setup.interface_ip, os.environ)
+        reason = choose_interface(setup.interface_ip, os.environ)
     logger.info("rank %d: %d threads, network interface: %s", rank, setup.threads, reason)
 
 
