@@ -203,11 +203,11 @@ def measure_rates(config: ModelConfig, device: torch.device, chunk: int) -> dict
     }
 
 
-def median_ms(call: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
+def median_ms(call: Callable[[], object], device: torch.device) -> float:
     """Time of a call, by events on a card."""
     call()
     times = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         synchronize(device)
         if device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

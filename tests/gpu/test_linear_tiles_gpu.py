@@ -60,7 +60,7 @@ def products(kernels: Kernels, num_out: int, num_in: int) -> dict[str, Callable[
         "summands": lambda x, w: kernels.summands(x, w).float().sum(0),
         "wide": lambda x, w: kernels.wide_summands(x, w).sum(0),
     }
-    if whole_tile(num_out, num_in) is not None:
+    if whole_tile(num_out) is not None:
         found["whole"] = kernels.linear
     return found
 

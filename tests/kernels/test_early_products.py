@@ -34,7 +34,7 @@ def plain() -> list[Compiled]:
     """A product whose parts are added up later, and a gated one."""
     x_TI = torch.empty(1, NUM_IN, dtype=torch.bfloat16)
     weight_OI = torch.empty(NUM_OUT, NUM_IN, dtype=torch.bfloat16)
-    summing, gated = tile_of_summands(1, NUM_OUT, NUM_IN), gated_tile(1, NUM_OUT, NUM_IN)
+    summing, gated = tile_of_summands(1, NUM_OUT, NUM_IN), gated_tile(1, NUM_OUT)
     with mock.patch.object(linear, "starts_early", return_value=True):
         return [
             *compile_launches(lambda: linear.linear_in_tiles(x_TI, weight_OI, summing, out_dtype=torch.float32)),

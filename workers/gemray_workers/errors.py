@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+_SHOWN_CHARACTERS = 40
+"""Characters that an error shows of a text that a client sent."""
+
 
 class GemrayError(Exception):
     """Base of every error that gemray raises on purpose."""
@@ -37,9 +40,10 @@ class Summary(str):
         return str(self)
 
     @classmethod
-    def of_text(cls, text: str, most: int = 40) -> Summary:
+    def of_text(cls, text: str) -> Summary:
         """A text, quoted; of a long one the beginning and the length."""
-        return cls(repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)")
+        shown = text[:_SHOWN_CHARACTERS]
+        return cls(repr(text) if shown == text else f"{shown!r}... ({len(text)} characters)")
 
 
 class CheckpointError(GemrayError):

@@ -74,7 +74,7 @@ def _gated_in_one(x_TH: Tensor, gate_up_2IH: Tensor, leaves: int, gate: Gate) ->
     if leaves != 1 or x_TH.dtype != torch.bfloat16:
         return None
     if 0 < num_rows <= FEW_ROWS:
-        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(num_rows, *gate_up_2IH.shape), gate)
+        return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(num_rows, len(gate_up_2IH)), gate)
     if FEW_ROWS < num_rows <= MOST_ROWS and exact_pipeline.fits(x_TH, gate_up_2IH, leaves):
         return gated_rows(x_TH, gate_up_2IH, leaves, gated_rows_tile(num_rows, *gate_up_2IH.shape), gate)
     return None

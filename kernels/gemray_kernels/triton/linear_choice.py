@@ -16,7 +16,7 @@ from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands, who
 
 def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.linear`."""
-    tile = whole_tile(*weight_OI.shape) if _are_few(x_TI) else None
+    tile = whole_tile(len(weight_OI)) if _are_few(x_TI) else None
     if tile is None:
         return torch.nn.functional.linear(x_TI, weight_OI)
     return linear_in_tiles(x_TI, weight_OI, tile, out_dtype=x_TI.dtype)[0]
@@ -42,14 +42,14 @@ def gelu_linear(x_TH: Tensor, gate_up_2IH: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.gelu_linear`."""
     if not _are_few(x_TH):
         return gelu_tanh_and_mul(linear(x_TH, gate_up_2IH))
-    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.GELU)
+    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), len(gate_up_2IH)), Gate.GELU)
 
 
 def silu_linear(x_TH: Tensor, gate_up_2IH: Tensor) -> Tensor:
     """As `gemray_kernels.reference.linear.silu_linear`."""
     if not _are_few(x_TH):
         return silu_and_mul(linear(x_TH, gate_up_2IH))
-    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), *gate_up_2IH.shape), Gate.SILU)
+    return gated_linear_in_tiles(x_TH, gate_up_2IH, gated_tile(len(x_TH), len(gate_up_2IH)), Gate.SILU)
 
 
 def _are_few(x: Tensor) -> bool:

@@ -35,7 +35,7 @@ _RIGHT_LONG = LinearTile(outputs=32, inputs=256, num_warps=4, num_stages=3, weig
 _DEEP = LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=5)
 
 
-def whole_tile(num_out: int, num_in: int) -> LinearTile | None:
+def whole_tile(num_out: int) -> LinearTile | None:
     """Choose a tile for a product whose inputs are not split; None where the library's is faster."""
     if num_out < 16 * MULTIPROCESSORS:
         return None
@@ -62,7 +62,7 @@ def tile_of_summands(num_rows: int, num_out: int, num_in: int) -> LinearTile:
     return LinearTile(outputs=64, inputs=128, num_warps=4, num_stages=3, splits=splits)
 
 
-def gated_tile(num_rows: int, num_out: int, num_in: int) -> LinearTile:
+def gated_tile(num_rows: int, num_out: int) -> LinearTile:
     """Choose a tile for a product with gate and up rows, whose result is gated."""
     width = num_out // 2
     if width < 32 * MULTIPROCESSORS:  # a smaller tile keeps more multiprocessors at work

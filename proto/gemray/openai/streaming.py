@@ -27,14 +27,14 @@ def event_of(body: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def with_pauses(messages: AsyncIterator[T], every_s: float = HEARTBEAT_S) -> AsyncGenerator[T | None, None]:
-    """The messages, and None each time that none has come for so long."""
+async def with_pauses(messages: AsyncIterator[T]) -> AsyncGenerator[T | None, None]:
+    """The messages, and None each time that none has come for `HEARTBEAT_S`."""
     pending: asyncio.Future[T] | None = None
     try:
         while True:
             if pending is None:
                 pending = asyncio.ensure_future(anext(messages))
-            await asyncio.wait({pending}, timeout=every_s)
+            await asyncio.wait({pending}, timeout=HEARTBEAT_S)
             if not pending.done():
                 yield None
                 continue

@@ -241,7 +241,7 @@ async def test_events_that_never_begin_close_their_source() -> None:
 
 
 async def test_silence_is_filled(served: Serving, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming.with_pauses, "__defaults__", (0.05,))
+    monkeypatch.setattr(streaming, "HEARTBEAT_S", 0.05)
     served.gang.script = Script([107] * 10, delay_s=0.4)
     response = await client.post(CHAT, json={**ASKED, "stream": True})
     assert ": waiting\n\n" in response.text
