@@ -25,7 +25,7 @@ Tools = Annotated[
 ToolChoice = Annotated[
     str | None,
     typer.Option(
-        "--tool-choice", metavar="NAME", help="Of --tools: auto (the default), none, required, or one's name."
+        "--tool-choice", metavar="NAME", help="Which of --tools: auto (the default), none, required, or one's name."
     ),
 ]
 

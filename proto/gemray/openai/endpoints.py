@@ -37,7 +37,7 @@ class Endpoint:
     """How one endpoint reads a body and writes an answer."""
 
     prefix: str
-    """Of the answers' ids."""
+    """What the answers' ids begin with."""
     read: Callable[[Fields], Asked]
     whole: Callable[[Head, pb.GenerateResponse], dict[str, Any]]
     chunks: type[Chunks]

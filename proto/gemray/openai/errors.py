@@ -33,7 +33,7 @@ _TOO_LONG = (" tokens, but the prompt may have at most ", " bytes, prompt and ou
 MAX_SHOWN_CHARS = 80
 MAX_PARAM_CHARS = 200
 MAX_MESSAGE_CHARS = 1500
-"""Of what is told of a request, which may hold names and values of megabytes."""
+"""Characters of an error's message, as a request may hold names and values of megabytes."""
 
 
 class HttpError(Exception):

@@ -39,7 +39,7 @@ PARAMETERS = (
 )
 
 SEED_BITS = 53
-"""Of a seed that is drawn here: JavaScript reads an answer's numbers as doubles, and the seed is to be sent again."""
+"""Bits of a seed that is drawn here: JavaScript reads numbers as doubles, and the seed is to be sent again."""
 
 
 def read_sampling(fields: Fields) -> pb.SamplingParameters:

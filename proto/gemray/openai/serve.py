@@ -44,7 +44,7 @@ class Listening:
 
     @property
     def scheme(self) -> str:
-        """Of the URLs."""
+        """What the URLs begin with."""
         return "http" if self.tls_cert_file is None else "https"
 
     def open(self) -> socket.socket:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("cluster", "workers", "kernels", "tests", "benchmarks")
+FOLDERS = ("cluster", "workers", "kernels", "proto", "tests", "benchmarks")
 BARE = ("Of ", "See ")
 
 
