@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemray_cluster.bench.probes import MatrixRates
+from gemray_cluster.bench.probes import MatrixRates, ReadRates
 from gemray_cluster.bench.report import Floor, PrefillFloor
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.config import EngineConfig
@@ -53,7 +53,7 @@ class Reads:
 def floor_of(
     config: EngineConfig,
     batch: int,
-    bandwidth: float,
+    rates: ReadRates,
     experts_touched: float | None = None,
     drafter: int | None = 0,
 ) -> Floor:
@@ -62,7 +62,7 @@ def floor_of(
     Args:
         config: the engine's.
         batch: sequences.
-        bandwidth: bytes a second that the device reads.
+        rates: at which the device reads.
         experts_touched: of each layer, where it is known; else what independent rows are expected to touch.
         drafter: which of the plan's drafters drafts; None for none. What a second one reads to follow is left out.
     """
@@ -83,8 +83,10 @@ def floor_of(
         target_bytes=target,
         drafter_bytes=drafter_bytes,
         experts_touched=touched,
-        bandwidth=bandwidth,
-        ms=1000 * (target + drafter_bytes) / bandwidth,
+        bandwidth=rates.best,
+        ms=1000 * (target + drafter_bytes) / rates.best,
+        sum_bandwidth=rates.sum,
+        sum_ms=1000 * (target + drafter_bytes) / rates.sum,
     )
 
 

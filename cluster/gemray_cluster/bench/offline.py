@@ -17,6 +17,7 @@ from gemray_cluster.bench.experts import ExpertsWatch
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox, OnStep
 from gemray_cluster.bench.laps import Laps
 from gemray_cluster.bench.load import Arrival
+from gemray_cluster.bench.peak_memory import PeakMemory
 from gemray_cluster.bench.probes import Probes
 from gemray_cluster.bench.profile import CycleProfile
 from gemray_cluster.bench.rate_inbox import RateInbox
@@ -52,11 +53,13 @@ class OfflineRank:
         device = torch.device(setup.device, rank) if setup.device == "cuda" else torch.device(setup.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            torch.cuda.reset_peak_memory_stats(device)
         self._device = device
         leads = rank == 0
-        bandwidth = probes.bandwidth(device) if leads else 0.0
-        matrix_rates = probes.matrix_rates(device, self._config.torch_dtype) if leads and setup.prefill else None
+        self._probes, self._peak = probes, PeakMemory(device)
+        with self._peak.aside():
+            if leads:
+                probes.read_rates(device)
+            matrix_rates = probes.matrix_rates(device, self._config.torch_dtype) if leads and setup.prefill else None
         # One object for all runs: a rule of its own would have graphs of its own.
         length = setup.acceptance_length
         self._made_up = None if length is None else MadeUpAcceptance(length)
@@ -74,7 +77,7 @@ class OfflineRank:
             ),
             accept=self._accept(),
         )
-        self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, bandwidth, matrix_rates, device)
+        self._maker = RowMaker(setup, self._model, info, time.monotonic() - started, probes, matrix_rates, device)
         load = self._laps.lap("load", self._worker.captures)
         self._parts.append(Part(spent=msgspec.structs.replace(load, parts=info.load_seconds)))
 
@@ -114,6 +117,7 @@ class OfflineRank:
     def _decode(self, work: Decode, profiles: Path | None) -> Row | None:
         prefills = [self._run(work, max_tokens=1) for _ in range(self._setup.prefills)][1:]
         decode = self._run(work, steps=self._setup.steps)
+        read_after = self._read_after() if self._rank == 0 else None
         watch = None if self._moe is None else self._watch_experts(work, self._moe.num_experts)
         profile = self._profile(work) if self._setup.profile else None
         if decode is None:
@@ -134,7 +138,14 @@ class OfflineRank:
             experts=None if watch is None else watch.result(),
             busy_ms=None if profile is None else profile.busy_ms,
             busiest={} if profile is None else profile.busiest,
+            read_after=read_after,
+            peak_memory_bytes=self._peak.bytes,
         )
+
+    def _read_after(self) -> float | None:
+        """How fast the device reads as the steps have left it."""
+        with self._peak.aside():
+            return self._probes.sum_now(self._device)
 
     def _prefill(self, work: Prefill) -> PrefillRow | None:
         alone = Decode(batch=1, sampling="greedy", lag=0)

@@ -43,7 +43,7 @@ class Limit:
 
     def holds(self, row: Row) -> bool:
         """Whether the row keeps it."""
-        return (row.step.median / row.floor.ms if self.in_floors else row.step.median) <= self.value
+        return (row.step.median / row.floor.stated_ms if self.in_floors else row.step.median) <= self.value
 
     def __str__(self) -> str:
         return f"{self.value:.2f} x floor" if self.in_floors else f"{self.value:g} ms"

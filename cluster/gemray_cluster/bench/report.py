@@ -45,8 +45,18 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     """Experts of each layer: as counted on rank 0, else as expected where rows choose independently; None without
     experts."""
     bandwidth: float
-    """Bytes a second: the fastest that the process has read 2 GiB of the same device so far."""
+    """Bytes a second: the fastest that the process has read 2 GiB of the same device so far, in any of several ways; in
+    reports from before `sum_ms` was written down, by a sum alone."""
     ms: float
+    sum_bandwidth: float | None = None
+    """Bytes a second of a sum over all of the 2 GiB, at best."""
+    sum_ms: float | None = None
+    """As `ms`, at that rate: what bars, targets and peers' floors are stated by."""
+
+    @property
+    def stated_ms(self) -> float:
+        """The floor at the rate that bars, targets and peers' floors are stated by."""
+        return self.ms if self.sum_ms is None else self.sum_ms
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,10 +110,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertsTouched | None = None
     """None for a model without experts."""
     floor: Floor
+    read_after: float | None = None
+    """Bytes a second of that sum right after these steps, beside the loaded model; None where there was no memory for
+    it."""
     weight_bytes: int
     """Bytes on rank 0, its part of a drafter's included."""
     peak_memory_bytes: int
-    """Peak of rank 0's device; 0 on CPU."""
+    """Peak of rank 0's device, probes left out; 0 on CPU."""
     load_s: float
     choices: dict[str, str]
     """Attention backends and the like."""

@@ -12,7 +12,7 @@ import torch
 from gemray_cluster.bench.answers import Answer, rate_row
 from gemray_cluster.bench.floor import floor_of, prefill_floor_of
 from gemray_cluster.bench.inbox import MeasurementFailed, Step
-from gemray_cluster.bench.probes import MatrixRates
+from gemray_cluster.bench.probes import MatrixRates, Probes
 from gemray_cluster.bench.report import ExpertsTouched, PrefillRow, RateRow, Row, Spread
 from gemray_cluster.bench.settings import Decode, Prefill, Rate, Setup
 from gemray_workers.messages import ModelInfo, RankInfo
@@ -53,8 +53,7 @@ class RowMaker:
     model: ModelInfo
     info: RankInfo
     load_s: float
-    bandwidth: float
-    """Bytes a second."""
+    probes: Probes
     matrix_rates: MatrixRates | None
     """None where no prompt is measured."""
     device: torch.device
@@ -73,6 +72,8 @@ class RowMaker:
         experts: ExpertsTouched | None,
         busy_ms: float | None,
         busiest: Mapping[str, float],
+        read_after: float | None,
+        peak_memory_bytes: int,
     ) -> Row:
         """A batch's row."""
         setup = self.setup
@@ -111,12 +112,13 @@ class RowMaker:
             floor=floor_of(
                 setup.engine_config(),
                 work.batch,
-                self.bandwidth,
+                self.probes.best_read(self.device),
                 None if experts is None else experts.mean,
                 drafting.drafter,
             ),
             weight_bytes=self.info.weight_bytes,
-            peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+            read_after=read_after,
+            peak_memory_bytes=peak_memory_bytes,
             load_s=self.load_s,
             choices={choice.what: choice.chosen for choice in self.model.choices},
             device=self.info.device,
@@ -127,6 +129,7 @@ class RowMaker:
         assert self.matrix_rates is not None
         first_token = _milliseconds(seconds)
         config = self.setup.engine_config()
+        bandwidth = self.probes.best_read(self.device).best
         return PrefillRow(
             name=self.setup.name,
             model=Path(self.setup.model).name,
@@ -138,7 +141,7 @@ class RowMaker:
             chunk=config.chunk,
             first_token=first_token,
             tokens_per_s=1000 * work.num_tokens / first_token.median,
-            floor=prefill_floor_of(config, work.num_tokens, matrix_rates=self.matrix_rates, bandwidth=self.bandwidth),
+            floor=prefill_floor_of(config, work.num_tokens, matrix_rates=self.matrix_rates, bandwidth=bandwidth),
             device=self.info.device,
         )
 

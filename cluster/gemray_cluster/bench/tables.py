@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 
@@ -37,6 +37,7 @@ COLUMNS = (
     "busy",
     "floor ms",
     "x floor",
+    "x sum floor",
     "experts touched",
     "tok/s @ length",
 )
@@ -117,6 +118,7 @@ def markdown(report: Report, peers: Peers | None) -> str:
     if report.rows:
         cells = [(*_cells(row, report.rows), *(_peer_cells(peers.judge(row)) if peers else ())) for row in report.rows]
         lines += ["", *_markdown_table((*COLUMNS, *(PEER_COLUMNS if peers else ())), cells)]
+        lines += [f"\n{line}" for line in _read_rates(report.rows)]
         lines += _other_cards(report.rows, peers) if peers else []
         lines += _missed(report.rows, peers) if peers else []
     if report.prefill:
@@ -207,6 +209,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         _number(row.busy_ms),
         f"{row.floor.ms:.2f}",
         f"{row.step.median / row.floor.ms:.2f}",
+        _UNKNOWN if row.floor.sum_ms is None else f"{row.step.median / row.floor.sum_ms:.2f}",
         _experts(row.experts),
         f"{row.tokens_per_s:.1f} @ {row.acceptance_length:.2f}",
     )
@@ -238,6 +241,17 @@ def _peer_cells(verdict: Verdict) -> tuple[str, ...]:
 
 def _limits(limits: Sequence[Limit]) -> str:
     return " and ".join(map(str, limits)) or _UNKNOWN
+
+
+def _read_rates(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each setup: what its floors are made of, and how the card read after its rows."""
+    for name in dict.fromkeys(row.name for row in rows):
+        of_setup = [row for row in rows if row.name == name]
+        floor = of_setup[-1].floor
+        of_sum = "" if floor.sum_bandwidth is None else f", {floor.sum_bandwidth / 1e12:.2f} by one sum over all"
+        after = [row.read_after / 1e12 for row in of_setup if row.read_after is not None]
+        after_rows = f"; right after its rows that sum read {min(after):.2f} to {max(after):.2f}" if after else ""
+        yield f"{name}: 2 GiB were read at up to {floor.bandwidth / 1e12:.2f} TB/s{of_sum}{after_rows}"
 
 
 def _other_cards(rows: Sequence[Row], peers: Peers) -> list[str]:

@@ -155,6 +155,10 @@ def test_every_combination_gives_its_rows(output: Path) -> None:
         assert row.floor.ms == pytest.approx(
             1000 * (row.floor.target_bytes + row.floor.drafter_bytes) / row.floor.bandwidth
         )
+        assert row.floor.sum_bandwidth is not None
+        assert row.floor.sum_bandwidth <= row.floor.bandwidth
+        assert row.read_after is not None
+        assert row.read_after <= row.floor.sum_bandwidth, "the best counts"
         assert (row.floor.drafter_bytes > 0) == (row.method != "none")
         assert (row.floor.experts_touched is not None) == (row.model == "target" and row.name == "two ranks")
         assert row.weight_bytes > 0
@@ -223,6 +227,8 @@ def test_the_report_says_where_the_time_went(output: Path) -> None:
 def test_reports_of_before_are_read_with_what_they_lack(output: Path) -> None:
     old = json.loads((output / "bench.json").read_text())
     del old["spent"]
+    for row in old["rows"]:
+        del row["floor"]["sum_bandwidth"], row["floor"]["sum_ms"], row["read_after"], row["busiest"]
     for row in old["prefill"]:
         del row["floor"]["sustained_rate"], row["floor"]["sustained_ms"]
     for failure in old["failures"]:

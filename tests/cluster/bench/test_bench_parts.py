@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,8 @@ from gemray_cluster.bench.floor import floor_of, prefill_floor_of
 from gemray_cluster.bench.host_waits import HostWaits
 from gemray_cluster.bench.inbox import MeasurementFailed, MeasuringInbox
 from gemray_cluster.bench.offline import OfflineRank
-from gemray_cluster.bench.probes import MatrixRates, Probes, read_bandwidth
+from gemray_cluster.bench.peak_memory import PeakMemory
+from gemray_cluster.bench.probes import MatrixRates, Probes, ReadRates, read_rates
 from gemray_cluster.bench.profile import BUSIEST, CycleProfile, covered
 from gemray_cluster.bench.settings import Setup
 from gemray_cluster.bench.suites import read_suite
@@ -157,6 +159,7 @@ def test_a_fault_is_no_measurement() -> None:
 
 
 PAPER_BANDWIDTH = 3.06e12
+PAPER_RATES = ReadRates(PAPER_BANDWIDTH, PAPER_BANDWIDTH)
 
 
 def setup_of(model: str, drafter: str | None = None, *, batch: int = 1, **changes: object) -> Setup:
@@ -176,7 +179,7 @@ def setup_of(model: str, drafter: str | None = None, *, batch: int = 1, **change
 
 def floor_ms(model: str, drafter: str | None = None, *, batch: int = 1, **changes: object) -> float:
     setup = setup_of(model, drafter, batch=batch, **changes)
-    return floor_of(setup.engine_config(), batch, PAPER_BANDWIDTH).ms
+    return floor_of(setup.engine_config(), batch, PAPER_RATES).ms
 
 
 def test_floors_of_the_published_shapes() -> None:
@@ -197,8 +200,8 @@ def test_of_two_drafters_the_one_that_drafts_is_counted() -> None:
     )  # fmt: skip
     alone = [floor_ms("31B-it", names[1]), floor_ms("31B-it", names[0])]
     config = both.engine_config()
-    assert [floor_of(config, 1, PAPER_BANDWIDTH, drafter=i).ms for i in (0, 1)] == alone, "MTP comes first"
-    assert floor_of(config, 1, PAPER_BANDWIDTH, drafter=None).ms == floor_ms("31B-it")
+    assert [floor_of(config, 1, PAPER_RATES, drafter=i).ms for i in (0, 1)] == alone, "MTP comes first"
+    assert floor_of(config, 1, PAPER_RATES, drafter=None).ms == floor_ms("31B-it")
 
 
 def prompt_operations(model: str, num_tokens: int, drafter: str | None = None) -> int:
@@ -241,16 +244,70 @@ def test_a_small_assistant_reads_few_rows_of_its_table() -> None:
     assert 0 < one < 4 * 1000 * 78.8e6 * 2 / PAPER_BANDWIDTH / 5
 
 
-def test_bandwidth_is_that_of_a_memory() -> None:
-    assert 1e8 < read_bandwidth(torch.device("cpu")) < 1e13
+def test_read_rates_are_those_of_a_memory() -> None:
+    rates = read_rates(torch.device("cpu"))
+    assert 1e8 < rates.sum <= rates.best < 1e13
 
 
 def test_a_floor_is_of_the_device_at_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {torch.device("cuda", 0): iter([3.0, 2.0, 4.0]), torch.device("cuda", 1): iter([1.0])}
-    monkeypatch.setattr(probes, "read_bandwidth", lambda device: next(seen[device]))
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    seen = {first: iter([(3.0, 2.0), (2.0, 1.0), (4.0, 3.5)]), second: iter([(1.0, 0.5)])}
+    monkeypatch.setattr(probes, "read_rates", lambda device: ReadRates(*next(seen[device])))
     best = Probes()
-    first, second = seen
-    assert [best.bandwidth(device) for device in (first, first, second, first)] == [3.0, 3.0, 1.0, 4.0]
+    found = [best.read_rates(device) for device in (first, first, second, first)]
+    assert found == [ReadRates(3.0, 2.0), ReadRates(3.0, 2.0), ReadRates(1.0, 0.5), ReadRates(4.0, 3.5)]
+    assert best.best_read(second) == ReadRates(1.0, 0.5)
+
+
+def test_what_is_read_after_steps_counts_for_their_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, sums = torch.device("cpu"), iter([2.5, 5.0])
+    monkeypatch.setattr(probes, "read_rates", lambda _device: ReadRates(4.0, 3.0))
+    monkeypatch.setattr(probes, "sum_rate", lambda _x_N: next(sums))
+    best = Probes()
+    best.read_rates(cpu)
+    assert [(best.sum_now(cpu), best.best_read(cpu)) for _ in range(2)] == [
+        (2.5, ReadRates(4.0, 3.0)),
+        (5.0, ReadRates(5.0, 5.0)),
+    ], "no floor is of a slower rate than any that was seen"
+
+
+def test_reading_is_measured_until_freed_memory_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver clears for a third of a second, say, and a median of that time would be of a slower memory."""
+    now = [0.0]
+
+    def median_seconds(_read: Callable[[], object], _device: torch.device) -> float:
+        now[0] += 0.02
+        return 2.0 if now[0] < 0.33 else 1.0
+
+    monkeypatch.setattr(probes, "median_seconds", median_seconds)
+    monkeypatch.setitem(probes.CLEARED_S, "cpu", probes.CLEARED_S["cuda"])
+    rates = read_rates(torch.device("cpu"), clock=lambda: now[0])
+    assert rates.sum == probes.BYTES["cpu"]
+
+
+def test_the_fastest_way_to_read_is_the_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([4.0, 3.0, 2.0, 5.0])
+    monkeypatch.setattr(probes, "median_seconds", lambda _read, _device: next(seconds))
+    rates = read_rates(torch.device("cpu"))
+    assert (rates.best, rates.sum) == (probes.BYTES["cpu"] / 2, probes.BYTES["cpu"] / 4)
+    floor = floor_of(setup_of("E2B-it").engine_config(), 1, ReadRates(4e12, 3.06e12))
+    assert floor.ms == pytest.approx(floor.target_bytes / 4e9)
+    assert floor.sum_ms == pytest.approx(1.49, abs=0.01), "that by which the peer's is stated"
+    assert floor.stated_ms == floor.sum_ms
+
+
+def test_what_probes_take_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, peak = torch.device("cuda", 0), [0]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: peak[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: peak.__setitem__(0, 0))
+    memory = PeakMemory(card)
+    peak[0] = 5
+    with memory.aside():
+        peak[0] = 9
+    assert memory.bytes == 5
+    peak[0] = 7
+    assert memory.bytes == 7
+    assert PeakMemory(torch.device("cpu")).bytes == 0
 
 
 def test_a_second_of_products_is_measured_once_and_bursts_again(monkeypatch: pytest.MonkeyPatch) -> None:

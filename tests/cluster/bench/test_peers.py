@@ -63,6 +63,14 @@ def test_rows_of_another_card_are_held_against_multiples_of_the_floor(step_ms: f
     assert [str(limit) for limit in (*verdict.bars, verdict.target)] == ["1.20 x floor", "1.10 x floor"]
 
 
+def test_multiples_are_of_the_floor_by_which_bars_are_stated() -> None:
+    """A floor of a faster way to read than the peers' would ask for more than was stated."""
+    measured = row(16.0, device=H200, floor_ms=13.0)
+    by_sum = msgspec.structs.replace(measured.floor, sum_bandwidth=1e12, sum_ms=13.5)
+    assert peers(FIGURES).judge(measured).met == "no"
+    assert peers(FIGURES).judge(msgspec.structs.replace(measured, floor=by_sum)).met == "bar"
+
+
 def test_a_multiple_is_of_the_larger_floor() -> None:
     """DFlash's floor counts a head that the peer's does not: with the peer's the multiple would be a larger one."""
     verdict = peers(FIGURES).judge(row(15.0, device=H200, floor_ms=14.0, target_bytes=66_000_000_000))
@@ -127,6 +135,12 @@ def test_tables_say_what_missed_rows_lack_and_whose_milliseconds_they_show() -> 
     assert (
         "| a setup, none, batch 1, greedy, lag 1 | bar 1.20 x floor and target 1.10 x floor | 17.00 | 14.00 |" in text
     )
+    assert "a setup: 2 GiB were read at up to 1.00 TB/s\n" in text, "as reports from before tell it"
+    known = msgspec.structs.replace(report.rows[0].floor, sum_bandwidth=0.96e12, sum_ms=14.6)
+    after = [msgspec.structs.replace(report.rows[0], floor=known, read_after=rate) for rate in (0.95e12, 0.9e12)]
+    told = markdown(msgspec.structs.replace(report, rows=after), peers(FIGURES))
+    assert "up to 1.00 TB/s, 0.96 by one sum over all; right after its rows that sum read 0.90 to 0.95" in told
+    assert told.count("| 1.21 | 1.16 |") == 2
     at_home = markdown(msgspec.structs.replace(report, rows=[row(21.0)]), peers(FIGURES))
     assert "| 25 (1.25) | 24 ms | 22 ms | target |" in at_home
     assert "Rows of other cards" not in at_home
