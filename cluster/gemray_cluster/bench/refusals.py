@@ -5,17 +5,10 @@ from __future__ import annotations
 import torch
 
 from gemray_cluster.bench.settings import Setup
+from gemray_cluster.settings.settings import ENGINE_NAMES
 from gemray_workers.errors import InvalidField
 
-_NAMES = {
-    "model_path": "model",
-    "tensor_parallel_size": "tp",
-    "kv_memory_bytes": "kv_memory",
-    "drafter_path": "drafter",
-    "second_drafter_path": "drafter",
-    "num_draft_tokens": "draft_tokens",
-    "max_model_len": "prompt_len, steps or prefill",
-}
+_NAMES = {**ENGINE_NAMES, "max_model_len": "prompt_len, steps or prefill"}
 """Fields of EngineConfig that setups call something else, or that follow from others."""
 
 

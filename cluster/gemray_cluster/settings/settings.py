@@ -63,12 +63,12 @@ def _engine(kind: Kind[Any], meaning: str, default: Any = None, bounds: str = ""
     return _setting(kind, "Model and engine", meaning, default, bounds)
 
 
-def _cluster(kind: Kind[Any], meaning: str, default: Any = None, bounds: str = "") -> Any:
-    return _setting(kind, "Cluster", meaning, default, bounds)
+def _cluster(kind: Kind[Any], meaning: str, bounds: str = "") -> Any:
+    return _setting(kind, "Cluster", meaning, None, bounds)
 
 
-def _server(kind: Kind[Any], meaning: str, default: Any = None, bounds: str = "") -> Any:
-    return _setting(kind, "Server", meaning, default, bounds)
+def _server(kind: Kind[Any], meaning: str, bounds: str = "") -> Any:
+    return _setting(kind, "Server", meaning, None, bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
