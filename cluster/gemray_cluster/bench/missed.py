@@ -18,6 +18,10 @@ MISSED_COLUMNS = (
     "else",
     "busiest kernels, ms a cycle",
 )
+MOST_GAP_MS = 0.1
+"""With a cycle in flight, at any batch."""
+MOST_X_GREEDY = 1.03
+"""Allowed of rows that draw as published."""
 _UNKNOWN = "-"
 
 
@@ -30,10 +34,36 @@ def missed_rows(rows: Sequence[Row], peers: Peers) -> Iterator[tuple[str, ...]]:
             limits.append(("target", verdict.target))
         missed = " and ".join(f"{name} {limit}" for name, limit in limits if not limit.holds(row))
         if missed:
-            yield (_work(row), missed, *_parts(row), _busiest(row))
+            yield (work_of(row), missed, *_parts(row), _busiest(row))
 
 
-def _work(row: Row) -> str:
+def long_gaps(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each row with lag 1 whose device waits longer between two cycles than is asked for."""
+    for row in rows:
+        if row.lag == 1 and row.gap.median > MOST_GAP_MS:
+            yield f"More than {MOST_GAP_MS} ms between two cycles: {work_of(row)}: {row.gap.median:.3f} ms"
+
+
+def dear_sampling(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each row in which the published sampling costs more over greedy than is asked for."""
+    for row in rows:
+        times = x_greedy(row, rows)
+        if times is not None and times > MOST_X_GREEDY:
+            experts = "" if row.experts is None else " (other ids touch other experts)"
+            yield f"More than {MOST_X_GREEDY} times the greedy row: {work_of(row)}: {times:.3f} times{experts}"
+
+
+def x_greedy(row: Row, rows: Sequence[Row]) -> float | None:
+    """Time of a step over that of the greedy row of the same work among `rows`."""
+    same = ("name", "batch", "lag", "draft_tokens", "draft_method")
+    for other in rows:
+        if other.sampling == "greedy" != row.sampling and all(getattr(other, f) == getattr(row, f) for f in same):
+            return row.step.median / other.step.median
+    return None
+
+
+def work_of(row: Row) -> str:
+    """Name a row by its work, for people."""
     ranks = f" TP{row.tp}" if row.tp > 1 else ""
     return f"{row.name}{ranks}, {row.drafting}, batch {row.batch}, {row.sampling}, lag {row.lag}"
 

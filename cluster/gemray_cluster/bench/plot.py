@@ -50,7 +50,7 @@ def _cycles(pyplot: Any, rows: Sequence[Row]) -> Any:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.plot(
         [row.floor.ms for row in rows], places, "k|", markersize=12, markeredgewidth=2,
-        label="floor: the weights it needs, read once",
+        label="floor: the weights it needs, read once at the fastest rate",
     )  # fmt: skip
     for place, row, end in zip(places, rows, left, strict=True):
         axes.text(max(end, row.floor.ms), place, f"  {row.step.median:.2f}", va="center", fontsize=8)
@@ -134,7 +134,9 @@ def _rates(pyplot: Any, rows: Sequence[RateRow]) -> Any:
 def _label(row: Row) -> str:
     method = row.drafting if row.draft_tokens else "no drafter"
     ranks = f" TP{row.tp}" if row.tp > 1 else ""
-    return f"{row.model}{ranks}, {method}, batch {row.batch}, {row.sampling}, lag {row.lag}"
+    numerics = "" if row.numerics == "fast" else f" ({row.numerics})"
+    placement = " dedicated" if row.placement == "dedicated" else ""
+    return f"{row.model}{numerics}{ranks}, {method}{placement}, batch {row.batch}, {row.sampling}, lag {row.lag}"
 
 
 def _legend_below(axes: Any, *, columns: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from gemray_cluster.bench.missed import MISSED_COLUMNS, missed_rows
+from gemray_cluster.bench.missed import MISSED_COLUMNS, dear_sampling, long_gaps, missed_rows, x_greedy
 from gemray_cluster.bench.peers import Limit, Peers, Verdict
 from gemray_cluster.bench.report import (
     ExpertsTouched,
@@ -121,6 +121,7 @@ def markdown(report: Report, peers: Peers | None) -> str:
         lines += [f"\n{line}" for line in _read_rates(report.rows)]
         lines += _other_cards(report.rows, peers) if peers else []
         lines += _missed(report.rows, peers) if peers else []
+        lines += [f"\n{line}" for line in (*long_gaps(report.rows), *dear_sampling(report.rows))] if peers else []
     if report.prefill:
         bars = ((_times(peers.bar_of(row)),) if peers else () for row in report.prefill)
         cells = [(*_prefill_cells(row), *bar) for row, bar in zip(report.prefill, bars, strict=True)]
@@ -202,7 +203,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         str(row.lag),
         f"{row.prefill.median:.1f}",
         _spread(row.step),
-        _times(_beside_greedy(row, rows)),
+        _times(x_greedy(row, rows)),
         f"{row.draft.median:.2f}",
         f"{row.verify.median:.2f}",
         f"{row.gap.median:.3f}",
@@ -217,15 +218,6 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
 
 def _model(row: Row | PrefillRow) -> str:
     return row.model if row.numerics == "fast" else f"{row.model} ({row.numerics})"
-
-
-def _beside_greedy(row: Row, rows: Sequence[Row]) -> float | None:
-    """Time of a step over that of the greedy row of the same work."""
-    same = ("name", "batch", "lag", "draft_tokens", "draft_method")
-    for other in rows:
-        if other.sampling == "greedy" != row.sampling and all(getattr(other, f) == getattr(row, f) for f in same):
-            return row.step.median / other.step.median
-    return None
 
 
 def _peer_cells(verdict: Verdict) -> tuple[str, ...]:

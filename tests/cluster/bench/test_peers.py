@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gemray_cluster.bench.missed import MISSED_COLUMNS, missed_rows
+from gemray_cluster.bench.missed import MISSED_COLUMNS, dear_sampling, long_gaps, missed_rows
 from gemray_cluster.bench.peers import Peer, Peers, read_peers
+from gemray_cluster.bench.plot import _label as label
 from gemray_cluster.bench.report import Floor, Report, Row, Spread
 from gemray_cluster.bench.tables import markdown
 from gemray_workers.errors import InvalidField
@@ -145,6 +146,31 @@ def test_tables_say_what_missed_rows_lack_and_whose_milliseconds_they_show() -> 
     assert "| 25 (1.25) | 24 ms | 22 ms | target |" in at_home
     assert "Rows of other cards" not in at_home
     assert "miss bar or target" not in at_home
+
+
+def test_gaps_and_sampling_are_held_against_what_is_asked_for() -> None:
+    greedy, drawn = row(20.0), row(20.6, sampling="published")
+    dear = msgspec.structs.replace(drawn, step=of(20.7), batch=1)
+    assert list(dear_sampling([greedy, drawn])) == []
+    assert list(dear_sampling([dear])) == [], "with no greedy row beside it"
+    assert list(dear_sampling([greedy, dear])) == [
+        "More than 1.03 times the greedy row: a setup, none, batch 1, published, lag 1: 1.035 times"
+    ]
+    waits = msgspec.structs.replace(greedy, gap=of(0.11))
+    assert list(long_gaps([greedy, msgspec.structs.replace(waits, lag=0)])) == []
+    assert list(long_gaps([waits])) == [
+        "More than 0.1 ms between two cycles: a setup, none, batch 1, greedy, lag 1: 0.110 ms"
+    ]
+    report = Report(date="2026-11-30", devices=[H100], versions={}, settings=[], rows=[greedy, dear, waits])
+    text = markdown(report, peers(FIGURES))
+    assert "\nMore than 0.1 ms" in text
+    assert "\nMore than 1.03 times" in text
+    assert "More than" not in markdown(report, None)
+
+
+def test_labels_of_a_picture_tell_rows_apart() -> None:
+    exact, apart = row(20.0, numerics="exact"), msgspec.structs.replace(row(20.0), placement="dedicated")
+    assert len({label(each) for each in (row(20.0), exact, apart)}) == 3
 
 
 @pytest.mark.parametrize(
