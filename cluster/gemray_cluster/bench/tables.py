@@ -55,6 +55,7 @@ PREFILL_COLUMNS = (
     "x sustained floor",
     "TFLOP/s, sustained",
 )
+PREFILL_BAR_COLUMNS = ("bar x floor", "met")
 RATE_COLUMNS = (
     "of",
     "method",
@@ -123,9 +124,8 @@ def markdown(report: Report, peers: Peers | None) -> str:
         lines += _missed(report.rows, peers) if peers else []
         lines += [f"\n{line}" for line in (*long_gaps(report.rows), *dear_sampling(report.rows))] if peers else []
     if report.prefill:
-        bars = ((_times(peers.bar_of(row)),) if peers else () for row in report.prefill)
-        cells = [(*_prefill_cells(row), *bar) for row, bar in zip(report.prefill, bars, strict=True)]
-        lines += ["", *_markdown_table((*PREFILL_COLUMNS, *(("bar x floor",) if peers else ())), cells)]
+        cells = [(*_prefill_cells(row), *(_bar_cells(row, peers) if peers else ())) for row in report.prefill]
+        lines += ["", *_markdown_table((*PREFILL_COLUMNS, *(PREFILL_BAR_COLUMNS if peers else ())), cells)]
     if report.rates:
         lines += ["", *_markdown_table(RATE_COLUMNS, map(_rate_cells, report.rates))]
         lines += ["", *_markdown_table(LOAD_COLUMNS, dict.fromkeys(map(_load_cells, report.rates)))]
@@ -281,6 +281,13 @@ def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
         f"{row.floor.matrix_rate / 1e12:.1f}, "
         + (_UNKNOWN if row.floor.sustained_rate is None else f"{row.floor.sustained_rate / 1e12:.1f}"),
     )
+
+
+def _bar_cells(row: PrefillRow, peers: Peers) -> tuple[str, ...]:
+    bar = peers.bar_of(row)
+    if bar is None:
+        return _UNKNOWN, _UNKNOWN
+    return _times(bar), "bar" if row.first_token.median <= bar * row.floor.ms else "no"
 
 
 def _rate_cells(row: RateRow) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 from gemray_cluster.bench.missed import MISSED_COLUMNS, dear_sampling, long_gaps, missed_rows
 from gemray_cluster.bench.peers import Peer, Peers, read_peers
 from gemray_cluster.bench.plot import _label as label
-from gemray_cluster.bench.report import Floor, Report, Row, Spread
+from gemray_cluster.bench.report import Floor, PrefillFloor, PrefillRow, Report, Row, Spread
 from gemray_cluster.bench.tables import markdown
 from gemray_workers.errors import InvalidField
 
@@ -166,6 +166,20 @@ def test_gaps_and_sampling_are_held_against_what_is_asked_for() -> None:
     assert "\nMore than 0.1 ms" in text
     assert "\nMore than 1.03 times" in text
     assert "More than" not in markdown(report, None)
+
+
+@pytest.mark.parametrize(("ms", "met"), [(12.9, "bar"), (13.1, "no")])
+def test_prompts_are_held_against_multiples_of_their_floor(ms: float, met: str) -> None:
+    floor = PrefillFloor(operations=1, matrix_rate=8e14, weight_bytes=1, bandwidth=4e12, ms=10.0)
+    prompt = PrefillRow(
+        name="a setup", model="31B-it", method="none", tp=1, dtype="bfloat16", num_tokens=512, chunk=512,
+        first_token=of(ms), tokens_per_s=1.0, floor=floor, device=H200,
+    )  # fmt: skip
+    held = Peers({}, {("31B-it", 1): 1.3})
+    report = Report(date="2026-11-30", devices=[H200], versions={}, settings=[], prefill=[prompt])
+    assert f"| 1.300 | {met} |" in markdown(report, held)
+    other = msgspec.structs.replace(report, prefill=[msgspec.structs.replace(prompt, model="E2B-it")])
+    assert markdown(other, held).endswith("| - | - |\n")
 
 
 def test_labels_of_a_picture_tell_rows_apart() -> None:
