@@ -34,3 +34,16 @@ def test_what_was_used_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     remembered.note(old)
     remembered.note(new)
     assert (len(remembered), remembered.num_known(old), remembered.num_known(new)) == (3, 1, 2)
+
+
+def test_what_is_used_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_affinity, "MAX_REMEMBERED", 3)
+    again, once, last = (
+        block_keys([1] * BLOCK_TOKENS * 2),
+        block_keys([2] * BLOCK_TOKENS),
+        block_keys([3] * BLOCK_TOKENS),
+    )
+    remembered = RememberedPrefixes()
+    for keys in (again, once, again, last):
+        remembered.note(keys)
+    assert [remembered.num_known(keys) for keys in (again, once, last)] == [2, 0, 1]

@@ -38,13 +38,17 @@ async def test_requests_go_to_the_least_loaded_in_turns(routers: Routers) -> Non
     assert [status.num_live for status in router.replicas] == [3, 3, 3]
 
 
-async def test_a_known_beginning_attracts_until_the_load_says_otherwise(routers: Routers) -> None:
+@pytest.mark.parametrize(("slots", "more"), [(16, 2), (4, 1)])
+async def test_a_known_beginning_attracts_until_the_load_says_otherwise(
+    routers: Routers, slots: int, more: int
+) -> None:
+    """So many requests more than the least loaded are borne: an eighth of the slots, and one where they are few."""
     gangs, router = Gangs(), routers(ReplicaLimits(replicas=2))
-    await router.start(gangs, slots=16)  # two requests more than the least loaded are borne
+    await router.start(gangs, slots=slots)
     document = [9] * 3 * BLOCK_TOKENS
-    places = await given(router, gangs, *(submit(f"r{i}", prompt=[*document, i]) for i in range(6)))
+    places = await given(router, gangs, *(submit(f"r{i}", prompt=[*document, i]) for i in range(2 + 2 * more)))
     home = places[0]
-    assert places == [home] * 3 + [1 - home] * 3, "from the fourth on both know it, and the load decides"
+    assert places == [home] * (1 + more) + [1 - home] * (1 + more), "once both know it the load decides"
 
 
 async def test_a_failed_gangs_requests_go_on_at_once_in_another(routers: Routers) -> None:
@@ -130,6 +134,27 @@ async def test_a_deadly_request_takes_three_gangs_the_last_of_them_alone(routers
     assert gangs[2].state is GangState.SERVING, "the gang that the others use has not failed"
 
 
+async def test_a_suspect_leaves_the_only_gang_to_others_while_another_is_built(routers: Routers) -> None:
+    gates = {2: asyncio.Event(), 3: asyncio.Event()}
+    gangs = Gangs(lambda index: MortalGang(gate=gates.get(index)))
+    router = routers(ReplicaLimits(replicas=2))
+    await router.start(gangs, slots=64)
+    deadly = Client(router, submit("deadly"))
+    for killed in range(2):
+        await eventually(lambda killed=killed: sum(len(gang.submitted) for gang in gangs.made) == killed + 1)  # type: ignore[misc]
+        (gang,) = (gang for gang in gangs.made if gang.submitted and gang.state is GangState.SERVING)
+        await gang.fail("killed")
+    await eventually(lambda: len(gangs.made) == 4)
+    gates[2].set()
+    await eventually(lambda: router.state is GangState.SERVING)
+    client = Client(router, submit("other"))
+    await finish(gangs, client)
+    assert [request.request_id for request in gangs[2].submitted] == ["other"], "it was free, and nobody else's place"
+    gates[3].set()
+    await eventually(lambda: any("deadly" in {r.request_id for r in gang.submitted} for gang in gangs.made[2:]))
+    assert not deadly.task.done()
+
+
 async def test_others_avoid_a_replica_that_tries_a_suspect(routers: Routers) -> None:
     gangs, router = Gangs(), routers(ReplicaLimits(replicas=2))
     await router.start(gangs, slots=64)
@@ -212,6 +237,13 @@ async def test_replicas_follow_the_load(routers: Routers) -> None:
     client = Client(router, submit("last"))
     await finish(gangs, client)
     assert client.ids == tokens(gangs[0], client.request)
+
+
+async def test_of_equal_replicas_the_newest_goes(routers: Routers) -> None:
+    gangs, router = Gangs(), routers(ReplicaLimits(replicas=3, min_replicas=2, scale_down_s=0.05))
+    await router.start(gangs, slots=8)
+    await eventually(lambda: len(router.replicas) == 2)
+    assert [status.index for status in router.replicas] == [0, 1]
 
 
 async def test_a_replica_that_goes_ends_its_requests_first(routers: Routers) -> None:

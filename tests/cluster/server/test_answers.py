@@ -38,6 +38,19 @@ async def run(tokenizer: ChatTokenizer, stop: str, deltas: list[SequenceDelta]) 
     return generation
 
 
+async def test_what_was_cached_is_told_although_another_gang_found_nothing(tokenizer: ChatTokenizer) -> None:
+    ids = byte_ids(tokenizer, b"ab")
+    generation = await run(
+        tokenizer,
+        "no such text",
+        [
+            SequenceDelta(request_id="x", token_ids=ids[:1], cached_tokens=7),
+            SequenceDelta(request_id="x", token_ids=ids[1:], cached_tokens=0, finish="length"),
+        ],
+    )
+    assert generation.cached_tokens == 7
+
+
 @pytest.mark.parametrize(
     ("stop", "num_tokens", "accepted_per_position"),
     [

@@ -120,6 +120,23 @@ async def test_an_answer_that_had_ended_asks_nothing_of_the_gang(served: Serving
     assert served.gang.submitted == []
 
 
+@pytest.mark.parametrize(("min_tokens", "has_ended"), [(0, True), (1, True), (2, False)])
+async def test_a_stop_token_before_min_tokens_has_ended_nothing(
+    served: Serving, min_tokens: int, has_ended: bool
+) -> None:
+    sampling = pb.SamplingParameters(seed=3, max_tokens=9, min_tokens=min_tokens, stop_token_ids=[40])
+    request = pb.GenerateRequest(text="Hi", sampling=sampling, emitted_token_ids=[41, 40])
+    answer = await served.stub.Generate(request)
+    assert (answer.completion.stop_token_id == 40, served.gang.submitted == []) == (has_ended, has_ended)
+    request.emitted_token_ids.append(42)
+    if not has_ended:
+        assert (await served.stub.Generate(request)).completion.usage.completion_tokens > 3
+        return
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await served.stub.Generate(request)
+    assert bad_request_of(error.value)[0] == "emitted_token_ids[1]"
+
+
 @pytest.mark.parametrize(
     ("sampling", "emitted", "field"),
     [

@@ -93,7 +93,11 @@ async def test_echo_comes_before_the_answer(
         assert whole.token_ids == alone.token_ids
         assert len(whole.prompt_logprobs) == alone.completion.usage.prompt_tokens - 1
         if n == 1:
-            assert joined(await served.stream(pb.GenerateStreamRequest(**fields))) == whole
+            messages = await served.stream(pb.GenerateStreamRequest(**fields))
+            assert joined(messages) == whole
+            bare = [message.delta for message in messages if message.HasField("delta") and not message.delta.token_ids]
+            assert bare, "log-probabilities of the prompt come first"
+            assert not any(delta.text for delta in bare), "the echo comes with the first token, which tells that it has"
             fields["emitted_token_ids"] = list(whole.token_ids[:1])
             rest = await served.stub.Generate(pb.GenerateRequest(**fields))
             assert not rest.text.startswith(echo), "what a client has is not repeated"
