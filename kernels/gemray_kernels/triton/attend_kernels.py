@@ -277,16 +277,17 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     key_C = (first_chunk + chunk_C) * chunk_keys
     holds_C = (key_C < end) & (key_C + chunk_keys > begin) & (chunk_C < GRID_CHUNKS)
     partial_C = (slot.to(tl.int64) * NUM_HEADS + head) * GRID_CHUNKS + chunk_C
-    largest_C = tl.load(partial_ml + partial_C * 2, mask=holds_C, other=float("-inf"))
-    sum_C = tl.load(partial_ml + partial_C * 2 + 1, mask=holds_C, other=0.0)
-    largest = tl.max(largest_C, axis=0)
-    weight_C = tl.exp2(largest_C - tl.where(largest == float("-inf"), 0.0, largest))
-    total = tl.sum(weight_C * sum_C, axis=0)
     d_D = tl.arange(0, BLOCK_D)
     in_head_D = d_D < HEAD_DIM
+    # All loads come before the sums, whose steps wait for each other.
+    largest_C = tl.load(partial_ml + partial_C * 2, mask=holds_C, other=float("-inf"))
+    sum_C = tl.load(partial_ml + partial_C * 2 + 1, mask=holds_C, other=0.0)
     o_CD = tl.load(
         partial_o + partial_C[:, None] * HEAD_DIM + d_D[None, :], mask=holds_C[:, None] & in_head_D[None, :], other=0.0
     )
+    largest = tl.max(largest_C, axis=0)
+    weight_C = tl.exp2(largest_C - tl.where(largest == float("-inf"), 0.0, largest))
+    total = tl.sum(weight_C * sum_C, axis=0)
     o_D = tl.sum(o_CD * weight_C[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
     out_at = ((start + row).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
     tl.store(out_TND + out_at + d_D, o_D.to(out_TND.dtype.element_ty), mask=in_head_D)
