@@ -11,7 +11,7 @@ import triton.language as tl
 
 from gemray_kernels.triton.attend_spans import ask_for_keys, chunk_keys_of, find_row, find_span, first_key
 from gemray_kernels.triton.dot import dot
-from gemray_kernels.triton.early_start import wait_for_inputs
+from gemray_kernels.triton.early_start import let_next_start, wait_for_inputs, wait_having_let
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -149,11 +149,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]
 ):
     """Attend with one block of rows over one chunk of keys.
 
-    `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it. Where AHEAD
-    is not None, what says whose rows and pages these are was written before the kernel before this one.
+    `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it. What says
+    whose rows and pages these are is older than the last two kernels.
     """
-    if AHEAD is None:
-        wait_for_inputs(EARLY)
+    let_next_start(EARLY)
     sequence, start, first_row, num_rows, kv_len, begin, end, is_direct, is_idle = find_span(
         query_start_Z,
         kv_len_S,
@@ -172,12 +171,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     kv_head = tl.program_id(1)
     in_slot = kv_head * kv_head_stride
     table_P = table_SP + sequence.to(tl.int64) * table_stride
-    if AHEAD is not None:
-        if EARLY and AHEAD > 0:
-            stop = tl.where(is_idle, begin, end)
-            ask_for_keys(k_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
-            ask_for_keys(v_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
-        wait_for_inputs(EARLY)
+    if EARLY and AHEAD > 0:
+        stop = tl.where(is_idle, begin, end)
+        ask_for_keys(k_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
+        ask_for_keys(v_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
+    wait_having_let(EARLY)
     if is_idle:
         return
 
@@ -254,7 +252,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     """Combine one row's and head's partial softmaxes."""
     slot = tl.program_id(0)
     head = tl.program_id(1)
-    # The kernel before this one attended: what says whose rows these are is older, and may be read.
+    # What says whose rows these are is older than all that runs, and may be read.
     sequence, start, row = find_row(slot, query_start_Z, num_seqs, BLOCK_S, MAX_SPLIT_ROWS, BY_ROW)
     num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     kv_len = tl.load(kv_len_S + sequence, mask=row < num_rows, other=0).to(tl.int32)

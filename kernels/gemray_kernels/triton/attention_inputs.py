@@ -18,7 +18,7 @@ from gemray_kernels.fp8_kv import FP8, FP8_MAX, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
-from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_having_let
 from gemray_kernels.triton.parts import total
 from gemray_kernels.triton.rotation import inverse_rms, load_halves, rotate
 
@@ -149,6 +149,7 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     BLOCK_H: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)  # attention, which reads what is older than the summands before it waits
     row = tl.program_id(0).to(tl.int64)
     query_blocks = tl.cdiv(num_heads, HEADS)
     block = tl.program_id(1)
@@ -160,7 +161,7 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     # All loads come before the sums, whose steps wait for each other; the weights before the summands are there.
     if block < query_blocks:
         weight1, weight2 = load_halves(q_weight_D, d_GH, in_head, HEAD_DIM)
-        wait_for_inputs(EARLY)
+        wait_having_let(EARLY)
         head = block * HEADS + g_G1
         inside = in_head & (head < num_heads)
         at = summands_STO + row * row_stride + head * HEAD_DIM
@@ -176,7 +177,7 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         tl.store(out + HEAD_DIM // 2, turned2, mask=inside)
     elif WRITES:
         weight1, weight2 = load_halves(k_weight_D, d_GH, in_head, HEAD_DIM)
-        wait_for_inputs(EARLY)
+        wait_having_let(EARLY)
         kv_head = (block - query_blocks) * HEADS + g_G1
         inside = in_head & (kv_head < num_kv_heads)
         at = summands_STO + row * row_stride + (num_heads + kv_head) * HEAD_DIM

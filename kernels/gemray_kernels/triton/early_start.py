@@ -4,6 +4,9 @@ A kernel that starts early may read weights and nothing else until it has waited
 written by the kernel before it. It lets the next kernel start only after it has waited itself, so that at any time at
 most two kernels of a stream are under way, and what the last but one wrote may be read.
 
+Attention's kernels but for the last let the next one start at once: its programs take their places and read tables
+while the product before attention still runs. What they read before they wait was written before that product.
+
 Not every kernel gains by it: layers of packed weights are slower with products that start early, but for gated ones
 (`benchmarks/results/2026-11-30-h200-starts`), and all layers with products that ask for weights before they wait
 (`2026-11-29-h200-late-products`). One that starts late lets the next one start at once: what it needs has been written.
@@ -39,9 +42,16 @@ def wait_for_inputs(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def let_next_start(LETS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """In a kernel that has not started early: from here on the next one may start."""
+    """In a kernel that has not started early, or has yet to wait: from here on the next one may start."""
     if LETS:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def wait_having_let(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As `wait_for_inputs` in a kernel that has let the next one start before."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

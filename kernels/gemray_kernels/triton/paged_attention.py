@@ -44,9 +44,8 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int
-    ahead: int | None = None
-    """Keys that a program asks for before it waits for the queries, a power of two; None for a program that reads
-    nothing before it waits. Lengths and tables are then to be older than the kernel that wrote the queries."""
+    ahead: int = 0
+    """Keys that a program asks for before it waits for the queries, 0 or a power of two."""
     most_registers: int | None = None
     """Registers of a thread, if the compiler is to be held to fewer than it takes."""
 
@@ -74,7 +73,8 @@ def paged_attention(
 
     Sums are float32; probabilities are rounded to `q`'s dtype before they weigh the values. `q`, `k_pages` and
     `v_pages` are bfloat16 or float32, all the same, or both pages float8_e4m3fn; heads are contiguous. 8-bit floats are
-    multiplied in `q`'s dtype, which holds them exactly; scores and sums are scaled, rather than they.
+    multiplied in `q`'s dtype, which holds them exactly; scores and sums are scaled, rather than they. Lengths and
+    tables are read before `q` is waited for: neither the kernel that writes it nor the one before that may write them.
 
     Which programs run follows from a few classes of row counts, so that a server has compiled all of them once its
     buckets are captured. Sequences of more than `FEW_ROWS` rows are not split: they fill the device, and their partial
