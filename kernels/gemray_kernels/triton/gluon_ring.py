@@ -3,6 +3,8 @@
 # Triton looks at annotations: they must not become strings, and a kernel's arguments have no types that mypy knows.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from functools import lru_cache
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -11,6 +13,19 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 write = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
+
+@lru_cache
+def swizzled(num_bytes: int, bits: int = 16, *, rank: int) -> gl.NVMMASharedLayout:
+    """How the accelerator lays tiles with rows of so many bytes."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=num_bytes, element_bitwidth=bits, rank=rank)
+
+
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """The stage behind one in a ring, and the phase of its barriers."""
+    wraps = stage == STAGES - 1
+    return gl.where(wraps, 0, stage + 1), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit

@@ -61,7 +61,7 @@ def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SH
             high = _beside(w2, w3, LAYOUT)
         elif SHAPE.code == 2:
             low, high = int8(words)
-        elif SHAPE.scaling == 0:
+        elif SHAPE.masked:
             low, high = masked_e4m3(words)
         else:
             low, high = e4m3(words)

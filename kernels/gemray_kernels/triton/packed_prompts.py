@@ -12,7 +12,6 @@ Shape legend: T rows, I inputs, O outputs, S splits of the inputs, B units, C wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
@@ -29,7 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
-from gemray_kernels.triton.gluon_ring import barrier, fetch, ring_barriers, write
+from gemray_kernels.packed_weight import Scaling
+from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, swizzled, write
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_prompt_numbers import MASKED_E4M3, numbers_of_half, scales_of_step, words_of_step
@@ -78,6 +78,11 @@ class _Shape:
     words_stages: int
     whole: bool
     """There is one summand, which is rounded to bfloat16."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether e4m3's numbers stay as they are masked out of their words."""
+        return self.code == CODES["fp8"] and self.scaling == Scaling.ROW.value
 
     @property
     def row_stages(self) -> int:
@@ -131,12 +136,12 @@ def packed_prompt_linear(
     words_BOC = weight.words_BOC[:, first:]
     num_tiles = triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_out, tile.outputs * tile.groups) * tile.splits
     _packed_prompt_kernel[(min(num_tiles, MULTIPROCESSORS),)](
-        TensorDescriptor.from_tensor(x_TI, [tile.rows, BLOCK_I.value], _swizzled(128, rank=2)),
-        TensorDescriptor.from_tensor(words_BOC, [1, tile.outputs, unit.words], _swizzled(2 * unit.words, rank=3)),
+        TensorDescriptor.from_tensor(x_TI, [tile.rows, BLOCK_I.value], swizzled(128, rank=2)),
+        TensorDescriptor.from_tensor(words_BOC, [1, tile.outputs, unit.words], swizzled(2 * unit.words, rank=3)),
         weight.scale_BO[..., first:],
         weight.factor_O[first:],
         TensorDescriptor.from_tensor(
-            out_STO[0], [tile.rows, tile.outputs], _swizzled(128, 8 * out_dtype.itemsize, rank=2)
+            out_STO[0], [tile.rows, tile.outputs], swizzled(128, 8 * out_dtype.itemsize, rank=2)
         ),
         out_STO,
         num_rows,
@@ -154,11 +159,6 @@ def packed_prompt_linear(
     return out_STO
 
 
-@lru_cache
-def _swizzled(num_bytes: int, bits: int = 16, *, rank: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=num_bytes, element_bitwidth=bits, rank=rank)
-
-
 @gluon.jit  # type: ignore[untyped-decorator]
 def _place(tile, num_rows, num_out, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """Split, first row and first output of a tile."""
@@ -170,13 +170,6 @@ def _place(tile, num_rows, num_out, SHAPE: gl.constexpr):  # type: ignore[no-unt
     width = gl.minimum(row_tiles - first, SHAPE.side_by_side)
     place = tile % (SHAPE.side_by_side * out_tiles)
     return split, (first + place % width) * SHAPE.rows, place // width * SHAPE.groups * SHAPE.outputs
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """The stage behind one in a ring, and the phase of its barriers."""
-    wraps = stage == STAGES - 1
-    return gl.where(wraps, 0, stage + 1), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -201,13 +194,13 @@ def _fetch_steps(x_TI, words_BOC, tiles, barriers, sizes, SHAPE: gl.constexpr): 
                 for group in gl.static_range(GROUPS):
                     to = words_tiles.index((words_stage * GROUPS + group) * UNITS + unit)
                     fetch(words_BOC, [step * UNITS + unit, o + group * SHAPE.outputs, 0], is_there, to)
-            words_stage, words_phase = _next(words_stage, words_phase, SHAPE.words_stages)
+            words_stage, words_phase = next_stage(words_stage, words_phase, SHAPE.words_stages)
             for half in gl.static_range(2):
                 mbarrier.wait(x_free.index(x_stage), x_phase)
                 is_there = x_ready.index(x_stage)
                 mbarrier.expect(is_there, x_TI.block_type.nbytes)
                 fetch(x_TI, [t, (2 * step + half) * BLOCK_I], is_there, x_tiles.index(x_stage))
-                x_stage, x_phase = _next(x_stage, x_phase, SHAPE.row_stages)
+                x_stage, x_phase = next_stage(x_stage, x_phase, SHAPE.row_stages)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -219,7 +212,7 @@ def _store(acc, out_tiles, weight, results, place, sizes, GROUP: gl.constexpr, S
     num_rows, num_out, _, _, _ = sizes
     LAYOUT: gl.constexpr = acc.type.layout
     o_O = o + gl.arange(0, SHAPE.outputs, gl.SliceLayout(1, LAYOUT))
-    if SHAPE.code == 3 and SHAPE.scaling == 0:
+    if SHAPE.masked:
         acc *= MASKED_E4M3
     acc *= gl.load(factor_O + gl.minimum(o_O, num_out - 1)).expand_dims(1)
     if SHAPE.whole:
@@ -266,14 +259,14 @@ def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAP
             low = numbers_of_half(low_words, low_scales, 0, NUMBERS, SHAPE)
             mbarrier.wait(x_ready.index(x_stage), x_phase)
             acc = warpgroup_mma(low, x_tiles.index(x_stage).permute((1, 0)), acc, is_async=True)
-            high_stage, high_phase = _next(x_stage, x_phase, SHAPE.row_stages)
+            high_stage, high_phase = next_stage(x_stage, x_phase, SHAPE.row_stages)
             high = numbers_of_half(high_words, high_scales, 1, NUMBERS, SHAPE)
             mbarrier.wait(x_ready.index(high_stage), high_phase)
             acc = warpgroup_mma(high, x_tiles.index(high_stage).permute((1, 0)), acc, is_async=True)
             # What every warp of the group has done with may be overwritten.
             barrier()
             mbarrier.arrive(words_free.index(words_stage))
-            words_stage, words_phase = _next(words_stage, words_phase, SHAPE.words_stages)
+            words_stage, words_phase = next_stage(words_stage, words_phase, SHAPE.words_stages)
             low_scales, high_scales = scales_of_step(weight, gl.minimum(step + 1, end - 1), o_O, SHAPE)
             acc = warpgroup_mma_wait(1, deps=(acc,))
             barrier()
@@ -281,7 +274,7 @@ def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAP
             acc, low, high = warpgroup_mma_wait(0, deps=(acc, low, high))
             barrier()
             mbarrier.arrive(x_free.index(high_stage))
-            x_stage, x_phase = _next(high_stage, high_phase, SHAPE.row_stages)
+            x_stage, x_phase = next_stage(high_stage, high_phase, SHAPE.row_stages)
         _store(acc, out_tiles, weight, results, (split, t, o), sizes, GROUP, SHAPE)
     if SHAPE.whole:
         tma.store_wait(0)
