@@ -88,6 +88,72 @@ def test_prompts_in_every_tile(name: str) -> None:
                 assert all(torch.equal(again, found[0]) for again in found[1:]), (rows, cut)
 
 
+VERIFIED = ("int4 group 32", "int8 channel", "fp8 channel", "nvfp4")
+"""Formats with scales of rows or of codes."""
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verify_rows(name: str, size: int) -> None:
+    """Right, the same whenever it runs, and with the bits of the tiles of few rows, whose parts these are; outputs,
+    inputs and units that tiles and parts do not divide, and more tiles than programs."""
+    from gemray_kernels.packed_tiles import laid_out
+    from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.linear import Gate
+    from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
+    from gemray_kernels.triton.packed_tile_choice import gated_tile, tile_of_summands
+    from gemray_kernels.triton.packed_verify import VerifyTile, packed_verify_gated_linear, packed_verify_linear
+
+    for num_out, num_in in ((2832, 2112), (30000, 1056)):
+        weight = random_packed(FORMATS[name], num_out, num_in, device="cuda")
+        assert weight.tiling is not None
+        wide_OI = dequantized(copied(weight), torch.float64)
+        tiled = laid_out(weight, weight.tiling)
+        for rows in (size // 2 + 1, size):
+            x_TI = random_rows(rows, num_in, seed=rows)
+            sums_TO = x_TI.double() @ wide_OI.T
+            few = tile_of_summands(tiled, num_out, rows)
+            for splits, first in ((few.splits, 0), (1, 0), (few.splits, 512)):
+                wanted_STO = packed_linear_in_tiles(
+                    x_TI, tiled, replace(few, splits=splits), out_dtype=torch.float32, first=first
+                )
+                for tile in (VerifyTile(3, size, splits), VerifyTile(4, size, splits)):
+                    with poisoned_memory():
+                        found = [
+                            packed_verify_linear(x_TI, tiled, tile, out_dtype=torch.float32, first=first)
+                            for _ in range(4)
+                        ]
+                    error = relative_error(found[0].sum(0, dtype=torch.float64), sums_TO[:, first:])
+                    assert error < TOLERANCE, (rows, tile, first)
+                    assert all(torch.equal(again, wanted_STO) for again in found), (rows, tile, first)
+                    if splits == 1:
+                        whole_STO = packed_verify_linear(x_TI, tiled, tile, out_dtype=torch.bfloat16, first=first)
+                        assert torch.equal(whole_STO, wanted_STO.bfloat16()), (rows, tile, first)
+            for gate, act in ((Gate.GELU, gelu_tanh_and_mul), (Gate.SILU, silu_and_mul)):
+                wanted_TI = packed_gated_linear_in_tiles(x_TI, tiled, gated_tile(tiled, rows), gate)
+                with poisoned_memory():
+                    gated = [packed_verify_gated_linear(x_TI, tiled, VerifyTile(3, size), gate) for _ in range(4)]
+                assert relative_error(gated[0], act(sums_TO)) < GATED_TOLERANCE, (rows, gate)
+                assert all(torch.equal(again, wanted_TI) for again in gated), (rows, gate)
+
+
+@pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 channel"])
+def test_a_graph_holds_verify_rows(name: str) -> None:
+    """31B's gate and up rows, and its down projection: what is captured is what runs."""
+    from gemray_kernels.triton.packed_products import packed_product
+
+    gate_up = packed_product(random_packed(FORMATS[name], 43008, 5376, device="cuda"))
+    down = packed_product(random_packed(FORMATS[name], 5376, 21504, device="cuda"))
+    inputs = [(random_rows(rows, 5376, seed=rows), random_rows(rows, 21504, seed=rows)) for rows in (16, 24, 40, 64)]
+
+    def everything() -> list[torch.Tensor]:
+        return [y for x_TH, x_TI in inputs for y in (gate_up.gelu(x_TH), down.summands(x_TI))]
+
+    for found, wanted in captured_and_eager(everything):
+        assert torch.equal(found, wanted), found.shape
+
+
 def test_prompts_of_small_rows() -> None:
     """e4m3's numbers are 2^-120 of themselves: nearly all products with such rows are subnormal, and some sums are."""
     from gemray_kernels.packed_tiles import laid_out

@@ -20,7 +20,7 @@ from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES, prompt_tile
 from support.kernels.packed_cases import EXPERTS, FORMATS, random_packed
-from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
+from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
 from support.waiting import HANG_S
 
 TOLERANCE = 1e-6
@@ -39,14 +39,6 @@ def test_interpreted_kernels_equal_the_reference() -> None:
     lines = [line.split("\t") for line in result.stdout.splitlines()]
     assert len(lines) == len(FORMATS) * 2 * 3 + len(EXPERTS) * 2
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
-
-
-def loop_of(ptx: str) -> str:
-    """The innermost loop of a kernel that multiplies."""
-    labels = {found[1]: found.start() for found in re.finditer(r"^(\$L\w+):", ptx, re.MULTILINE)}
-    branches = [(labels.get(found[1], len(ptx)), found.start()) for found in re.finditer(r"bra\S*\s+(\$L\w+);", ptx)]
-    loops = [ptx[first:last] for first, last in branches if first < last and "mma" in ptx[first:last]]
-    return min(loops, key=len)
 
 
 @pytest.mark.parametrize(

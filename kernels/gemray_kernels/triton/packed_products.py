@@ -1,5 +1,5 @@
-"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, for many larger ones or the
-library's.
+"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, for more of them tiles that
+warps fetch and multiply side by side, for many larger ones or the library's.
 
 Shape legend: T rows, I inputs, O outputs, S summands.
 """
@@ -20,15 +20,18 @@ from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
-from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
+from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
 from gemray_kernels.triton.packed_prompts import fits, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import (
     PROMPT_SPLITS,
     gated_tile,
+    gated_verify_tile,
     prompt_tile,
     tile_of_summands,
+    verify_tile,
     whole_tile,
 )
+from gemray_kernels.triton.packed_verify import packed_verify_gated_linear, packed_verify_linear
 
 
 def tiling(
@@ -71,30 +74,44 @@ class TiledProduct(PackedProduct):
             return self._summands_of_many_rows(x_TI, first)
         tile = tile_of_summands(self._weight, self._weight.num_out - first, x_TI.shape[0])
         dtype = x_TI.dtype if tile.splits == 1 else torch.float32
-        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=dtype, first=first)
+        return self._summands_of_few_rows(x_TI, tile, dtype, first)
 
     @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
             return self._summands_of_many_rows(x_TI, 0, wide=True)
         tile = tile_of_summands(self._weight, self._weight.num_out, x_TI.shape[0])
-        return packed_linear_in_tiles(x_TI, self._weight, tile, out_dtype=torch.float32)
+        return self._summands_of_few_rows(x_TI, tile, torch.float32)
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
             return gelu_tanh_and_mul(self._of_many_rows(x_TI))
-        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight, x_TI.shape[0]), Gate.GELU)
+        return self._gated_few_rows(x_TI, Gate.GELU)
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
             return silu_and_mul(self._of_many_rows(x_TI))
-        return packed_gated_linear_in_tiles(x_TI, self._weight, gated_tile(self._weight, x_TI.shape[0]), Gate.SILU)
+        return self._gated_few_rows(x_TI, Gate.SILU)
 
     @override
     def gated_projection(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
         return self.summands(gelu_of_total_and_mul(summands_STI, factor_TI))
+
+    def _summands_of_few_rows(self, x_TI: Tensor, tile: PackedTile, dtype: torch.dtype, first: int = 0) -> Tensor:
+        weight = self._weight
+        verify = verify_tile(weight, weight.num_out - first, len(x_TI))
+        if verify is not None and self._on_hopper and fits(x_TI, weight, first):
+            return packed_verify_linear(x_TI, weight, verify, out_dtype=dtype, first=first)
+        return packed_linear_in_tiles(x_TI, weight, tile, out_dtype=dtype, first=first)
+
+    def _gated_few_rows(self, x_TI: Tensor, gate: Gate) -> Tensor:
+        weight = self._weight
+        verify = gated_verify_tile(weight, len(x_TI))
+        if verify is not None and self._on_hopper and fits(x_TI, weight, weight.num_out // 2):
+            return packed_verify_gated_linear(x_TI, weight, verify, gate)
+        return packed_gated_linear_in_tiles(x_TI, weight, gated_tile(weight, len(x_TI)), gate)
 
     def _of_many_rows(self, x_TI: Tensor) -> Tensor:
         return self._summands_of_many_rows(x_TI, 0, most_splits=1)[0]

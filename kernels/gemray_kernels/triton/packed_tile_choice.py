@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import triton
+
 from gemray_kernels.packed_tiles import UNITS, TiledWeight
-from gemray_kernels.packed_weight import CodeName
+from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.linear import MOST_ROWS
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import PackedTile
 from gemray_kernels.triton.packed_prompts import PromptTile
+from gemray_kernels.triton.packed_verify import TILE_O, VerifyTile
 
 LEAST_INPUTS = 512
 """Fewer inputs a program are not worth their summand."""
@@ -47,6 +50,31 @@ _PROMPT_COSTS: Mapping[CodeName, tuple[int, ...]] = {
 """Microseconds that each tile takes with 5,376 inputs (`benchmarks/results/2026-11-29-h200-prompt-rings`). Those
 of int8 are taken for fp8's, of whose last one there is only what `2026-11-29-h200-prompts` has. NVFP4, which takes most
 to decode, wants more rows a number."""
+
+LEAST_VERIFY_INPUTS = 1300
+"""Parts of fewer inputs end before the kernel of verify rows is faster."""
+LEAST_AT_WORK = 0.8
+"""Share of the multiprocessors that its programs keep at work, where it is chosen."""
+
+
+@dataclass(frozen=True)
+class _VerifyRows:
+    """From how many rows on, up to 64, the kernel of verify rows is faster
+    (`benchmarks/results/2026-11-30-h200-verify-rows`)."""
+
+    gated: int
+    """Rows of a gated product: three groups, of a gate's and an up tile each."""
+    summands: int | None
+    """Rows of another one: four groups of a tile each. None where it is never faster."""
+
+
+_VERIFY_ROWS: Mapping[CodeName, _VerifyRows] = {
+    "int4": _VerifyRows(gated=17, summands=None),
+    "nvfp4": _VerifyRows(gated=17, summands=17),
+    "int8": _VerifyRows(gated=33, summands=None),
+    "fp8": _VerifyRows(gated=33, summands=None),
+}
+"""Those of int8, which was not timed, are fp8's."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +152,30 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
     if width < 64 * MULTIPROCESSORS and tile.outputs > 32:
         tile = PackedTile(outputs=32, num_warps=4, num_stages=4)
     return replace(tile, early=True)
+
+
+def verify_tile(weight: TiledWeight, num_out: int, num_rows: int) -> VerifyTile | None:
+    """Choose a tile for the kernel of verify rows, in place of `tile_of_summands` and with its parts; None where that
+    one's is faster, or would have other bits."""
+    least = _VERIFY_ROWS[weight.code].summands
+    splits = tile_of_summands(weight, num_out, num_rows).splits
+    if least is None or num_rows < least or weight.num_in < LEAST_VERIFY_INPUTS * splits:
+        return None
+    return _if_at_work(VerifyTile(4, triton.next_power_of_2(num_rows), splits), weight, num_out)
+
+
+def gated_verify_tile(weight: TiledWeight, num_rows: int) -> VerifyTile | None:
+    """Likewise in place of `gated_tile`."""
+    if num_rows < _VERIFY_ROWS[weight.code].gated:
+        return None
+    return _if_at_work(VerifyTile(3, triton.next_power_of_2(num_rows)), weight, weight.num_out // 2)
+
+
+def _if_at_work(tile: VerifyTile, weight: TiledWeight, num_out: int) -> VerifyTile | None:
+    programs = -(-num_out // (TILE_O * tile.groups)) * tile.splits
+    rounds = -(-programs // MULTIPROCESSORS)
+    has_scales = weight.scaling in (Scaling.ROW, Scaling.CODES)
+    return tile if has_scales and programs >= LEAST_AT_WORK * rounds * MULTIPROCESSORS else None
 
 
 @lru_cache(maxsize=4096)

@@ -65,6 +65,14 @@ def compile_launches(launches: Callable[[], object]) -> list[Compiled]:
     return found
 
 
+def loop_of(ptx: str) -> str:
+    """The innermost loop of a kernel that multiplies."""
+    labels = {found[1]: found.start() for found in re.finditer(r"^(\$L\w+):", ptx, re.MULTILINE)}
+    branches = [(labels.get(found[1], len(ptx)), found.start()) for found in re.finditer(r"bra\S*\s+(\$L\w+);", ptx)]
+    loops = [ptx[first:last] for first, last in branches if first < last and "mma" in ptx[first:last]]
+    return min(loops, key=len)
+
+
 def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
