@@ -10,19 +10,24 @@ from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.node import NODE_CHECKS
 from gemray_cluster.check.result import Status
 from gemray_cluster.ray_runtime.blocking import in_own_thread
-from gemray_cluster.ray_runtime.placement import Resources
+from gemray_cluster.ray_runtime.placement import Resources, list_nodes
 from gemray_workers.errors import CapacityError
 
 logger = logging.getLogger(__name__)
 
 
-async def look_before_start(*, num_ranks: int, bundle: Resources, checkpoints: Checkpoints, num_gangs: int = 1) -> None:
+async def look_before_start(
+    *, num_ranks: int, bundle: Resources, checkpoints: Checkpoints, num_gangs: int = 1, may_grow: bool = True
+) -> None:
     """Log each finding that is not in order, in a sentence.
 
-    Free resources are not checked here: placement waits for nodes that join later, and says what it waits for. One
-    unfit node among others is no error: which nodes get ranks is not decided yet. Raises CapacityError when no node is
-    fit.
+    Free resources are not checked of a cluster, which `may_grow`: placement waits for nodes that join later, and says
+    what it waits for. One unfit node among others is no error: which nodes get ranks is not decided yet. Raises
+    CapacityError when no node is fit, or when what cannot grow never holds the gangs.
     """
+    if not may_grow:
+        nodes = await in_own_thread(list_nodes)
+        resources.require_room_here(nodes, num_ranks=num_ranks, bundle=bundle, num_gangs=num_gangs)
     results = await in_own_thread(
         check_cluster, num_ranks=num_ranks, bundle=bundle, checkpoints=checkpoints, num_gangs=num_gangs
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gemray_cluster.check.result import CheckResult, fail, ok, warn
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime.placement import NodeResources, Resources
+from gemray_workers.errors import CapacityError
 
 if TYPE_CHECKING:
     from gemray_workers.config import DeviceName
@@ -52,6 +53,18 @@ def check_room(nodes: Sequence[NodeResources], *, num_ranks: int, bundle: Resour
     if num_gangs > 1:
         return ok(NAME, f"{num_gangs} gangs of {num_ranks} x {slot} wanted ({by_node}).")
     return ok(NAME, f"{num_ranks} x {slot} wanted, node {whole[0]} has room for {fitting[whole[0]]}.")
+
+
+def require_room_here(nodes: Sequence[NodeResources], *, num_ranks: int, bundle: Resources, num_gangs: int = 1) -> None:
+    """Raise CapacityError where the gangs cannot ever be placed on a Ray that was started here, which no node joins."""
+    wanted = num_gangs * num_ranks
+    held = sum(ranks_that_fit(node.total, bundle) for node in nodes)
+    if held >= wanted:
+        return
+    remedy = "lower --tp" if num_gangs == 1 else "lower --replicas or --tp"
+    if "GPU" not in bundle:
+        remedy += f", or let ranks share cores with --local-num-cpus {wanted * bundle['CPU']:g}"
+    raise CapacityError(f"{wanted} x {_in_words(bundle)} wanted, this machine's Ray holds {held}: {remedy}")
 
 
 def ranks_that_fit(resources: Resources, bundle: Resources) -> int:

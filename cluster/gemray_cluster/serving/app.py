@@ -101,6 +101,7 @@ async def serving(
             num_gangs=limits.at_start,
             bundle=rank_bundle(cluster_config, engine_config.device),
             checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
+            may_grow=session.processes is None,
         )
         found = FoundMemory(engine_config)
 

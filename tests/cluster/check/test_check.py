@@ -14,11 +14,12 @@ from gemray_cluster.check.interface import check_interface
 from gemray_cluster.check.model_directory import Checkpoints, check_model_directory
 from gemray_cluster.check.node import check_this_node
 from gemray_cluster.check.port import check_port
-from gemray_cluster.check.resources import check_room
+from gemray_cluster.check.resources import check_room, require_room_here
 from gemray_cluster.check.result import CheckResult, Status, fail, failed, ok
 from gemray_cluster.check.shared_memory import check_shared_memory, local_size
 from gemray_cluster.ray_runtime.placement import NodeResources
 from gemray_workers.embedded import EmbeddedName, embedded_path
+from gemray_workers.errors import CapacityError
 
 GIB = 2**30
 GPU_RANK = {"GPU": 1.0, "CPU": 1.0}
@@ -64,6 +65,16 @@ def test_room_for_replicas(nodes: list[NodeResources], status: Status, parts: li
     assert result.status is status
     for part in parts:
         assert part in result.sentence
+
+
+def test_room_that_one_machine_never_has() -> None:
+    """What is in use there may come free, but no node joins."""
+    require_room_here([_node("10.0.0.1", 2, 0)], num_ranks=2, bundle=GPU_RANK)
+    with pytest.raises(CapacityError, match=r"4 x \{GPU: 1, CPU: 1\} wanted, this machine's Ray holds 2: lower --tp$"):
+        require_room_here([_node("10.0.0.1", 2)], num_ranks=4, bundle=GPU_RANK)
+    words = r"36 x \{CPU: 1\} wanted, .* holds 16: lower --replicas or --tp, or .* --local-num-cpus 36$"
+    with pytest.raises(CapacityError, match=words):
+        require_room_here([_node("10.0.0.1", 0)], num_ranks=18, bundle={"CPU": 1.0}, num_gangs=2)
 
 
 @pytest.mark.parametrize(

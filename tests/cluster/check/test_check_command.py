@@ -56,6 +56,15 @@ async def test_a_machine_that_cannot(tmp_path: Path) -> None:
     assert out.splitlines()[-1].startswith(f"{len(lines)} of ")
 
 
+async def test_more_ranks_than_the_machine_ever_holds_are_not_waited_for(tmp_path: Path) -> None:
+    model = write_servable_checkpoint(tmp_path / "model")
+    flags = f"--model={model}", "--tp=4", "--device=cpu", "--local-num-cpus=2", "--port=0", "--kv-memory=32MiB"
+    code, _, err = await run_forked("serve", *flags, f"--placement-deadline-s={2 * HANG_S}")
+    assert code == 3
+    assert "4 x {CPU: 1} wanted, this machine's Ray holds 2: lower --tp, or " in err
+    assert "--local-num-cpus 4" in err
+
+
 async def test_an_unreachable_cluster_is_a_sentence(tmp_path: Path) -> None:
     flags = f"--model={tmp_path}", "--address=127.0.0.1:9", "--port=0", "--connect-deadline-s=1"
     code, out, err = await run_forked("check", *flags)

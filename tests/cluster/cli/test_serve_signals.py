@@ -189,8 +189,10 @@ async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) ->
 
 
 async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
-    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "4") as process:
-        await asyncio.wait_for(line_with(process, "for resources: wanted 4 x"), START_S)
+    """They wait for a second node."""
+    apart = "--tp", "2", "--strategy", "strict_spread"
+    async with starting(write_servable_checkpoint(tmp_path / "model"), *apart) as process:
+        await asyncio.wait_for(line_with(process, "for resources: wanted 2 x"), START_S)
         terminate_all(process.pid)
         await asyncio.wait_for(line_with(process, "ended before the gang was ready"), HANG_S)
         assert await asyncio.wait_for(process.wait(), HANG_S) == 130
