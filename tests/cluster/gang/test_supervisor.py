@@ -336,6 +336,17 @@ def test_a_request_is_ended_by_its_eighth_failure_whatever_it_got() -> None:
     assert survived == [True] * (MOST_FAILURES - 1) + [False]
 
 
+def test_log_probabilities_of_its_prompt_clear_no_suspect() -> None:
+    """A gang may die of the prompt's rows behind them: only a token is a fruit."""
+    live = LiveRequest(submit("x", max_tokens=9))
+    for _ in range(FRUITLESS_FAILURES):
+        live.take(SequenceDelta(request_id="x", token_ids=[], prompt_logprobs=[TokenLogprob(1, -1.0)]))
+        assert live.survives_failure()
+    assert live.is_suspect
+    live.take(SequenceDelta(request_id="x", token_ids=[3]))
+    assert not live.is_suspect
+
+
 async def test_suspects_join_one_after_the_other() -> None:
     suspects = Suspects()
     first, second, innocent = (LiveRequest(submit(name, max_tokens=9)) for name in "abc")

@@ -77,6 +77,15 @@ def test_earliest_event_wins(tokenizer: ChatTokenizer, size: int) -> None:
     )
 
 
+def test_a_thought_inside_a_thought_has_no_heading(tokenizer: ChatTokenizer) -> None:
+    """What would be one is shown as part of the thought, so stop strings are found there."""
+    ids = [100, *byte_ids(tokenizer, b"thought\nhm"), 100, *byte_ids(tokenizer, b"thought\ntail")]
+    for stops, reasoning in (([], "hmthought\ntail"), (["ought"], "hmth")):
+        _, _, ending, pieces = collect(output(tokenizer, stops), deltas(ids, [1], finish="length"))
+        assert "".join(piece.reasoning for piece in pieces) == reasoning
+        assert ending == (Ending("stop_string", stop_string="ought") if stops else Ending("length"))
+
+
 def test_stop_string_on_the_last_token_of_the_budget(tokenizer: ChatTokenizer) -> None:
     ids = byte_ids(tokenizer, b"xSTOP")
     *_, ending, _ = collect(output(tokenizer, ["STOP"]), deltas(ids, [2], finish="length"))

@@ -122,6 +122,7 @@ def test_those_who_overtook_give_way_as_soon_as_that_lets_the_oldest_start() -> 
         for name in shorts:
             bench.submit(name, 4, max_tokens=60)
         while "long" not in bench.running:
+            assert bench.scheduler.stats(0.0).num_preemptions == 0, "nobody gives way in vain"
             bench.step()
         return bench.scheduler.step, bench
 

@@ -56,7 +56,7 @@ def choose_admissions(
     for pages in missing.values():
         unclaimed = _less(unclaimed, pages)
     giving_way: list[Sequence] = []
-    most = min(num_free_slots, config.max_step_tokens - len(running))
+    most = num_free_slots  # a step has rows for as many sequences as there are slots
     leavers = ledger.leavers()
     applicant = _Applicant.of(waiting[0], ledger, config)
     if not applicant.fits(unclaimed, most, leavers):
