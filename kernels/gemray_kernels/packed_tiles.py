@@ -6,8 +6,7 @@ neighbouring inputs, and each plane is a tile of neighbouring inputs. Within a p
 
 A code that is masked out of its word is a bfloat16 number as it stands, of a size that is made up for: integers are
 ``code · 2^-133`` (or 2^-129), as subnormal numbers and those of the first binade are evenly spaced, e2m1 is
-``value · 2^-126``, e4m3 ``value · 2^-120``. The bits of floats lie where that takes the fewest shifts: e4m3's of the
-first plane are in place, and those of the second are four places off, either way.
+``value · 2^-126``, e4m3 ``value · 2^-120``. How the bits of floats lie is `gemray_kernels.packed_words`'.
 
 Shape legend: O outputs, B units, C words of a unit, P planes, G groups of inputs that share a scale.
 """
@@ -21,7 +20,12 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, Tiling, groups_of
+from gemray_kernels.packed_words import MASKED, joined
 
+E2M1_SCALE = 2.0**118
+E2M1_SCALE = 2.0**118
+"""Size of a kernel's scale of e2m1: all of e4m3's are in the highest eighth of bfloat16's binades then, whose exponents
+begin with three ones."""
 _CHUNK = 1 << 23
 """Codes that are laid out at one time."""
 _MOST_TAKEN = 9 / 8
@@ -257,18 +261,11 @@ def _words(weight: PackedWeight, tiling: Tiling, unit: Unit, units: int) -> Tens
 
 def _joined(name: CodeName, codes_OBPC: Tensor) -> Tensor:
     """Words [O, B, C] of the codes of all planes."""
+    if name in MASKED:
+        return joined(name, codes_OBPC)
     planes = codes_OBPC.unbind(2)
-    if name == "nvfp4":
-        signs = zip(planes, (15, 12, 14, 13), strict=True)
-        sizes = zip(planes, (6, 3, 0, 9), strict=True)
-        shifted = [(code >> 3) << to for code, to in signs] + [(code & 7) << to for code, to in sizes]
-    elif name == "fp8":
-        first, second = planes
-        shifted = [(first & 128) << 8, (first & 127) << 4, (second & 128) << 4, (second & 112) << 8, second & 15]
-    else:
-        width = 16 // len(planes)
-        shifted = [code << width * place for place, code in enumerate(planes)]
-    return torch.stack(shifted).sum(0, dtype=torch.int32)
+    width = 16 // len(planes)
+    return torch.stack([code << width * place for place, code in enumerate(planes)]).sum(0, dtype=torch.int32)
 
 
 def _codes(weight: PackedWeight) -> Tensor:
@@ -291,8 +288,8 @@ def _scales(weight: PackedWeight, tiling: Tiling, unit: Unit, units: int) -> Ten
     scale_OS = weight.scale_OG[:, _group_of_places(weight, unit.words, count)].float()
     scale_OS = torch.nn.functional.pad(scale_OS, (0, units * unit.planes - count))
     scale_OBP = _SCALES[weight.code.name](scale_OS.view(-1, units, unit.planes))
-    joined = torch.int64 if scale_OBP.dtype == torch.bfloat16 else torch.int32
-    return scale_OBP.contiguous().view(joined).squeeze(-1).T.contiguous()
+    whole = torch.int64 if scale_OBP.dtype == torch.bfloat16 else torch.int32
+    return scale_OBP.contiguous().view(whole).squeeze(-1).T.contiguous()
 
 
 def _group_of_places(weight: PackedWeight, run: int, count: int) -> Tensor:
@@ -307,16 +304,21 @@ def _for_masked_integers(scale_OBP: Tensor) -> Tensor:
     return (scale_OBP * sizes).to(torch.bfloat16)
 
 
-def _with_five_bits_of_exponent(scale_OBP: Tensor) -> Tensor:
-    """Scales as ``exponent + 10`` above three bits of mantissa: e4m3 without sign and without subnormals."""
-    mantissa, exponent = torch.frexp(scale_OBP)
-    code = (exponent + 9) * 8 + ((mantissa * 2 - 1) * 8).to(torch.int32)
-    return torch.where(scale_OBP > 0, code, 0).to(torch.uint8)
+def _as_bits_of_bfloat16(scale_OBP: Tensor) -> Tensor:
+    """Eight bits of each scale, that of a kernel's number between three ones and four zeros, in an int32 for four.
+
+    The lower half of a register holds scales 0 and 1, the upper one scales 2 and 3: of the even ones the bits lie in
+    place, of the odd ones where they are when the two bytes of the half change places.
+    """
+    bits_OBP = (scale_OBP * E2M1_SCALE).to(torch.bfloat16).view(torch.int16).to(torch.int32) >> 4 & 255
+    bits_OBP = torch.where(scale_OBP > 0, bits_OBP, 0)
+    even, odd = bits_OBP[..., 0::2], bits_OBP[..., 1::2]
+    return (even << 4 | odd >> 4 | (odd & 15) << 12).to(torch.int16)
 
 
 _SCALES: Mapping[CodeName, Callable[[Tensor], Tensor]] = {
     "int4": _for_masked_integers,
-    "nvfp4": _with_five_bits_of_exponent,
+    "nvfp4": _as_bits_of_bfloat16,
 }
 
 

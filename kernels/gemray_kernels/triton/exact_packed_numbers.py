@@ -34,13 +34,11 @@ def _text(values: str, planes: int, operands: int, parts: int) -> tl.constexpr:
 
 
 _MASKED_E4M3 = """
-    .reg .b32 other;
+    .reg .b32 left, right;
     and.b32 p0, $W, 0x87F087F0;
-    shl.b32 other, $W, 4;
-    and.b32 other, other, 0x80F080F0;
-    shr.u32 p1, $W, 4;
-    and.b32 p1, p1, 0x07000700;
-    or.b32 p1, p1, other;
+    shl.b32 left, $W, 4;
+    shr.u32 right, $W, 4;
+    lop3.b32 p1, left, right, 0x87F087F0, 0x28;
 """
 """As of `packed_planes.masked_e4m3`."""
 _INT8 = """
@@ -71,36 +69,28 @@ _PLAIN_INT4 = """
 """
 """As of `packed_planes.plain_int4`."""
 _SCALED_E2M1 = """
-    .reg .b32 sign, scale, even, odd, base;
+    .reg .b32 left, other, scale, even, odd;
     .reg .b16 s0, s1, s2, s3;
-    mov.b32 base, 0x75807580;
-    and.b32 even, $S, 0x00FF00FF;
-    mad.lo.u32 even, even, 16, base;
-    shr.u32 odd, $S, 8;
-    and.b32 odd, odd, 0x00FF00FF;
-    mad.lo.u32 odd, odd, 16, base;
+    lop3.b32 even, $S, 0x0FF00FF0, 0x70007000, 0xEA;
+    prmt.b32 odd, $S, 0, 0x2301;
+    lop3.b32 odd, odd, 0x0FF00FF0, 0x70007000, 0xEA;
     mov.b32 {s0, s2}, even;
     mov.b32 {s1, s3}, odd;
     mov.b32 scale, {s0, s0};
     and.b32 p0, $W, 0x81C081C0;
     mul.rn.bf16x2 p0, p0, scale;
     mov.b32 scale, {s1, s1};
-    shl.b32 p1, $W, 3;
-    and.b32 p1, p1, 0x81C081C0;
+    shl.b32 left, $W, 4;
+    and.b32 p1, left, 0x81C081C0;
     mul.rn.bf16x2 p1, p1, scale;
     mov.b32 scale, {s2, s2};
-    shl.b32 sign, $W, 1;
-    and.b32 sign, sign, 0x80008000;
-    shl.b32 p2, $W, 6;
-    and.b32 p2, p2, 0x01C001C0;
-    or.b32 p2, p2, sign;
+    shl.b32 left, $W, 6;
+    shf.l.wrap.b32 other, $W, $W, 26;
+    lop3.b32 p2, left, other, 0x81C081C0, 0x28;
     mul.rn.bf16x2 p2, p2, scale;
     mov.b32 scale, {s3, s3};
-    shl.b32 sign, $W, 2;
-    and.b32 sign, sign, 0x80008000;
-    shr.u32 p3, $W, 3;
-    and.b32 p3, p3, 0x01C001C0;
-    or.b32 p3, p3, sign;
+    shr.u32 other, $W, 4;
+    lop3.b32 p3, left, other, 0x81C081C0, 0x28;
     mul.rn.bf16x2 p3, p3, scale;
 """
 """As of `packed_planes.scaled_e2m1`."""
@@ -115,10 +105,10 @@ _E2M1_IN_TWO = _text(_SCALED_E2M1, 4, 3, 2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def e4m3_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def e4m3_in_parts(words, high, low, PARTS: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
     """``value · factor``, of parts that are 2^120 as large."""
     if INTERPRETED:
-        w0, w1 = masked_e4m3(words)
+        w0, w1 = masked_e4m3(words, AXIS)
         w0 = _times_parts(w0, high, low, PARTS)
         w1 = _times_parts(w1, high, low, PARTS)
     else:
@@ -199,10 +189,10 @@ def int4_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-unt
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def e2m1_in_parts(words, scales, high, low, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def e2m1_in_parts(words, scales, high, low, PARTS: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
     """``value · scale · factor · 2^-8``, of scales as of `scaled_e2m1`."""
     if INTERPRETED:
-        w0, w1, w2, w3 = scaled_e2m1(words, scales)
+        w0, w1, w2, w3 = scaled_e2m1(words, scales, AXIS)
         w0 = _times_parts(w0, high, low, PARTS)
         w1 = _times_parts(w1, high, low, PARTS)
         w2 = _times_parts(w2, high, low, PARTS)

@@ -37,20 +37,21 @@ def _four_planes(  # type: ignore[no-untyped-def]
     SCALING: tl.constexpr,
     PARTS: tl.constexpr,
     WORDS: tl.constexpr,
+    AXIS: tl.constexpr,
 ):
     if CODE == 0 and SCALING == 1:
         w0, w1, w2, w3 = scaled_int4(words, scales)
     elif CODE == 0 and PARTS > 0:
         w0, w1, w2, w3 = int4_in_parts(words, high, low, PARTS)
     elif PARTS > 0:
-        w0, w1, w2, w3 = e2m1_in_parts(words, scales, high, low, PARTS)
+        w0, w1, w2, w3 = e2m1_in_parts(words, scales, high, low, PARTS, AXIS)
     else:
         if CODE == 0:
             w0, w1, w2, w3 = plain_int4(words)
         else:
             if SCALING == 3:
                 scales = ones_of_e2m1(words)
-            w0, w1, w2, w3 = scaled_e2m1(words, scales)
+            w0, w1, w2, w3 = scaled_e2m1(words, scales, AXIS)
         w0 = _rounded(w0, factor, scale_at, in_out, place, groups, scale_stride, GROUP, SCALING)
         w1 = _rounded(w1, factor, scale_at, in_out, place + WORDS, groups, scale_stride, GROUP, SCALING)
         w2 = _rounded(w2, factor, scale_at, in_out, place + 2 * WORDS, groups, scale_stride, GROUP, SCALING)
@@ -74,16 +75,17 @@ def _two_planes(  # type: ignore[no-untyped-def]
     SCALING: tl.constexpr,
     PARTS: tl.constexpr,
     WORDS: tl.constexpr,
+    AXIS: tl.constexpr,
 ):
     if PARTS > 0 and CODE == 2:
         w0, w1 = int8_in_parts(words, high, low, PARTS)
     elif PARTS > 0:
-        w0, w1 = e4m3_in_parts(words, high, low, PARTS)
+        w0, w1 = e4m3_in_parts(words, high, low, PARTS, AXIS)
     else:
         if CODE == 2:
             w0, w1 = int8(words)
         else:
-            w0, w1 = e4m3(words)
+            w0, w1 = e4m3(words, AXIS)
         w0 = _rounded(w0, factor, scale_at, in_out, place, groups, scale_stride, GROUP, SCALING)
         w1 = _rounded(w1, factor, scale_at, in_out, place + WORDS, groups, scale_stride, GROUP, SCALING)
     return w0, w1
@@ -127,7 +129,7 @@ def add_exact_unit(  # type: ignore[no-untyped-def]
     if CODE < 2:
         w0, w1, w2, w3 = _four_planes(
             words, scales, factor, high, low, scale_at, in_out, place, groups, scale_stride, GROUP, CODE, SCALING,
-            PARTS, WORDS,
+            PARTS, WORDS, WEIGHT_FIRST,
         )  # fmt: skip
         acc = tile_product(x0, w0, acc, WEIGHT_FIRST)
         acc = tile_product(x1, w1, acc, WEIGHT_FIRST)
@@ -135,7 +137,8 @@ def add_exact_unit(  # type: ignore[no-untyped-def]
         acc = tile_product(x3, w3, acc, WEIGHT_FIRST)
     else:
         w0, w1 = _two_planes(
-            words, factor, high, low, scale_at, in_out, place, groups, scale_stride, GROUP, CODE, SCALING, PARTS, WORDS
+            words, factor, high, low, scale_at, in_out, place, groups, scale_stride, GROUP, CODE, SCALING, PARTS, WORDS,
+            WEIGHT_FIRST,
         )  # fmt: skip
         acc = tile_product(x0, w0, acc, WEIGHT_FIRST)
         acc = tile_product(x1, w1, acc, WEIGHT_FIRST)

@@ -50,7 +50,7 @@ def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
 @triton.jit
 def ones_of_e2m1(words):  # type: ignore[no-untyped-def]
     """Four scales of 1 for each of the words."""
-    return (words * 0).to(tl.int32) + 0x50505050
+    return (words * 0).to(tl.int32) - 0x75757576
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -125,7 +125,7 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
         if CODE == 1:
             if SCALING == 3:
                 scales = ones_of_e2m1(words)
-            w0, w1, w2, w3 = scaled_e2m1(words, scales)
+            w0, w1, w2, w3 = scaled_e2m1(words, scales, 1)
         elif SCALING == 1:
             w0, w1, w2, w3 = scaled_int4(words, scales)
         else:
@@ -137,7 +137,7 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     elif CODE == 2:
         w0, w1 = int8(words)
     else:
-        w0, w1 = e4m3(words)
+        w0, w1 = e4m3(words, 1)
     w0 = scaled_by_place(w0, scale_at, in_out, place, groups, scale_stride, GROUP, SCALING)
     w1 = scaled_by_place(w1, scale_at, in_out, place + WORDS, groups, scale_stride, GROUP, SCALING)
     tl.store(at, (w0 * factor).to(tl.bfloat16), mask=inside)

@@ -145,7 +145,7 @@ def add_unit(  # type: ignore[no-untyped-def]
         part = tl.zeros_like(acc)
     if CODE < 2:
         if CODE == 1:
-            w0, w1, w2, w3 = scaled_e2m1(words, scales)
+            w0, w1, w2, w3 = scaled_e2m1(words, scales, WEIGHT_FIRST)
         elif SCALING == 1:
             w0, w1, w2, w3 = scaled_int4(words, scales)
         else:
@@ -158,7 +158,7 @@ def add_unit(  # type: ignore[no-untyped-def]
         if CODE == 2:
             w0, w1 = int8(words)
         else:
-            w0, w1 = e4m3(words)
+            w0, w1 = e4m3(words, WEIGHT_FIRST)
         part = tile_product(x0, w0, part, WEIGHT_FIRST)
         part = tile_product(x1, w1, part, WEIGHT_FIRST)
     if SCALING == 2:

@@ -1,7 +1,8 @@
 """From words of packed codes to tiles of bfloat16 numbers, two at a time in a register (`gemray_kernels.packed_tiles`).
 
 Every function takes a tile of words [O, C] (or [C, O]) and gives one tile of that shape for each plane. A number is
-masked out of its word and is then multiplied once, with its scale where it has one, so that it is rounded once.
+masked out of its word and is then multiplied once, with its scale where it has one, so that it is rounded once. AXIS is
+that of the words of an output: the interpreter, whose tiles have no registers, pairs its words by it.
 """
 
 from __future__ import annotations
@@ -101,54 +102,48 @@ def plain_int4(words):  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit
-def scaled_e2m1(words, scales):  # type: ignore[no-untyped-def]
-    """``value · scale · 2^-8``, of four scales in an int32 with five bits of exponent each.
+@triton.jit  # type: ignore[untyped-decorator]
+def scaled_e2m1(words, scales, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``value · scale · 2^-8``, of four scales in an int32, which hold eight bits of ``scale · 2^118`` each.
 
     The two words of a register are neighbours of one output, as products want them: the scales of the first serve both.
     """
     if INTERPRETED:
+        register = _registers(words, AXIS)
+        left = register << 6
         return (
-            _e2m1(_bits(words, 15, 1), _bits(words, 7, 3), _bits(words, 6, 1)) * _scale_of_e2m1(scales),
-            _e2m1(_bits(words, 12, 1), _bits(words, 4, 3), _bits(words, 3, 1)) * _scale_of_e2m1(scales >> 8),
-            _e2m1(_bits(words, 14, 1), _bits(words, 1, 3), _bits(words, 0, 1)) * _scale_of_e2m1(scales >> 16),
-            _e2m1(_bits(words, 13, 1), _bits(words, 10, 3), _bits(words, 9, 1)) * _scale_of_e2m1(scales >> 24),
+            _numbers(register & 0x81C081C0, AXIS) * _scale_of_e2m1(scales),
+            _numbers(register << 4 & 0x81C081C0, AXIS) * _scale_of_e2m1(_bytes_changed(scales)),
+            _numbers((left ^ register >> 6 ^ register << 26) & 0x81C081C0, AXIS) * _scale_of_e2m1(scales >> 16),
+            _numbers((left ^ register >> 4) & 0x81C081C0, AXIS) * _scale_of_e2m1(_bytes_changed(scales >> 16)),
         )
-    # A scale's exponent is 10 too large and then 225 too small for 2^118: 0x7580 is 235 in bfloat16's place. Two scales
-    # are made at a time, and each is taken for both numbers of a register.
+    # Bits that masks leave are those of `gemray_kernels.packed_words`. Of lop3's tables 0xEA is (a & b) | c and 0x28 is
+    # (a ^ b) & c. Two scales are made at a time, and each is taken for both numbers of a register.
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 value, sign, scale, even, odd, base;
+        .reg .b32 value, left, other, scale, even, odd;
         .reg .b16 s0, s1, s2, s3;
-        mov.b32 base, 0x75807580;
-        and.b32 even, $5, 0x00FF00FF;
-        mad.lo.u32 even, even, 16, base;
-        shr.u32 odd, $5, 8;
-        and.b32 odd, odd, 0x00FF00FF;
-        mad.lo.u32 odd, odd, 16, base;
+        lop3.b32 even, $5, 0x0FF00FF0, 0x70007000, 0xEA;
+        prmt.b32 odd, $5, 0, 0x2301;
+        lop3.b32 odd, odd, 0x0FF00FF0, 0x70007000, 0xEA;
         mov.b32 {s0, s2}, even;
         mov.b32 {s1, s3}, odd;
         mov.b32 scale, {s0, s0};
         and.b32 value, $4, 0x81C081C0;
         mul.rn.bf16x2 $0, value, scale;
         mov.b32 scale, {s1, s1};
-        shl.b32 value, $4, 3;
-        and.b32 value, value, 0x81C081C0;
+        shl.b32 left, $4, 4;
+        and.b32 value, left, 0x81C081C0;
         mul.rn.bf16x2 $1, value, scale;
         mov.b32 scale, {s2, s2};
-        shl.b32 sign, $4, 1;
-        and.b32 sign, sign, 0x80008000;
-        shl.b32 value, $4, 6;
-        and.b32 value, value, 0x01C001C0;
-        or.b32 value, value, sign;
+        shl.b32 left, $4, 6;
+        shf.l.wrap.b32 other, $4, $4, 26;
+        lop3.b32 value, left, other, 0x81C081C0, 0x28;
         mul.rn.bf16x2 $2, value, scale;
         mov.b32 scale, {s3, s3};
-        shl.b32 sign, $4, 2;
-        and.b32 sign, sign, 0x80008000;
-        shr.u32 value, $4, 3;
-        and.b32 value, value, 0x01C001C0;
-        or.b32 value, value, sign;
+        shr.u32 other, $4, 4;
+        lop3.b32 value, left, other, 0x81C081C0, 0x28;
         mul.rn.bf16x2 $3, value, scale;
         }
         """,
@@ -187,25 +182,23 @@ def int8(words):  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit
-def e4m3(words):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def e4m3(words, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The numbers themselves."""
     if INTERPRETED:
-        w0, w1 = masked_e4m3(words)
+        w0, w1 = masked_e4m3(words, AXIS)
         return w0 * 2.0**120, w1 * 2.0**120
     # 0x7B80 is 2^120.
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 value, other, scale;
+        .reg .b32 value, left, right, scale;
         mov.b32 scale, 0x7B807B80;
         and.b32 value, $2, 0x87F087F0;
         mul.rn.bf16x2 $0, value, scale;
-        shl.b32 other, $2, 4;
-        and.b32 other, other, 0x80F080F0;
-        shr.u32 value, $2, 4;
-        and.b32 value, value, 0x07000700;
-        or.b32 value, value, other;
+        shl.b32 left, $2, 4;
+        shr.u32 right, $2, 4;
+        lop3.b32 value, left, right, 0x87F087F0, 0x28;
         mul.rn.bf16x2 $1, value, scale;
         }
         """,
@@ -217,24 +210,21 @@ def e4m3(words):  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit
-def masked_e4m3(words):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def masked_e4m3(words, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
     """``value · 2^-120``, in float32 where it is interpreted."""
     if INTERPRETED:
-        bits = words.to(tl.int32)
-        w0 = ((bits & 0x87F0) << 16).to(tl.float32, bitcast=True)
-        w1 = ((((bits << 4) & 0x80F0) | ((bits >> 4) & 0x0700)) << 16).to(tl.float32, bitcast=True)
-        return w0, w1
+        register = _registers(words, AXIS)
+        w1 = (register << 4 ^ register >> 4) & 0x87F087F0
+        return _numbers(register & 0x87F087F0, AXIS), _numbers(w1, AXIS)
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 value, other;
+        .reg .b32 left, right;
         and.b32 $0, $2, 0x87F087F0;
-        shl.b32 other, $2, 4;
-        and.b32 other, other, 0x80F080F0;
-        shr.u32 value, $2, 4;
-        and.b32 value, value, 0x07000700;
-        or.b32 $1, value, other;
+        shl.b32 left, $2, 4;
+        shr.u32 right, $2, 4;
+        lop3.b32 $1, left, right, 0x87F087F0, 0x28;
         }
         """,
         "=&r,=&r,r",
@@ -245,23 +235,42 @@ def masked_e4m3(words):  # type: ignore[no-untyped-def]
     )
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _registers(words, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The registers of neighbouring words along an axis, int64 [..., C / 2], with that axis last."""
+    if AXIS == 0:
+        words = tl.trans(words)
+    low, high = tl.split(tl.reshape(words, (words.shape[0], words.shape[1] // 2, 2)))
+    return (low.to(tl.int64) & 0xFFFF) | (high.to(tl.int64) & 0xFFFF) << 16
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _numbers(registers, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The numbers of bfloat16 in either half of registers, as float32, in the words' order."""
+    low = (registers << 16).to(tl.int32).to(tl.float32, bitcast=True)
+    high = (registers & 0xFFFF0000).to(tl.int32).to(tl.float32, bitcast=True)
+    numbers = tl.reshape(tl.join(low, high), (registers.shape[0], 2 * registers.shape[1]))
+    if AXIS == 0:
+        numbers = tl.trans(numbers)
+    return numbers
+
+
 @triton.jit
 def _bfloat16(bits):  # type: ignore[no-untyped-def]
     return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
+def _bytes_changed(scales):  # type: ignore[no-untyped-def]
+    return (scales >> 8 & 255) | scales << 8
+
+
+@triton.jit
 def _scale_of_e2m1(scales):  # type: ignore[no-untyped-def]
-    """``scale · 2^-8``."""
-    return _bfloat16((scales & 255) * 16 + (235 << 7)).to(tl.float32) * 2.0**-126
+    """``scale · 2^118`` of the lower half."""
+    return _bfloat16(scales & 0x0FF0 | 0x7000).to(tl.float32)
 
 
 @triton.jit
 def _bits(words, place, mask):  # type: ignore[no-untyped-def]
     return ((words.to(tl.int32) >> place) & mask).to(tl.float32)
-
-
-@triton.jit
-def _e2m1(sign, exponent, mantissa):  # type: ignore[no-untyped-def]
-    size = tl.where(exponent > 0, (2.0 + mantissa) * tl.exp2(exponent - 2.0), mantissa * 0.5)
-    return tl.where(sign > 0, -size, size)

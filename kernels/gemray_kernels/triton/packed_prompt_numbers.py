@@ -49,7 +49,7 @@ def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SH
     """Numbers [O, 64], of words [O, C]."""
     scale_O1 = scale_O.expand_dims(1)
     if SHAPE.code == 1:
-        w0, w1, w2, w3 = scaled_e2m1(words, scale_O1)
+        w0, w1, w2, w3 = scaled_e2m1(words, scale_O1, 1)
         numbers = _beside(_beside(w0, w1, LAYOUT), _beside(w2, w3, LAYOUT), LAYOUT)
     else:
         if SHAPE.code == 0:
@@ -62,9 +62,9 @@ def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SH
         elif SHAPE.code == 2:
             low, high = int8(words)
         elif SHAPE.masked:
-            low, high = masked_e4m3(words)
+            low, high = masked_e4m3(words, 1)
         else:
-            low, high = e4m3(words)
+            low, high = e4m3(words, 1)
         numbers = high if HALF else low
         if SHAPE.scaling == 2:
             numbers = _times(numbers, scale_O1)
