@@ -2,18 +2,20 @@
 
 A unit is so many inputs of every output. Its codes are 16-bit words, each with one code of every plane: word c holds
 the codes of the inputs c, c + C, c + 2 C and so on of its unit. So one mask of a register of words gives two
-neighbouring inputs, and each plane is a tile of neighbouring inputs. Within a plane an output has one scale.
+neighbouring inputs, and each plane is a tile of neighbouring inputs. Within a plane an output has one scale, or one for
+each run of words.
 
 A code that is masked out of its word is a bfloat16 number as it stands, of a size that is made up for: integers are
 ``code · 2^-133`` (or 2^-129), as subnormal numbers and those of the first binade are evenly spaced, e2m1 is
 ``value · 2^-126``, e4m3 ``value · 2^-120``. How the bits of floats lie is `gemray_kernels.packed_words`'.
 
-Shape legend: O outputs, B units, C words of a unit, P planes, G groups of inputs that share a scale.
+Shape legend: O outputs, B units, C words of a unit, P planes, R runs of words, G groups of inputs that share a scale,
+X scales of a unit as they are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,9 +25,10 @@ from gemray_kernels.packed_weight import Code, CodeName, PackedWeight, Scaling, 
 from gemray_kernels.packed_words import MASKED, joined
 
 E2M1_SCALE = 2.0**118
-E2M1_SCALE = 2.0**118
 """Size of a kernel's scale of e2m1: all of e4m3's are in the highest eighth of bfloat16's binades then, whose exponents
 begin with three ones."""
+LARGE_WORDS = 32
+"""Words of NVFP4's units in fast numerics: as many as int4's have, in two runs."""
 _CHUNK = 1 << 23
 """Codes that are laid out at one time."""
 _MOST_TAKEN = 9 / 8
@@ -66,8 +69,9 @@ class TiledWeight:
     words_BOC: Tensor
     """int16."""
     scale_BO: Tensor
-    """Scales of a unit: four bfloat16 in an int64 (int4), four codes in an int32 (nvfp4), or a float32. Of numbers that
-    find theirs by their place: float32 [G, O]."""
+    """Scales of a unit: four bfloat16 in an int64 (int4), eight bits for each of four planes in an int32 (nvfp4; two of
+    them in an int64 where a unit has two runs of words), or a float32. Of numbers that find theirs by their place:
+    float32 [G, O]."""
     factor_O: Tensor
     """float32, of the sum of products."""
     num_in: int
@@ -92,6 +96,17 @@ class TiledWeight:
     def unit(self) -> Unit:
         """How its codes make words."""
         return replace(UNITS[self.code], words=self.words_BOC.shape[-1])
+
+    @property
+    def runs(self) -> int:
+        """Runs of words of a unit that have scales of their own."""
+        return max(1, self.unit.words // UNITS[self.code].words)
+
+    def scales_from(self, first: int) -> Tensor:
+        """Scales of the outputs from `first` on, those of each run beside each other."""
+        if self.runs == 1:
+            return self.scale_BO[..., first:]
+        return self.scale_BO.view(torch.int32)[..., self.runs * first :]
 
     @property
     def num_out(self) -> int:
@@ -131,7 +146,9 @@ def tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int, num_
     if (code.name, scale_dtype) == ("int4", torch.bfloat16):
         return Tiling(Scaling.CODES, code_bytes, 8 * units)
     if (code.name, scale_dtype) == ("nvfp4", torch.float8_e4m3fn):
-        return Tiling(Scaling.CODES, code_bytes, 4 * units)
+        words = _words_within(num_in, unit.planes, (LARGE_WORDS, unit.words))
+        units = -(-num_in // (unit.planes * words))
+        return Tiling(Scaling.CODES, 2 * words * units, 4 * units * words // unit.words, words=words)
     return None
 
 
@@ -172,8 +189,11 @@ def unit_words(code: Code, leaf: int) -> int:
     A tile product takes sixteen inputs at a time, so that a plane has no less.
     """
     unit = UNITS[code.name]
-    sizes = [unit.words >> halvings for halvings in range(3) if unit.words >> halvings >= 16]
-    taken = [-(-leaf // (unit.planes * words)) * words for words in sizes]
+    return _words_within(leaf, unit.planes, [unit.words >> n for n in range(3) if unit.words >> n >= 16])
+
+
+def _words_within(leaf: int, planes: int, sizes: Sequence[int]) -> int:
+    taken = [-(-leaf // (planes * words)) * words for words in sizes]
     return next(words for words, size in zip(sizes, taken, strict=True) if size <= _MOST_TAKEN * min(taken))
 
 
@@ -250,8 +270,9 @@ def _words(weight: PackedWeight, tiling: Tiling, unit: Unit, units: int) -> Tens
         part = weight.rows(first, min(step, weight.num_out - first))
         codes_OI = _codes(part)
         if weight.code.name == "nvfp4" and tiling.scaling is Scaling.CODES:  # which know no scale of zero
-            groups = _group_of_places(part, unit.words, -(-weight.num_in // unit.words))
-            is_zero = (part.scale_OG.float() == 0)[:, groups].repeat_interleave(unit.words, dim=1)
+            run = UNITS["nvfp4"].words
+            groups = _group_of_places(part, run, -(-weight.num_in // run))
+            is_zero = (part.scale_OG.float() == 0)[:, groups].repeat_interleave(run, dim=1)
             codes_OI = codes_OI.masked_fill(is_zero[:, : weight.num_in], 0)
         codes_OI = torch.nn.functional.pad(codes_OI, (0, units * unit.inputs - weight.num_in), value=unit.empty)
         codes_OBPC = codes_OI.view(-1, units, unit.planes, unit.words).to(torch.int32)
@@ -284,12 +305,14 @@ def _scales(weight: PackedWeight, tiling: Tiling, unit: Unit, units: int) -> Ten
     if tiling.scaling is Scaling.SUMS:
         groups = _group_of_places(weight, unit.inputs, units)
         return weight.scale_OG.float()[:, groups].T.contiguous()
-    count = -(-weight.num_in // unit.words)
-    scale_OS = weight.scale_OG[:, _group_of_places(weight, unit.words, count)].float()
-    scale_OS = torch.nn.functional.pad(scale_OS, (0, units * unit.planes - count))
-    scale_OBP = _SCALES[weight.code.name](scale_OS.view(-1, units, unit.planes))
-    whole = torch.int64 if scale_OBP.dtype == torch.bfloat16 else torch.int32
-    return scale_OBP.contiguous().view(whole).squeeze(-1).T.contiguous()
+    run = UNITS[weight.code.name].words
+    count, runs = -(-weight.num_in // run), unit.words // run
+    scale_OS = weight.scale_OG[:, _group_of_places(weight, run, count)].float()
+    scale_OS = torch.nn.functional.pad(scale_OS, (0, units * unit.planes * runs - count))
+    scale_OBRP = _SCALES[weight.code.name](scale_OS.view(-1, units, unit.planes, runs).transpose(2, 3))
+    scale_OBX = scale_OBRP.contiguous().flatten(2)
+    whole = {4: torch.int32, 8: torch.int64}[scale_OBX.shape[2] * scale_OBX.itemsize]
+    return scale_OBX.view(whole).squeeze(-1).T.contiguous()
 
 
 def _group_of_places(weight: PackedWeight, run: int, count: int) -> Tensor:
@@ -298,21 +321,21 @@ def _group_of_places(weight: PackedWeight, run: int, count: int) -> Tensor:
     return places // weight.group - weight.first // weight.group
 
 
-def _for_masked_integers(scale_OBP: Tensor) -> Tensor:
+def _for_masked_integers(scale_OBRP: Tensor) -> Tensor:
     """Scales of codes that are 2^-133 and, in every second plane, 2^-129 of themselves."""
-    sizes = torch.tensor([2.0**112, 2.0**108, 2.0**112, 2.0**108], device=scale_OBP.device)
-    return (scale_OBP * sizes).to(torch.bfloat16)
+    sizes = torch.tensor([2.0**112, 2.0**108, 2.0**112, 2.0**108], device=scale_OBRP.device)
+    return (scale_OBRP * sizes).to(torch.bfloat16)
 
 
-def _as_bits_of_bfloat16(scale_OBP: Tensor) -> Tensor:
+def _as_bits_of_bfloat16(scale_OBRP: Tensor) -> Tensor:
     """Eight bits of each scale, that of a kernel's number between three ones and four zeros, in an int32 for four.
 
     The lower half of a register holds scales 0 and 1, the upper one scales 2 and 3: of the even ones the bits lie in
     place, of the odd ones where they are when the two bytes of the half change places.
     """
-    bits_OBP = (scale_OBP * E2M1_SCALE).to(torch.bfloat16).view(torch.int16).to(torch.int32) >> 4 & 255
-    bits_OBP = torch.where(scale_OBP > 0, bits_OBP, 0)
-    even, odd = bits_OBP[..., 0::2], bits_OBP[..., 1::2]
+    bits_OBRP = (scale_OBRP * E2M1_SCALE).to(torch.bfloat16).view(torch.int16).to(torch.int32) >> 4 & 255
+    bits_OBRP = torch.where(scale_OBRP > 0, bits_OBRP, 0)
+    even, odd = bits_OBRP[..., 0::2], bits_OBRP[..., 1::2]
     return (even << 4 | odd >> 4 | (odd & 15) << 12).to(torch.int16)
 
 

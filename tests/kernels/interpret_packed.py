@@ -16,8 +16,9 @@ from support.kernels.kernel_parity import poisoned_memory, relative_error
 from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed
 from support.kernels.quick_interpreter import patch_language_once
 
-CASES = ((48, 320, 0), (48, 256, 128))
-"""Outputs and inputs, whole units of them or not, from which place of a whole weight on."""
+CASES = ((48, 320, 0), (48, 256, 128), (32, 704, 0))
+"""Outputs and inputs, whole units of them or not (of NVFP4 small ones, large ones, or also a part of a large one), from
+which place of a whole weight on."""
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
             tiled = laid_out(weight, weight.tiling)
             x_TI = torch.randn(5, num_in, generator=torch.Generator().manual_seed(num_in))
             expected_TO = x_TI.double() @ wide_OI.T
-            for weight_first in (num_in == 320,):
+            for weight_first in (num_in != 256,):
                 tile = PackedTile(32, 4, 3, weight_first=weight_first)
                 halves = PackedTile(32, 4, 3, splits=2, weight_first=weight_first)
                 with poisoned_memory():

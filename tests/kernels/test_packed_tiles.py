@@ -84,6 +84,21 @@ def test_short_leaves_have_small_units(code: Code, leaf: int, words: int) -> Non
     assert tiling.code_bytes == 8 * -(-leaf // inputs) * 2 * words
 
 
+@pytest.mark.parametrize(("num_in", "words"), [(5376, 32), (704, 32), (352, 32), (176, 16), (64, 16)])
+def test_units_of_nvfp4_are_large_where_that_takes_little_room(num_in: int, words: int) -> None:
+    """192 words for 176 of 704 inputs, but not 64 for 48 of 176."""
+    tiling = tiling_of(NVFP4, 16, E4M3, 0, num_in)
+    assert tiling is not None
+    units = -(-num_in // (4 * words))
+    assert tiling.words == words
+    assert (tiling.code_bytes, tiling.scale_bytes) == (2 * words * units, words // 4 * units)
+    tiled = laid_out(random_packed(FORMATS["nvfp4"], 8, num_in, device="cpu"), tiling)
+    assert tiled.runs == words // 16
+    assert tiled.scale_BO.shape == (units, 8)
+    assert tiled.scales_from(3).shape == (units, 5 * tiled.runs)
+    assert tiled.scales_from(3).dtype == torch.int32
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("num_experts", [None, 3])
 def test_a_layout_takes_the_weight_s_own_memory(name: str, num_experts: int | None) -> None:
@@ -93,7 +108,7 @@ def test_a_layout_takes_the_weight_s_own_memory(name: str, num_experts: int | No
     bytes_before = weight.codes_OW.untyped_storage().nbytes()
     tiled = laid_out(weight, weight.tiling)
     lead = () if num_experts is None else (num_experts,)
-    unit = UNITS[tiled.code]
+    unit = tiled.unit
     assert tiled.words_BOC.shape == (*lead, 256 // unit.inputs, 8, unit.words)
     assert tiled.words_BOC.nbytes == bytes_before, "units that are whole take no more"
     assert tiled.words_BOC.data_ptr() == addresses[0]

@@ -37,7 +37,7 @@ def test_interpreted_kernels_equal_the_reference() -> None:
     )
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert len(lines) == len(FORMATS) * 2 * 3 + len(EXPERTS) * 2
+    assert len(lines) == len(FORMATS) * 3 * 3 + len(EXPERTS) * 2
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
 
 

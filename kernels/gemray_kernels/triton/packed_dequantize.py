@@ -1,6 +1,6 @@
 """Packed weights as bfloat16 ones, for products of so many rows that the library's tiles pay for reading them twice.
 
-Shape legend: O outputs, I inputs, B units, C words of a unit.
+Shape legend: O outputs, I inputs, B units, C words of a unit, R runs of them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ BLOCK = 64
 
 def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
     """The numbers [O - first, I] of the outputs from `first` on, of a weight without a leading dimension."""
-    unit = weight.unit
+    unit, scale_BO = weight.unit, weight.scales_from(first)
     num_out = weight.num_out - first
     out_OI = torch.empty(num_out, weight.num_in, dtype=torch.bfloat16, device=weight.words_BOC.device)
     _dequantize_kernel[(weight.words_BOC.shape[0], triton.cdiv(num_out, BLOCK))](
         weight.words_BOC[:, first:],
-        weight.scale_BO[..., first:],
+        scale_BO,
         weight.factor_O[first:],
         out_OI,
         weight.num_in,
@@ -34,12 +34,13 @@ def dequantized(weight: TiledWeight, first: int = 0) -> Tensor:
         weight.place,
         weight.scale_BO.shape[0],
         weight.words_BOC.stride(0),
-        weight.scale_BO.stride(0),
+        scale_BO.stride(0),
         GROUP=weight.group,
         CODE=CODES[weight.code],
         SCALING=weight.scaling.value,
         WORDS=unit.words,
         PLANES=unit.planes,
+        RUNS=weight.runs,
         BLOCK_O=BLOCK,
         EVEN_I=weight.leaf % unit.inputs == 0,
         num_warps=4,
@@ -92,18 +93,20 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     SCALING: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    RUNS: tl.constexpr,
     BLOCK_O: tl.constexpr,
     EVEN_I: tl.constexpr,
 ):
     unit = tl.program_id(0)
     o_O1 = (tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O))[:, None]
     c_1C = tl.arange(0, WORDS)[None, :]
+    r_1R = tl.arange(0, RUNS)[None, :]
     in_out = o_O1 < num_out
     words = tl.load(words_BOC + unit * words_stride + o_O1 * WORDS + c_1C, mask=in_out, other=0)
     factor = tl.load(factor_O + o_O1, mask=in_out, other=0.0)
     scales = words  # a name, where there are none
     if SCALING % 3 > 0:  # of planes or units
-        scales = tl.load(scale_BO + unit * scale_stride + o_O1, mask=in_out, other=0)
+        scales = tl.load(scale_BO + unit * scale_stride + o_O1 * RUNS + r_1R, mask=in_out, other=0)
     if SCALING == 2:
         factor *= scales
     scale_at = scale_BO + o_O1

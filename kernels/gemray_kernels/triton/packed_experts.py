@@ -4,7 +4,7 @@ For few rows every program finds its expert's pairs by itself (`few_rows_experts
 (`experts`). Numbers are made in registers (`packed_planes`).
 
 Shape legend: T rows, H hidden size, E experts, K experts a row, R = T K (row, expert) pairs, I inputs of a product,
-O outputs, M pairs of one program, B units, C words of a unit.
+O outputs, M pairs of one program, B units, C words of a unit, R runs of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from gemray_kernels.packed_product import PackedExpertProducts
-from gemray_kernels.packed_tiles import UNITS, TiledWeight, laid_out
+from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.packed_weight import PackedWeight
 from gemray_kernels.reference.packed_linear import ReferenceExperts
 from gemray_kernels.triton import few_rows_experts
@@ -108,7 +108,7 @@ def packed_expert_linear(
             f"x {list(x_XI.shape)} with strides {x_XI.stride()} and experts with {experts_TK.stride()}: {num_in} "
             f"contiguous inputs and contiguous experts are allowed"
         )
-    unit = UNITS[weight.code]
+    unit, scale_EBO = weight.unit, weight.scales_from(0)
     tile = tile or tile_for(num_rows, gated=gated)
     num_experts, units = weight.words_BOC.shape[:2]
     finds_pairs = pairs is None
@@ -119,7 +119,7 @@ def packed_expert_linear(
     _packed_expert_kernel[grid](
         x_XI,
         weight.words_BOC,
-        weight.scale_BO,
+        scale_EBO,
         weight.factor_O,
         experts_TK,
         pairs_ET,
@@ -136,6 +136,7 @@ def packed_expert_linear(
         SCALING=weight.scaling.value,
         WORDS=unit.words,
         PLANES=unit.planes,
+        RUNS=weight.runs,
         GATED=gated,
         PAIRS_A_ROW=pairs_a_row,
         FINDS_PAIRS=finds_pairs,
@@ -174,6 +175,7 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     SCALING: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    RUNS: tl.constexpr,
     GATED: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     FINDS_PAIRS: tl.constexpr,
@@ -205,17 +207,18 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         return
     expert = expert.to(tl.int64)
     words_BOC = words_EBOC + expert * units * all_out * WORDS
-    scale_BO = scale_EBO + expert * (units * all_out if SCALING > 0 else all_out)
+    scale_BO = scale_EBO + expert * (units * all_out * RUNS if SCALING > 0 else all_out)
     factor_O = factor_EO + expert * all_out
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     in_out_O = o_O < num_out
     c_C = tl.arange(0, WORDS)
+    r_R = tl.arange(0, RUNS)
     x_at_M = (pair_M // PAIRS_A_ROW).to(tl.int64) * x_stride
     to_M = pair_M.to(tl.int64) * num_out
     # Weight first: tiles are weight [O, C], x [C, M], sums [O, M]. Else x [M, C], weight [C, O], sums [M, O].
     if WEIGHT_FIRST:
         words_at = words_BOC + o_O[:, None] * WORDS + c_C[None, :]
-        scale_at = scale_BO + o_O[:, None]
+        scale_at = scale_BO + o_O[:, None] * RUNS + r_R[None, :]
         factor_at = factor_O + o_O[:, None]
         x_at = x_XI + x_at_M[None, :] + c_C[:, None]
         c_x = c_C[:, None]
@@ -226,7 +229,7 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         up = tl.zeros([BLOCK_O, BLOCK_M], tl.float32)
     else:
         words_at = words_BOC + o_O[None, :] * WORDS + c_C[:, None]
-        scale_at = scale_BO + o_O[None, :]
+        scale_at = scale_BO + o_O[None, :] * RUNS + r_R[:, None]
         factor_at = factor_O + o_O[None, :]
         x_at = x_XI + x_at_M[:, None] + c_C[None, :]
         c_x = c_C[None, :]
@@ -241,14 +244,14 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         words = load_tile(words_of_unit, in_out, not EVEN_O)
         scales = words  # a name, where there are none
         if SCALING > 0:
-            scales = load_tile(scale_at + unit * all_out, in_out, not EVEN_O)
+            scales = load_tile(scale_at + unit * all_out * RUNS, in_out, not EVEN_O)
         x0, x1, x2, x3 = load_planes(x_at + first, num_in - first, c_x, is_pair, PLANES, WORDS, EVEN_I)
         acc = add_unit(acc, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
         if GATED:
             words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)
             scales = words
             if SCALING > 0:
-                scales = load_tile(scale_at + unit * all_out + num_out, in_out, not EVEN_O)
+                scales = load_tile(scale_at + (unit * all_out + num_out) * RUNS, in_out, not EVEN_O)
             up = add_unit(up, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
 
     dtype = out_RO.dtype.element_ty

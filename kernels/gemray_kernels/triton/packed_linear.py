@@ -4,7 +4,7 @@ Words of codes come from global memory as they are and become numbers in registe
 (`packed_planes`). As in `gemray_kernels.triton.linear`, cuts depend on the weight's shape alone and every sum runs in
 one order, so that a row's bits do not depend on its neighbours, here for up to 64 rows.
 
-Shape legend: T rows, I inputs, O outputs, S splits of the inputs, B units, C words of a unit.
+Shape legend: T rows, I inputs, O outputs, S splits of the inputs, B units, C words of a unit, R runs of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import INTERPRETED, dot
 from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_for_inputs
@@ -84,7 +84,7 @@ def _launch(
             f"x {list(x_TI.shape)} with strides {x_TI.stride()} and a weight of {weight.num_in} inputs: at most "
             f"{MOST_ROWS} rows of as many, one beside the other, are allowed"
         )
-    unit = UNITS[weight.code]
+    unit, scale_BO = weight.unit, weight.scales_from(first)
     rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
     lets = starts_early(x_TI)
     early = tile.early and lets
@@ -93,7 +93,7 @@ def _launch(
     _packed_linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
         x_TI,
         weight.words_BOC[:, first:],
-        weight.scale_BO[..., first:],
+        scale_BO,
         weight.factor_O[first:],
         out_STO,
         num_rows,
@@ -102,11 +102,12 @@ def _launch(
         units // units_a_step,
         x_TI.stride(0),
         weight.words_BOC.stride(0),
-        weight.scale_BO.stride(0),
+        scale_BO.stride(0),
         CODE=CODES[weight.code],
         SCALING=weight.scaling.value,
         WORDS=unit.words,
         PLANES=unit.planes,
+        RUNS=weight.runs,
         UNITS=units_a_step,
         GATE=gate.value,
         BLOCK_T=rows,
@@ -239,6 +240,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     SCALING: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    RUNS: tl.constexpr,
     UNITS: tl.constexpr,
     GATE: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -259,11 +261,12 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
 
     t_T = tl.arange(0, BLOCK_T)
     c_C = tl.arange(0, WORDS)
+    r_R = tl.arange(0, RUNS)
     is_row_T = t_T < num_rows
     # Weight first: tiles are weight [O, C], x [C, T], sums [O, T]. Else x [T, C], weight [C, O], sums [T, O].
     if WEIGHT_FIRST:
         words_at = words_BOC + o_O[:, None] * WORDS + c_C[None, :]
-        scale_at = scale_BO + o_O[:, None]
+        scale_at = scale_BO + o_O[:, None] * RUNS + r_R[None, :]
         factor_at = factor_O + o_O[:, None]
         x_at = x_TI + t_T.to(tl.int64)[None, :] * x_stride + c_C[:, None]
         c_x = c_C[:, None]
@@ -273,7 +276,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         up = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     else:
         words_at = words_BOC + o_O[None, :] * WORDS + c_C[:, None]
-        scale_at = scale_BO + o_O[None, :]
+        scale_at = scale_BO + o_O[None, :] * RUNS + r_R[:, None]
         factor_at = factor_O + o_O[None, :]
         x_at = x_TI + t_T.to(tl.int64)[:, None] * x_stride + c_C[None, :]
         c_x = c_C[None, :]
@@ -296,7 +299,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                 words = load_tile(words_of_unit + num_out * WORDS, in_out, not EVEN_O)
                 scales = words
                 if SCALING > 0:
-                    scales = load_tile(scale_at + unit * scale_stride + num_out, in_out, not EVEN_O)
+                    scales = load_tile(scale_at + unit * scale_stride + num_out * RUNS, in_out, not EVEN_O)
                 up = add_unit(up, x0, x1, x2, x3, words, scales, CODE, SCALING, WEIGHT_FIRST)
 
     dtype = out_STO.dtype.element_ty

@@ -107,7 +107,10 @@ def scaled_e2m1(words, scales, AXIS: tl.constexpr):  # type: ignore[no-untyped-d
     """``value · scale · 2^-8``, of four scales in an int32, which hold eight bits of ``scale · 2^118`` each.
 
     The two words of a register are neighbours of one output, as products want them: the scales of the first serve both.
+    `scales` is as long as `words` along AXIS, or has one or two of the runs of words there.
     """
+    if scales.shape[AXIS] == 2:
+        scales = _repeated(scales, words.shape[AXIS] // 2, AXIS)
     if INTERPRETED:
         register = _registers(words, AXIS)
         left = register << 6
@@ -258,6 +261,17 @@ def _numbers(registers, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit
 def _bfloat16(bits):  # type: ignore[no-untyped-def]
     return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _repeated(scales, times: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Each of two scales for a run of words; no number moves between threads."""
+    others: tl.constexpr = scales.shape[1 - AXIS]
+    if AXIS:
+        result = tl.reshape(tl.broadcast_to(scales[:, :, None], (others, 2, times)), (others, 2 * times))
+    else:
+        result = tl.reshape(tl.broadcast_to(scales[:, None, :], (2, times, others)), (2 * times, others))
+    return result
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Numbers of one half of a step's inputs, as the tensor cores take them from registers (`packed_prompts`).
 
-A step is one unit of words or, of NVFP4, two. Its halves are 64 inputs each: half the planes of a unit, or all four of
-one of NVFP4's.
+A step is one unit of words or two small ones of NVFP4. Its halves are 64 inputs each: half the planes of a unit, or all
+four of a small one.
 
 Shape legend: O outputs, B units, C words of a unit.
 """
@@ -49,8 +49,15 @@ def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SH
     """Numbers [O, 64], of words [O, C]."""
     scale_O1 = scale_O.expand_dims(1)
     if SHAPE.code == 1:
+        if SHAPE.units == 1:
+            scale_O1 = _scales_of_runs(scale_O1, words, LAYOUT)
         w0, w1, w2, w3 = scaled_e2m1(words, scale_O1, 1)
-        numbers = _beside(_beside(w0, w1, LAYOUT), _beside(w2, w3, LAYOUT), LAYOUT)
+        low = _beside(w0, w1, LAYOUT)
+        high = _beside(w2, w3, LAYOUT)
+        if SHAPE.units == 2:  # noqa: SIM108 - chosen at compile time
+            numbers = _beside(low, high, LAYOUT)
+        else:
+            numbers = high if HALF else low
     else:
         if SHAPE.code == 0:
             if SHAPE.scaling == 1:
@@ -76,6 +83,13 @@ def _beside(a, b, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
     """Two planes as one tile [O, 2 C]; no number moves between threads."""
     joined = gl.join(a, b).permute((0, 2, 1)).reshape((a.shape[0], 2 * a.shape[1]))
     return gl.convert_layout(joined, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _scales_of_runs(scale_O1, words, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Scales of each word, int32 [O, C], of those of two runs in an int64."""
+    run = gl.zeros([words.shape[0], words.shape[1] // 2], gl.int32, LAYOUT)
+    return _beside(run + scale_O1.to(gl.int32), run + (scale_O1 >> 32).to(gl.int32), LAYOUT)
 
 
 @gluon.jit

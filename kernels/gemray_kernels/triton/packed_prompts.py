@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, swizzled, write
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
@@ -119,7 +119,7 @@ def packed_prompt_linear(
         )
     num_out = weight.num_out - first
     out_STO = torch.empty(tile.splits, num_rows, num_out, dtype=out_dtype, device=x_TI.device)
-    unit = UNITS[weight.code]
+    unit = weight.unit
     units = 2 * BLOCK_I.value // unit.inputs
     shape = _Shape(
         code=CODES[weight.code],

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import triton
 
-from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.linear import MOST_ROWS
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
@@ -111,15 +111,14 @@ _TILES: Mapping[CodeName, _Tiles] = {
         narrow=PackedTile(32, 2, 3, units=2, weight_first=True),
     ),
     "nvfp4": _Tiles(
-        few=PackedTile(64, 2, 4, units=2, weight_first=True),
+        few=PackedTile(64, 2, 4, weight_first=True),
         programs=4 * MULTIPROCESSORS,
         more=PackedTile(128, 4, 4),
         gated=(
-            (8, PackedTile(32, 2, 3, units=2, weight_first=True)),
-            (FEW_ROWS, PackedTile(64, 4, 3, units=2)),
-            (MOST_ROWS, PackedTile(64, 4, 3, units=2, weight_first=True)),
+            (8, PackedTile(32, 2, 4, weight_first=True)),
+            (FEW_ROWS, PackedTile(64, 4, 3)),
+            (MOST_ROWS, PackedTile(64, 4, 3, weight_first=True)),
         ),
-        few_rows=8,
     ),
     "int8": _EIGHT_BITS,
     "fp8": _EIGHT_BITS,
@@ -135,7 +134,7 @@ def tile_of_summands(weight: TiledWeight, num_out: int, num_rows: int) -> Packed
     """Choose a tile for a product of so many outputs, of at most 64 rows, whose reader adds up its parts."""
     tiles = _TILES[weight.code]
     programs = -(-num_out // tiles.few.outputs)
-    inputs = weight.words_BOC.shape[0] * UNITS[weight.code].inputs
+    inputs = weight.words_BOC.shape[0] * weight.unit.inputs
     splits = max(1, min(round(tiles.programs / programs), inputs // LEAST_INPUTS, MOST_SPLITS))
     # Splits end where steps do: those of all rows are the same.
     tile = tiles.few if num_rows <= tiles.few_rows else replace(tiles.more, units=tiles.few.units)

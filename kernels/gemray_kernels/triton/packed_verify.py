@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gemray_kernels.packed_tiles import UNITS, TiledWeight
+from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import let_next_start, starts_early
@@ -155,7 +155,7 @@ def _launch(
             f"outputs: 1 to {tile.rows} rows of as many inputs, one beside the other, are allowed, all at multiples of "
             f"16 bytes"
         )
-    unit = UNITS[weight.code]
+    unit = weight.unit
     shape = _Shape(
         code=CODES[weight.code],
         scaling=weight.scaling.value,
