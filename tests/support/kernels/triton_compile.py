@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,17 +39,32 @@ class Compiled:
     registers: int | None
     stack_bytes: int | None
     """Spilled registers lie there. None without cuobjdump."""
-    lost_products: int | None
-    """Instructions of the tensor cores whose result goes nowhere: the assembler has lost sums that the PTX asks for.
-    None without nvdisasm."""
-    product_waits: int | None
-    """Waits for warp groups' products: the assembler adds one behind each product where it cannot let several run. None
-    without nvdisasm."""
     ptx: str
     ttir: str
     """Triton's own form, after its first passes."""
     layouts: str
     """Triton's last text, which says how tiles lie in registers."""
+    cubin: bytes
+
+    @property
+    def lost_products(self) -> int | None:
+        """Instructions of the tensor cores whose result goes nowhere: the assembler has lost sums that the PTX asks
+        for. None without nvdisasm."""
+        return self._count(r"\b(?:HGMMA|HMMA)\S* RZ,")
+
+    @property
+    def product_waits(self) -> int | None:
+        """Waits for warp groups' products: the assembler adds one behind each product where it cannot let several run.
+        None without nvdisasm."""
+        return self._count(r"\bWARPGROUP\.DEPBAR\b")
+
+    def _count(self, pattern: str) -> int | None:
+        return None if self._sass is None else len(re.findall(pattern, self._sass))
+
+    @cached_property
+    def _sass(self) -> str | None:
+        """Instructions; as long in the making as the rest of a compilation, so only for who asks."""
+        return _told_by("nvdisasm", ("-c", "-ndf"), self.cubin)
 
 
 def compile_launches(launches: Callable[[], object]) -> list[Compiled]:
@@ -111,10 +127,9 @@ def _compile(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Com
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
     registers, stack = _resources(binary.asm["cubin"])
-    sass = _told_by("nvdisasm", "-c", binary.asm["cubin"])
-    lost, waits = _count(r"\b(?:HGMMA|HMMA)\S* RZ,", sass), _count(r"\bWARPGROUP\.DEPBAR\b", sass)
-    texts = (binary.asm.get(kind, "") for kind in ("ptx", "ttir", "ttgir"))  # Gluon has no TTIR
-    return Compiled(kernel.__name__, binary.metadata.shared, registers, stack, lost, waits, *texts)
+    ptx, ttir, ttgir = (binary.asm.get(kind, "") for kind in ("ptx", "ttir", "ttgir"))  # Gluon has no TTIR
+    shared = binary.metadata.shared
+    return Compiled(kernel.__name__, shared, registers, stack, ptx, ttir, ttgir, binary.asm["cubin"])
 
 
 def _descriptor(value: Any) -> str:
@@ -124,16 +139,12 @@ def _descriptor(value: Any) -> str:
 
 
 def _resources(cubin: bytes) -> tuple[int | None, int | None]:
-    text = _told_by("cuobjdump", "-res-usage", cubin)
+    text = _told_by("cuobjdump", ("-res-usage",), cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+)", text or "")
     return (int(found[1]), int(found[2])) if found else (None, None)
 
 
-def _count(pattern: str, sass: str | None) -> int | None:
-    return None if sass is None else len(re.findall(pattern, sass))
-
-
-def _told_by(name: str, option: str, cubin: bytes) -> str | None:
+def _told_by(name: str, options: Sequence[str], cubin: bytes) -> str | None:
     """What one of the assembler's companions prints of a kernel; None where it is not installed."""
     import triton
 
@@ -144,4 +155,4 @@ def _told_by(name: str, option: str, cubin: bytes) -> str | None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([program, option, file.name], capture_output=True, text=True, check=False).stdout
+        return subprocess.run([program, *options, file.name], capture_output=True, text=True, check=False).stdout
