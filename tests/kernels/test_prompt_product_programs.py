@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -23,6 +24,7 @@ WEIGHTS = {
 """Outputs and inputs of the layers' products."""
 
 
+@cache
 def exact_tile(num_rows: int, num_out: int, num_in: int, leaves: int) -> object:
     if num_rows <= MOST_ROWS:
         gated = gated_rows_tile(num_rows, num_out, num_in) if leaves == 1 else None
@@ -32,6 +34,7 @@ def exact_tile(num_rows: int, num_out: int, num_in: int, leaves: int) -> object:
     return pipeline_tile(num_rows, num_out, leaves)
 
 
+@cache
 def packed_tile(code: CodeName, num_rows: int, num_out: int, num_in: int) -> object:
     """Parts are counted at run time."""
     return replace(prompt_tile(code, num_out, num_in, num_rows, most_splits=PROMPT_SPLITS), splits=1)
