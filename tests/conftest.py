@@ -10,6 +10,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # As `gemray` does: a call that finds no Ray must fail, not start one. A Ray that a test's thread starts ends with the
 # thread, and a minute later Ray's library ends the whole process that has lost it.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+# Nobody steps through kernels that tests compile, and line numbers take an eighth of the time.
+os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 
 from collections.abc import Iterator
 
