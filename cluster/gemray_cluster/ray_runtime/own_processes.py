@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import psutil
@@ -28,25 +27,41 @@ _ANSWER_S = 5.0
 
 
 @contextmanager
-def in_sessions_of_their_own() -> Iterator[None]:
-    """Processes that Ray starts in the block lead sessions of their own.
+def in_sessions_of_their_own() -> Iterator[list[int]]:
+    """Processes that Ray starts in the block lead sessions of their own; their ids, as they are started.
 
     A signal to the server's process group, as `timeout` and terminals send it, must not reach them: the server drains
     on it, and needs them until it has. That they end with the server stays as it is (Ray asks for a parent-death
     signal), and whoever ends the server's whole cgroup ends them, too.
     """
-    popen = getattr(services, "ConsolePopen", None)
+    popen, leaders = getattr(services, "ConsolePopen", None), list[int]()
     if popen is None:
         logger.warning(
             "this version of Ray starts its processes in a way unknown here: signals to our group reach them"
         )
-        yield
+        yield leaders
         return
-    vars(services)["ConsolePopen"] = partial(popen, start_new_session=True)
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        process = popen(*args, start_new_session=True, **kwargs)
+        leaders.append(process.pid)
+        return process
+
+    vars(services)["ConsolePopen"] = start
     try:
-        yield
+        yield leaders
     finally:
         vars(services)["ConsolePopen"] = popen
+
+
+def kill_sessions(leaders: Collection[int]) -> None:
+    """End every process of these sessions at once."""
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) in leaders:
+                os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
 
 
 class OwnProcesses:
@@ -142,12 +157,7 @@ class OwnProcesses:
 
     def kill(self) -> None:
         """End them and all that they have started, ranks included, at once. Idempotent."""
-        for pid in psutil.pids():
-            try:
-                if os.getsid(pid) in self._sessions:
-                    os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
+        kill_sessions(self._sessions)
         if self._ender is not None:
             self._ender.let_go()
 

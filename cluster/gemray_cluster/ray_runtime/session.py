@@ -19,7 +19,7 @@ from ray._private.utils import get_num_cpus
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime.blocking import in_own_thread
-from gemray_cluster.ray_runtime.own_processes import OwnProcesses, in_sessions_of_their_own
+from gemray_cluster.ray_runtime.own_processes import OwnProcesses, in_sessions_of_their_own, kill_sessions
 from gemray_workers.errors import GemrayError
 from gemray_workers.rank.waiting_threads import waiting_threads
 
@@ -31,6 +31,9 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 """Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
 _LEAST_TEMPORARY_BYTES = 64 * 2**20
 """Sockets and logs of a Ray session take a few MiB to begin with."""
+_NOT_UP = "timed out during startup"
+"""What Ray's library says of a raylet that has not registered, most often as it has ended: it gives its agent, which
+imports for seconds, 15 s (Ray 2.60), too few where a machine is busy or reads from a cold disk."""
 _RETRY_S = 0.5
 _ANSWER_S = 2.0
 _CLOSE_DEADLINE_S = 10.0
@@ -197,7 +200,21 @@ def _num_cpus(config: ClusterConfig, num_ranks: int) -> int:
 
 def _start_here(config: ClusterConfig) -> None:
     try:
-        with in_sessions_of_their_own():
+        try:
+            _start_node(config)
+        except Exception as error:
+            if _NOT_UP not in str(error) or _hint(error):
+                raise
+            logger.warning("Ray's node did not come up: starting it once more")
+            _start_node(config)
+    except Exception as error:
+        raise ClusterUnreachable(f"cannot start Ray on this machine: {str(error).rstrip('.')}{_hint(error)}") from error
+
+
+def _start_node(config: ClusterConfig) -> None:
+    """Start Ray's processes and connect to them; none of them is left where that fails."""
+    with in_sessions_of_their_own() as leaders:
+        try:
             _init(
                 address="local",
                 namespace=config.namespace,
@@ -206,8 +223,9 @@ def _start_here(config: ClusterConfig) -> None:
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
             )
-    except Exception as error:
-        raise ClusterUnreachable(f"cannot start Ray on this machine: {str(error).rstrip('.')}{_hint(error)}") from error
+        except BaseException:
+            kill_sessions(leaders)
+            raise
 
 
 def _hint(error: Exception) -> str:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray._private import services
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime import session
 from gemray_workers.rank.waiting_threads import SPINS
+from support.waiting import HANG_S
 
 
 def _failing_with(error: Exception) -> Any:
@@ -59,6 +65,59 @@ def test_a_temporary_directory_that_is_not_there_yet(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "later"))
     monkeypatch.setattr(session, "_init", _failing_with(RuntimeError("Something else.")))
     assert _message() == "cannot start Ray on this machine: Something else"
+
+
+class Raylets:
+    """Stand in Ray's place: processes are started, and do not come up until it is the turn of the last."""
+
+    def __init__(self, num_lost: int) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        self._num_lost = num_lost
+
+    def __call__(self, **arguments: Any) -> None:
+        popen: Any = vars(services)["ConsolePopen"]
+        self.started.append(popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        if len(self.started) <= self._num_lost:
+            raise Exception("The current node timed out during startup. This could happen because ...")  # as Ray does
+
+
+@pytest.fixture
+def raylets(no_ray: pytest.MonkeyPatch) -> Iterator[Callable[[int], Raylets]]:
+    made: list[Raylets] = []
+
+    def make(num_lost: int) -> Raylets:
+        made.append(Raylets(num_lost))
+        no_ray.setattr(session, "_init", made[-1])
+        return made[-1]
+
+    yield make
+    for process in (process for each in made for process in each.started):
+        process.kill()
+        process.wait()
+
+
+def test_a_node_that_does_not_come_up_is_started_once_more(raylets: Callable[[int], Raylets]) -> None:
+    """Nothing of the first is left."""
+    ray = raylets(1)
+    session._start_here(ClusterConfig())
+    first, second = ray.started
+    assert first.wait(HANG_S) == -signal.SIGKILL
+    assert second.poll() is None
+
+
+def test_a_node_that_does_not_come_up_again_is_told(raylets: Callable[[int], Raylets]) -> None:
+    ray = raylets(2)
+    assert "cannot start Ray on this machine: The current node timed out during startup" in _message()
+    assert [process.wait(HANG_S) for process in ray.started] == [-signal.SIGKILL] * 2
+
+
+def test_what_another_start_would_not_mend_is_told_at_once(
+    raylets: Callable[[int], Raylets], no_ray: pytest.MonkeyPatch
+) -> None:
+    ray = raylets(2)
+    no_ray.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 << 20))
+    assert "has 3 MiB free" in _message()
+    assert len(ray.started) == 1
 
 
 class FakeProcesses:
