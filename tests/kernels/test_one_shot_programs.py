@@ -25,7 +25,7 @@ def accesses(size: int, parts: int, count: int, dtype: torch.dtype) -> list[str]
     return re.findall(r"(?:ld\.volatile|st)\.global\.(v\d\.b\d+|b\d+)", program.ptx)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("parts", "dtype"), [(1, torch.bfloat16), (1, torch.float32), (4, torch.float32)])
 def test_all_of_a_block_moves_in_16_bytes(size: int, parts: int, dtype: torch.dtype) -> None:
     found = accesses(size, parts, 40 * 5376, dtype)
@@ -38,7 +38,7 @@ def test_odd_counts_move_number_by_number() -> None:
     assert "b16" in accesses(2, 1, 1023, torch.bfloat16)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_what_is_taken_fits_its_slots(size: int) -> None:
     add_up = OneShotReduce(0, size, torch.zeros(size, dtype=torch.int64))
     most = blocks_of(size) * BLOCK_BYTES // 2

@@ -35,8 +35,8 @@ device is free again."""
 
 
 def blocks_of(size: int) -> int:
-    """How many blocks the largest tensor has over `size` ranks, two or more: each sends it to every other one."""
-    return MOST_BYTES // (size - 1) // BLOCK_BYTES
+    """How many blocks the largest tensor has over `size` ranks: each sends it to every other one."""
+    return MOST_BYTES // max(size - 1, 1) // BLOCK_BYTES
 
 
 def memory_words(size: int) -> int:
