@@ -15,10 +15,13 @@ from typing_extensions import override
 from gemray.channel_options import host_and_port, listening_in_words
 from gemray.client import InvalidOption
 from gemray.client.tls import read_key_pair
+from gemray.openai.certificate import WatchedCertificate
 
 GRACE_S = 30
 """How long answers may go on once the gateway is told to end."""
 MAX_PORT = 65535
+TICKS_OF_A_LOOK = 10
+"""A tick is a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,22 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+        self._certificate: WatchedCertificate | None = None
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        config = self.config
+        if config.ssl is not None and config.ssl_certfile is not None and config.ssl_keyfile is not None:
+            self._certificate = WatchedCertificate(config.ssl, str(config.ssl_certfile), str(config.ssl_keyfile))
         if not self.should_exit:
             self._ready()
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        if self._certificate is not None and counter % TICKS_OF_A_LOOK == 0:
+            self._certificate.renew()
+        return await super().on_tick(counter)
 
     @contextmanager
     @override

@@ -318,3 +318,36 @@ async def test_https_until_it_is_told_to_end(tmp_path: Path, served: Serving) ->
     signal.raise_signal(signal.SIGTERM)
     await asyncio.wait_for(serving_it, HANG_S)
     assert signal.getsignal(signal.SIGTERM) is handler
+
+
+async def test_a_certificate_is_rotated_without_a_restart(
+    tmp_path: Path, served: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_certificates(tmp_path)
+    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    listening = Listening("localhost", 0, tls_cert_file=certificate, tls_key_file=key)
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    app = application(GatewaySettings(ServerAddress(served.server.address), NO_PATIENCE))
+    serving_it = asyncio.create_task(serve(app, listening, told.set_result))
+    url = (await asyncio.wait_for(told, HANG_S)).replace("127.0.0.1", "localhost").removesuffix("/v1")
+
+    async def is_trusted(trust: ssl.SSLContext) -> bool:
+        async with httpx.AsyncClient(verify=trust) as client:
+            try:
+                return (await client.get(f"{url}/live", timeout=HANG_S)).is_success
+            except httpx.ConnectError:
+                return False
+
+    old = ssl.create_default_context(cafile=certificate)
+    assert await is_trusted(old)
+    (tmp_path / "key.pem").write_text("-----BEGIN half a key")
+    await eventually(lambda: "http_tls_key_file" in caplog.text)
+    assert await is_trusted(old), "what is half written is passed over"
+    make_certificates(tmp_path)
+    new = ssl.create_default_context(cafile=certificate)
+    async with asyncio.timeout(HANG_S):
+        while not await is_trusted(new):
+            await asyncio.sleep(0.05)
+    assert not await is_trusted(old)
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.wait_for(serving_it, HANG_S)
