@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 
@@ -12,13 +11,12 @@ from gemray_cluster.cli.drain_socket import DrainSocket, Order, Outcome
 from gemray_cluster.cli.exit_codes import CUT, exit_code_of
 from gemray_cluster.cli.progress import stage_lines, start_progress
 from gemray_cluster.cli.server_log import exit_with, printed_lines, set_up_logging
+from gemray_cluster.cli.signals import listen_to_signals
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.serving.app import Serving, serving
 from gemray_cluster.settings.settings import ServeSettings
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: ServeSettings) -> None:
@@ -63,11 +61,7 @@ async def _run(
     def say_listening(server: GenerationServer) -> None:
         tell(f"listening on {server.listens_on}; starting the gang")
 
-    def listen_to_signals() -> None:
-        for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, take_signal)
-
-    listen_to_signals()
+    listen_to_signals(take_signal, tell)
     outcome = Outcome(0, "ended")
     try:
         await drains.open()
@@ -76,7 +70,9 @@ async def _run(
 
                 def progress(event: StartProgress) -> None:
                     if event.stage == "ray":
-                        listen_to_signals()  # joining Ray has put a handler in our place that ends the process
+                        listen_to_signals(
+                            take_signal, tell
+                        )  # joining Ray has put a handler in our place that ends the process
                     show(event)
 
                 running = await stack.enter_async_context(serving(settings, listening=say_listening, progress=progress))

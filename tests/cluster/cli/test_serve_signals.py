@@ -112,6 +112,7 @@ async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path, monkeypatch
         assert [[each[name] for name in names] for each in environments] == [["1", "1", FEW_SPINS]] * 2
         (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
         readers = await reading(channel, 20)
+        process.send_signal(signal.SIGHUP)  # as some send it for a reload
         os.killpg(process.pid, signal.SIGTERM)
         found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
         assert found[0] == expected
