@@ -15,6 +15,7 @@ import pytest
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.cluster.process_launcher import ProcessLauncher
@@ -93,8 +94,9 @@ async def test_streams_go_on_with_their_ids_after_kills(record_property: Callabl
     submits = streams(20)
     undisturbed = run_on_gpus(SoloCommunicator(), replace(config, drafter_path=None, num_draft_tokens=None), submits)
     assert undisturbed is not None
+    served = ServedCheckpoints()
     survived = await kill_and_go_on(
-        lambda: Gang(ProcessLauncher(config), CLUSTER, config), submits, victims=[0] * KILLS, deadline_s=200
+        lambda: Gang(ProcessLauncher(config), CLUSTER, config, served), submits, victims=[0] * KILLS, deadline_s=200
     )
     equal = sum(survived.ids[name] == ids for name, ids in undisturbed.ids.items())
     line = f"{equal} of {len(submits)} streams as undisturbed; {survived.tokens_at_kill} tokens at the kills"

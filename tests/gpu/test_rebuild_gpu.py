@@ -11,6 +11,7 @@ import pytest
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_workers.config import EngineConfig
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.cluster.process_launcher import ProcessLauncher
@@ -28,8 +29,9 @@ MakeGang = Callable[[EngineConfig], Gang]
 async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
     """Gangs over plain processes, or over a Ray of this machine with its GPUs."""
     needs_gpus(2)
+    served = ServedCheckpoints()
     if request.param == "processes":
-        yield lambda engine: Gang(ProcessLauncher(engine), CLUSTER, engine)
+        yield lambda engine: Gang(ProcessLauncher(engine), CLUSTER, engine, served)
         return
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed")
@@ -37,7 +39,7 @@ async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
     from gemray_cluster.ray_runtime.session import RaySession
 
     session = await RaySession.open(CLUSTER, num_ranks=2)
-    yield partial(RayGang, session, CLUSTER)
+    yield partial(RayGang, session, CLUSTER, served=served)
     await session.close()
 
 

@@ -14,6 +14,7 @@ from gemray_cluster.gang.diagnosis import errors_by_cause, in_words, require_sam
 from gemray_cluster.gang.laps import Laps
 from gemray_cluster.gang.launcher import ProgressListener, Rank, RankDied, StartProgress
 from gemray_cluster.gang.lifeline import Lifeline
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_workers.channel import GangChannel
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import GemrayError
@@ -40,7 +41,7 @@ class BringUp:
         Args:
             ranks: in rank order.
             config: threads of a rank.
-            engine: the device that the ranks have.
+            engine: the device that the ranks have, and where their checkpoints are.
             progress: told as ranks get ready.
             laps: what the parts of the start take.
         """
@@ -57,6 +58,12 @@ class BringUp:
         require_same_versions(self._facts)
         self._laps.end("processes")
         self._progress(StartProgress("processes", len(self._ranks), len(self._ranks)))
+
+    async def agree(self, served: ServedCheckpoints) -> None:
+        """Compare the checkpoints of every rank's node with those of earlier gangs. Raises CheckpointError."""
+        found = await _all("read the checkpoint", [rank.call(RankWorker.checkpoints) for rank in self._ranks])
+        for fact, checkpoints in zip(self._facts, found, strict=True):
+            served.require(checkpoints, self._engine, fact.host)
 
     def open_channel(self, here: tuple[str, str]) -> GangChannel:
         """Listen where rank 0 reaches this side, which is at `here`: (node id, node ip)."""

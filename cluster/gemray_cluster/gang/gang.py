@@ -28,6 +28,7 @@ from gemray_cluster.gang.launcher import (
     StartProgress,
 )
 from gemray_cluster.gang.lifeline import Lifeline
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.gang.streams import StreamTable
 from gemray_cluster.gang.unless import unless
 from gemray_workers.channel import GangChannel
@@ -56,13 +57,20 @@ def no_listener(progress: StartProgress) -> None:
 class Gang:
     """A `GangClient` over the processes of a `Launcher`. Make it, then `launch` it, once."""
 
-    def __init__(self, launcher: Launcher, config: ClusterConfig, engine: EngineConfig) -> None:
-        """Start nothing yet."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        config: ClusterConfig,
+        engine: EngineConfig,
+        served: ServedCheckpoints,
+    ) -> None:
+        """Start nothing yet. `served` is one for all gangs of a server."""
         self.name = "the gang"
         """What log lines call it: one of several is a replica."""
         self._launcher = launcher
         self._config = config
         self._engine = engine
+        self._served = served
         self._state = GangState.STARTING
         self._failure: str | None = None
         self._stage = "not launched"
@@ -160,6 +168,7 @@ class Gang:
         ranks = BringUp(self._ranks, self._config, self._engine, progress, laps)
         self._stage = "starting processes"
         await ranks.meet()
+        await ranks.agree(self._served)
         here = await self._launcher.here()
         self._lifeline = await ranks.tie(here)
         self._channel = ranks.open_channel(here)

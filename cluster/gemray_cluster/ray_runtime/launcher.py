@@ -24,6 +24,7 @@ from gemray_cluster.gang.launcher import (
     RankDied,
     StartProgress,
 )
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.gang.unless import unless
 from gemray_cluster.ray_runtime.actor import ACTOR_OPTIONS, CONTROL, LONG_CALLS, locate_actor, node_ip
 from gemray_cluster.ray_runtime.blocking import in_own_thread
@@ -49,6 +50,7 @@ class RayGang(Gang):
         config: ClusterConfig,
         engine: EngineConfig,
         *,
+        served: ServedCheckpoints,
         worker_class: type[RankWorker] = RankWorker,
     ) -> None:
         """Start nothing yet.
@@ -57,9 +59,10 @@ class RayGang(Gang):
             session: an open one; repaired by `launch` when its Ray has died.
             config: placement and deadlines.
             engine: the engine's settings; one rank per tensor-parallel shard.
+            served: one for all gangs of a server.
             worker_class: made in each rank's process; tests put another one in its place.
         """
-        super().__init__(RayLauncher(session, config, engine, worker_class), config, engine)
+        super().__init__(RayLauncher(session, config, engine, worker_class), config, engine, served)
 
 
 class RayLauncher:

@@ -21,6 +21,7 @@ from gemray_cluster.gang.found_memory import FoundMemory
 from gemray_cluster.gang.gang import no_listener
 from gemray_cluster.gang.launcher import ProgressListener, StartProgress
 from gemray_cluster.gang.router import Router
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.observability.common_labels import with_model
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics
 from gemray_cluster.observability.request_spans import spans_to
@@ -103,12 +104,12 @@ async def serving(
             checkpoints=Checkpoints(settings.model, settings.drafter, weights=not settings.random_weights),
             may_grow=session.processes is None,
         )
-        found = FoundMemory(engine_config)
+        found, served = FoundMemory(engine_config), ServedCheckpoints()
 
         def make_gang() -> RayGang:
             infos = (replica.info for replica in router.replicas)
             engine = found.next_engine([info for info in infos if info is not None])
-            return RayGang(session, cluster_config, engine)
+            return RayGang(session, cluster_config, engine, served=served)
 
         await router.start(
             make_gang,

@@ -18,6 +18,7 @@ from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.gang.launcher import StartProgress
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.config import EngineConfig
@@ -27,6 +28,7 @@ from gemray_workers.sampling.params import SamplingParams
 from support.cluster.fake_worker import (
     COMPILATION_S,
     COMPILING_PROMPT,
+    FAKE_HASH,
     FAULTY,
     HELD,
     NUM_PROGRAMS,
@@ -79,13 +81,15 @@ async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
     if launcher == "ray":
         request.getfixturevalue("local_ray")
     made: list[Gang] = []
+    served = ServedCheckpoints()
 
     def make(model_path: str = "/fake", config: ClusterConfig = CONFIG) -> Gang:
         engine = engine_config(model_path)
         if launcher == "ray":
-            made.append(RayGang(RaySession(config, owned=False), config, engine, worker_class=FakeWorker))
+            session = RaySession(config, owned=False)
+            made.append(RayGang(session, config, engine, served=served, worker_class=FakeWorker))
         else:
-            made.append(Gang(ProcessLauncher(engine, FakeWorker), config, engine))
+            made.append(Gang(ProcessLauncher(engine, FakeWorker), config, engine, served))
         return made[-1]
 
     yield make
@@ -261,6 +265,22 @@ async def test_a_bad_checkpoint_is_raised_as_itself(make_gang: MakeGang) -> None
     assert gang.state is GangState.FAILED
     assert gang.failure == "/missing/config.json: no such file"
     await gang.stop()
+
+
+@UNDER_RAY_TOO
+async def test_a_gang_serves_what_the_first_one_did(make_gang: MakeGang, tmp_path: Path) -> None:
+    """Requests go on in it: the half of an answer would be another model's."""
+    model = str(tmp_path)
+    for found, fits in (("f" * 64, True), ("f" * 64, True), ("0" * 64, False), ("f" * 64, True)):
+        (tmp_path / FAKE_HASH).write_text(found)
+        gang = make_gang(model)
+        if fits:
+            await gang.launch()
+            await gang.stop()
+            continue
+        with pytest.raises(CheckpointError, match=rf"{model} on .* hash 000000000000, .* hash ffffffffffff"):
+            await gang.launch()
+        assert gang.state is GangState.FAILED
 
 
 @UNDER_RAY_TOO

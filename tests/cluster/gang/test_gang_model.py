@@ -13,6 +13,7 @@ import pytest
 from gemray_cluster.gang.client import GangState, GangUnavailable
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.errors import CheckpointError, CommunicationError, InvalidField
@@ -47,8 +48,8 @@ def launcher(request: pytest.FixtureRequest) -> str:
 def make_gang(launcher: str, model: Path | str) -> Gang:
     engine = engine_config(model, tensor_parallel_size=2, collective_timeout_s=HANG_S)
     if launcher == "ray":
-        return RayGang(RaySession(CONFIG, owned=False), CONFIG, engine)
-    return Gang(ProcessLauncher(engine), CONFIG, engine)
+        return RayGang(RaySession(CONFIG, owned=False), CONFIG, engine, served=ServedCheckpoints())
+    return Gang(ProcessLauncher(engine), CONFIG, engine, ServedCheckpoints())
 
 
 async def ids_of(gang: Gang, submit: Submit) -> list[int]:
@@ -101,7 +102,7 @@ async def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
 async def test_ranks_that_start_at_different_speeds_wait_for_each_other() -> None:
     """Longer than a collective may take in a step."""
     engine = engine_config(tiny_checkpoint("E2B"), tensor_parallel_size=2, collective_timeout_s=DELAY_S * 0.8)
-    gang = Gang(ProcessLauncher(engine, SlowWorker), CONFIG, engine)
+    gang = Gang(ProcessLauncher(engine, SlowWorker), CONFIG, engine, ServedCheckpoints())
     await gang.launch()
     try:
         assert len(await ids_of(gang, REQUESTS[0])) == 12
@@ -111,6 +112,6 @@ async def test_ranks_that_start_at_different_speeds_wait_for_each_other() -> Non
 
 async def test_ranks_wait_for_each_other_no_longer_than_a_start_may_take() -> None:
     engine = engine_config(tiny_checkpoint("E2B"), tensor_parallel_size=2, start_deadline_s=30.0)
-    gang = Gang(ProcessLauncher(engine, StuckWorker), CONFIG, engine)
+    gang = Gang(ProcessLauncher(engine, StuckWorker), CONFIG, engine, ServedCheckpoints())
     with pytest.raises(CommunicationError, match=r"rank 1 of 2 had not loaded its weights 30 s after rank 0"):
         await gang.launch()

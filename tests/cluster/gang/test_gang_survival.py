@@ -8,6 +8,7 @@ import pytest
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.cluster.process_launcher import ProcessLauncher
 from support.cluster.survival import kill_and_go_on, surviving_config, surviving_requests
@@ -26,8 +27,9 @@ async def test_streams_go_on_after_a_kill_of_the_lead() -> None:
         SoloCommunicator(), replace(config, tensor_parallel_size=1, drafter_path=None, num_draft_tokens=None), submits
     )
     assert plain is not None
+    served = ServedCheckpoints()
     survived = await kill_and_go_on(
-        lambda: Gang(ProcessLauncher(config), CLUSTER, config), submits, victims=[0], deadline_s=HANG_S
+        lambda: Gang(ProcessLauncher(config), CLUSTER, config, served), submits, victims=[0], deadline_s=HANG_S
     )
     assert survived.ids == plain.ids
     assert survived.finishes == {"length"}

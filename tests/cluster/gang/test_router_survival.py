@@ -9,6 +9,7 @@ from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import Submit
 from gemray_workers.sampling.params import SamplingParams
@@ -33,7 +34,7 @@ def make_gang() -> Gang:
         model_path="/fake", tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
         collective_timeout_s=HANG_S,
     )  # fmt: skip
-    return Gang(ProcessLauncher(engine, FakeWorker), CLUSTER, engine)
+    return Gang(ProcessLauncher(engine, FakeWorker), CLUSTER, engine, ServedCheckpoints())
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from gemray_cluster.gang.launcher import ProgressListener
 from gemray_cluster.gang.replay import FRUITLESS_FAILURES, MOST_FAILURES, LiveRequest, Suspects
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
@@ -57,7 +58,7 @@ class Models:
             model_path=model, tensor_parallel_size=2, dtype="float32", device="cpu", kv_memory_bytes=1,
             collective_timeout_s=HANG_S,
         )  # fmt: skip
-        return Gang(ProcessLauncher(engine, FakeWorker), CONFIG, engine)
+        return Gang(ProcessLauncher(engine, FakeWorker), CONFIG, engine, ServedCheckpoints())
 
 
 class Listener:
@@ -214,7 +215,7 @@ async def test_when_what_the_ranks_run_on_dies_nothing_is_waited_for() -> None:
         launcher = FragileLauncher(engine, FakeWorker)
         launcher.ground = asyncio.Event()
         grounds.append(launcher.ground)
-        return Gang(launcher, CONFIG, engine)
+        return Gang(launcher, CONFIG, engine, ServedCheckpoints())
 
     router = Router(ReplicaLimits(), max_rebuilds=3)
     await router.start(make, slots=SLOTS)

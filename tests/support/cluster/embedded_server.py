@@ -10,6 +10,7 @@ from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
@@ -34,7 +35,8 @@ async def embedded_server(**changes: Any) -> AsyncIterator[GenerationServer]:
     }
     engine = engine_config(model, **settings)
     gang = Router(ReplicaLimits(), max_rebuilds=0)
-    await gang.start(lambda: Gang(ProcessLauncher(engine), CLUSTER, engine), slots=engine.max_num_seqs)
+    served = ServedCheckpoints()
+    await gang.start(lambda: Gang(ProcessLauncher(engine), CLUSTER, engine, served), slots=engine.max_num_seqs)
     try:
         server = GenerationServer(ServerConfig(port=0), gang, RequestReader.from_directory(model))
         await server.start()

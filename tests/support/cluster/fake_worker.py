@@ -47,6 +47,8 @@ COMPILATION_S = 3.0
 HELD = "/held until there is "
 """Begins the path of a model that loads once the file named behind it exists."""
 
+FAKE_HASH = "hash"
+"""File of a model's directory that holds its hash."""
 FAULTY = "/faulty"
 """Path of a model under which rank 0 sees after `FAULTY_STEPS` that rank 1 is gone, which says why `FAULT_S` later."""
 FAULTY_STEPS = 40
@@ -58,6 +60,11 @@ def expected_token(seed: int, position: int) -> int:
 
 
 class FakeWorker(RankWorker):
+    @override
+    def checkpoints(self) -> list[CheckpointIdentity]:
+        file = Path(self._config.model_path) / FAKE_HASH
+        return [CheckpointIdentity(name="fake", hash=file.read_text() if file.exists() else "")]
+
     @override
     def load(self, setup: RankSetup, *, accept: Accept = verify) -> tuple[ModelInfo, RankInfo]:
         set_up_process(self._rank, self._config.gang_size, setup)

@@ -14,6 +14,7 @@ from ray.util.placement_group import placement_group_table
 
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.launcher import StartProgress
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.ray_runtime.launcher import RayGang
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_workers.config import EngineConfig
@@ -41,7 +42,7 @@ async def main(address: str, *, stay: bool) -> None:
 
     try:
         session = await RaySession.open(config, num_ranks=2)
-        gang = RayGang(session, config, engine, worker_class=FakeWorker)
+        gang = RayGang(session, config, engine, served=ServedCheckpoints(), worker_class=FakeWorker)
         await gang.launch(progress)
     except GemrayError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))

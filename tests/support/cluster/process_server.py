@@ -16,6 +16,7 @@ from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.gang.gang import Gang
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
+from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.gang.supervisor import SupervisedGang
 from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.requests import RequestReader
@@ -71,7 +72,8 @@ async def serve(
     """Serve until SIGTERM, then drain; the exit code, 1 when requests were cut."""
     Blueprint.of(engine)  # read once, for all ranks
     cluster = ClusterConfig(start_deadline_s=600, heartbeat_deadline_s=heartbeat_s, stop_deadline_s=10)
-    gangs = GangLog(lambda: Gang(ProcessLauncher(engine, worker_class), cluster, engine))
+    served = ServedCheckpoints()
+    gangs = GangLog(lambda: Gang(ProcessLauncher(engine, worker_class), cluster, engine, served))
     router = Router(ReplicaLimits(replicas=replicas), max_rebuilds=max_rebuilds)
     reader = RequestReader.from_directory(engine.model_path)
     server = GenerationServer(ServerConfig(port=port, drain_deadline_s=drain_s), router, reader)

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from gemray_workers.channel import ChannelAddress, LeadChannel
 from gemray_workers.checkpoint.hub import on_this_node
+from gemray_workers.checkpoint.identity import CheckpointIdentity
 from gemray_workers.checkpoint.loader import ProgressFn
 from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
@@ -62,6 +63,14 @@ class RankWorker:
     def facts(self) -> RankFacts:
         """Where this process runs and with what."""
         return process_facts(self._location)
+
+    def checkpoints(self) -> list[CheckpointIdentity]:
+        """What this node has in the directories of the model and of the drafters; raises CheckpointError."""
+        config = self._config
+        return [
+            CheckpointIdentity.of_directory(path, has_weights=not config.random_weights)
+            for path in (config.model_path, *config.drafter_paths)
+        ]
 
     def end_with_coordinator(self, host: str, port: int) -> None:
         """Tie this process's life to that of the coordinator, which listens there: it ends when that is gone."""
