@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemray_workers.rank import control_group
 from gemray_workers.rank.memory import GIB, free_bytes, total_bytes
 from support.checkpoints.tiny import tiny_checkpoint
 from support.engine.engine_runner import engine_config
@@ -42,8 +43,8 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest
     inner = tmp_path / "cgroup" / "service" / "inner"
     inner.mkdir(parents=True)
     (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/service/inner\n")
-    monkeypatch.setattr("gemray_workers.rank.memory._CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr("gemray_workers.rank.memory._OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(control_group, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(control_group, "OWN_CGROUP", tmp_path / "own")
     unlimited = free_bytes(CPU)
     for group, limit, used in ((inner, "max", 7), (inner.parent, str(GIB), GIB // 2)):
         (group / "memory.max").write_text(f"{limit}\n")
@@ -55,3 +56,20 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest
     (inner / "memory.current").write_text(f"{GIB // 4}\n")
     assert free_bytes(CPU) == GIB // 8 + 1024
     assert total_bytes(CPU) == GIB // 4
+
+
+@pytest.mark.parametrize("seen", ["service", ""], ids=["on a host", "in a container"])
+def test_so_does_one_of_the_first_version(seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container sees its own group where a host has the root, by a path that leads nowhere in it."""
+    group = tmp_path / "cgroup" / "memory" / seen
+    group.mkdir(parents=True)
+    (tmp_path / "own").write_text("9:cpu,cpuacct:/else\n4:memory:/service/inner\n0::/other\n")
+    monkeypatch.setattr(control_group, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(control_group, "OWN_CGROUP", tmp_path / "own")
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (group / "memory.usage_in_bytes").write_text(f"{GIB // 2}\n")
+    (group / "memory.stat").write_text(f"active_file 1\ntotal_inactive_file {GIB // 8}\ntotal_active_file 1024\n")
+    assert total_bytes(CPU) > GIB, "no limit"
+    (group / "memory.limit_in_bytes").write_text(f"{GIB}\n")
+    assert free_bytes(CPU) == GIB // 2 + GIB // 8 + 1024
+    assert total_bytes(CPU) == GIB

@@ -7,10 +7,9 @@ here could not have run, while a start that barely fits may still run out of mem
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import psutil
 import torch
@@ -26,13 +25,12 @@ from gemray_workers.parallel.silent_communicator import SilentCommunicator
 from gemray_workers.rank.attention_memory import attention_scratch_bytes
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.card_memory import CardMemory
+from gemray_workers.rank.control_group import control_groups, left_of_control_groups
 
 GIB = 1 << 30
 PATIENCE_S = 20.0
 """A process that was killed a moment ago (a gang that is rebuilt) still holds its memory for a while."""
 _POLL_S = 0.5
-_CGROUP = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
 _STREAMS = 4
 """Hidden-size rows that live at one time beside an MLP's: residual, normed input, attention's input and output."""
 
@@ -106,14 +104,14 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    return min(int(psutil.virtual_memory().available), _left_of_control_group())
+    return min(int(psutil.virtual_memory().available), left_of_control_groups())
 
 
 def total_bytes(device: torch.device) -> int:
     """Bytes of the card, or of the host or the limit of the process's control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    limits = (limit for limit, _ in _control_groups())
+    limits = (limit for limit, _ in control_groups())
     return min([int(psutil.virtual_memory().total), *limits])
 
 
@@ -164,37 +162,6 @@ def _remedy(needs: MemoryNeeds, free: int, states_kv: bool) -> str:
 def gib(num_bytes: int) -> str:
     """A size as people read it."""
     return f"{num_bytes / GIB:.2f} GiB"
-
-
-def _left_of_control_group() -> int:
-    """Bytes below the limit of a container or service."""
-    return min((left for _, left in _control_groups()), default=1 << 62)
-
-
-def _control_groups() -> Iterator[tuple[int, int]]:
-    """(limit, what is left) of the process's control group and each around it, where there is a limit. Files that a
-    group has read count as left, as the kernel drops them.
-    """
-    try:
-        paths = [line.rpartition(":")[2] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")]
-    except OSError:
-        paths = []
-    own = _CGROUP / (paths[0].lstrip("/") if paths else "")
-    for group in (own, *own.parents):
-        if group.is_relative_to(_CGROUP):
-            yield from _limit_of(group)
-
-
-def _limit_of(group: Path) -> Iterator[tuple[int, int]]:
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return
-    files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    if limit != "max":
-        yield int(limit), max(0, int(limit) - used + files)
 
 
 def _target_bytes(blueprint: Blueprint) -> int:
