@@ -150,6 +150,7 @@ def test_few_rows_take_a_tile_product_for_256_numbers(name: str, tile_products: 
     loop = loop_of(found[0].ptx)
     assert loop.count("mma.sync") == tile_products
     assert loop.count("prmt") == loop.count("prmt.b32 odd")
+    assert "st.shared" not in loop, "numbers go through shared memory"
 
 
 def test_experts_compile_for_hopper() -> None:
