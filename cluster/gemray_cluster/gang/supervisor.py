@@ -71,6 +71,8 @@ class Supervisor:
         self._info: GangInfo | None = None
         self._failure: str | None = None
         self._failed_at: list[float] = []
+        self._down_since: float | None = None
+        """When the gang that served last had ended, until another serves."""
         self._supervising: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._changed = changed or asyncio.Condition()
@@ -169,6 +171,8 @@ class Supervisor:
         assert self._gang is not None
         ended = await self._gang.wait_ended()
         self._failure = self._gang.failure
+        if self._down_since is None:
+            self._down_since = self._clock()
         return ended is GangState.FAILED
 
     def _may_rebuild(self) -> bool:
@@ -182,7 +186,6 @@ class Supervisor:
 
         Raises InvalidField and CheckpointError.
         """
-        began = self._clock()
         logger.warning(
             "rebuilding %s (%d of at most %d times within %g s), which failed: %s; live requests: %d",
             self._name, len(self._failed_at), self._max_rebuilds, PERIOD_S, self._failure, self._replays.num_live,
@@ -195,10 +198,12 @@ class Supervisor:
             logger.error("%s failed again: %s", self._name, in_words(error))
             return
         self.num_rebuilds += 1
+        assert self._down_since is not None
         logger.warning(
             "%s serves again after %.1f s; live requests: %d",
-            self._name, self._clock() - began, self._replays.num_live,
+            self._name, self._clock() - self._down_since, self._replays.num_live,
         )  # fmt: skip
+        self._down_since = None
 
     async def _launch(self, progress: ProgressListener) -> None:
         assert self._make is not None

@@ -23,6 +23,7 @@ from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.gang.supervisor import PERIOD_S, Supervisor
 from gemray_workers.config import EngineConfig
+from gemray_workers.errors import CapacityError
 from gemray_workers.messages import SequenceDelta, SpeculationCounters, Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
@@ -278,6 +279,35 @@ async def test_clients_are_told_the_newest_failure_while_its_gang_still_ends() -
     with pytest.raises(GangUnavailable, match=r"^the gang is starting: the second reason$"):
         await Listener(router, submit("new", max_tokens=1)).task
     gangs[1].ended.set()
+    await router.stop()
+
+
+class CostlyGang(DyingGang):
+    """Takes 100 s to launch, and finds no room if told so."""
+
+    def __init__(self, clock: list[float], *, has_room: bool) -> None:
+        super().__init__()
+        self._clock, self._has_room = clock, has_room
+
+    async def launch(self, progress: ProgressListener = no_listener) -> None:
+        self._clock[0] += 100
+        if not self._has_room:
+            self.fail("no room")
+            self.ended.set()
+            raise CapacityError("no room")
+
+
+async def test_the_log_says_how_long_a_gang_was_away_over_all_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    clock = [0.0]
+    gangs = [CostlyGang(clock, has_room=has_room) for has_room in (True, False, True, True)]
+    router = Router(ReplicaLimits(), max_rebuilds=3, clock=lambda: clock[0])
+    await router.start(iter(gangs).__next__, slots=SLOTS)
+    for number, failing in enumerate((gangs[0], gangs[2]), 1):
+        failing.fail("gone")
+        failing.ended.set()
+        await eventually(lambda count=number: router.num_rebuilds == count)  # type: ignore[misc]
+    away = [line.partition(";")[0] for line in caplog.messages if "serves again" in line]
+    assert away == ["the gang serves again after 200.0 s", "the gang serves again after 100.0 s"]
     await router.stop()
 
 
