@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from gemray_cluster.gang.scaling import ReplicaLimits
-from support.cluster.series import all_names
 from support.deployment.chart_values import DEPLOYMENTS
 from support.deployment.helm_chart import (
     driver_arguments,
@@ -367,19 +365,3 @@ def test_a_head_waits_for_those_who_are_connected(connections: list[str], waits:
     hook = container["lifecycle"]["preStop"]["exec"]["command"][2]
     condition = hook.removeprefix("while ").partition("; do ")[0].replace("/proc/net/tcp /proc/net/tcp6", str(table))
     assert (subprocess.run(["bash", "-c", condition], check=False).returncode == 0) is waits
-
-
-def test_alerts_ask_for_series_that_exist() -> None:
-    rule = pick(render(DEPLOYMENTS["monitoring"]), "PrometheusRule")
-    assert rule["metadata"]["labels"]["release"] == "prometheus"
-    (group,) = rule["spec"]["groups"]
-    expressions = {alert["alert"]: alert["expr"] for alert in group["rules"]}
-    assert len(expressions) == len(group["rules"]) == 8
-    used = {name for expression in expressions.values() for name in re.findall(r"gemray_\w+", expression)}
-    assert used - all_names() == set()
-    for alert, expression in expressions.items():
-        assert expression.count("{") == expression.count("}"), alert
-        # Another release in the cluster must not raise this one's alerts.
-        selectors = re.findall(r"gemray_\w+\{([^}]*)\}", expression)
-        assert len(selectors) == len(re.findall(r"gemray_\w+", expression)), alert
-        assert all('namespace="serving",service="demo-gemray"' in selector for selector in selectors), alert
