@@ -2,9 +2,9 @@
 
 As in `packed_prompts`, groups of four warps make numbers in registers and multiply them with rows in shared memory, and
 a warp fetches ahead. With few rows the tensor cores have done with a half of a step sooner than the next one is
-decoded, and what lies between two steps counts: so a group has up to two tiles of 64 outputs, for which it waits and
-frees once a step, and decodes each half of each tile while the tensor cores have the one before it. In a gated product
-these are a tile of the gate and one of the up rows, which are rounded and gated as in `packed_linear`.
+decoded, and what lies between two steps counts: so a group waits and frees once a step, in gated products for two tiles
+of 64 outputs, and decodes each half of a tile while the tensor cores have the one before it. The gate's tile and the up
+rows' are rounded and gated as in `packed_linear`.
 
 Parts of the inputs end where those of `packed_linear` end, and are added up in its order: a row has the same bits.
 
@@ -227,14 +227,15 @@ def _fetch_steps(x_TI, words_BGOC, tiles, barriers, sizes, SHAPE: gl.constexpr):
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _numbers(  # type: ignore[no-untyped-def]
-    words_tiles, place, scale_O, TILE: gl.constexpr, HALF: gl.constexpr, LAYOUT: gl.constexpr, SHAPE: gl.constexpr
-):
-    """Numbers [O, 64] of one half of a tile's step."""
-    FIRST: gl.constexpr = (HALF * (SHAPE.units - 1) * SHAPE.tiles + TILE) * SHAPE.outputs
-    of_group = words_tiles.index(place).reshape((SHAPE.units * SHAPE.tiles * SHAPE.outputs, SHAPE.words))
-    words = of_group.slice(FIRST, SHAPE.outputs).load(LAYOUT)
-    return numbers_of_half(words, scale_O, HALF, LAYOUT, SHAPE)
+def _words(words_tiles, place, TILE: gl.constexpr, LAYOUT: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Words [O, C] that each half of a tile's step is made of."""
+    UNIT_O: gl.constexpr = SHAPE.tiles * SHAPE.outputs
+    of_group = words_tiles.index(place).reshape((SHAPE.units * UNIT_O, SHAPE.words))
+    low = of_group.slice(TILE * SHAPE.outputs, SHAPE.outputs).load(LAYOUT)
+    high = low
+    if SHAPE.units == 2:
+        high = of_group.slice(UNIT_O + TILE * SHAPE.outputs, SHAPE.outputs).load(LAYOUT)
+    return low, high
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -261,25 +262,24 @@ def _sums(tiles, barriers, weight, place, steps, GROUP: gl.constexpr, SHAPE: gl.
     acc = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
     up = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
     mbarrier.wait(ready.index(stage), phase)
-    at = stage * SHAPE.groups + GROUP
-    low = _numbers(words_tiles, at, scales[0], 0, 0, NUMBERS, SHAPE)
+    low_words, high_words = _words(words_tiles, stage * SHAPE.groups + GROUP, 0, NUMBERS, SHAPE)
+    low = numbers_of_half(low_words, scales[0], 0, NUMBERS, SHAPE)
     for step in range(first, end):
         following = gl.minimum(step + 2, end - 1)
         x_low = x_tiles.index(2 * stage).permute((1, 0))
         x_high = x_tiles.index(2 * stage + 1).permute((1, 0))
         acc = warpgroup_mma(low, x_low, acc, is_async=True)
-        # Waits for nothing: without it the assembler decodes before it begins more than one of these products.
-        acc, low = warpgroup_mma_wait(1, deps=(acc, low))
-        high = _numbers(words_tiles, at, scales[1], 0, 1, NUMBERS, SHAPE)
+        high = numbers_of_half(high_words, scales[1], 1, NUMBERS, SHAPE)
         acc = warpgroup_mma(high, x_high, acc, is_async=True)
         scales = next_scales
         next_scales = scales_of_step(weight, following, o_O, SHAPE)
         acc, low = warpgroup_mma_wait(1, deps=(acc, low))
         if SHAPE.gate:
-            low = _numbers(words_tiles, at, up_scales[0], 1, 0, NUMBERS, SHAPE)
+            low_words, high_words = _words(words_tiles, stage * SHAPE.groups + GROUP, 1, NUMBERS, SHAPE)
+            low = numbers_of_half(low_words, up_scales[0], 0, NUMBERS, SHAPE)
             up = warpgroup_mma(low, x_low, up, is_async=True)
             acc, high = warpgroup_mma_wait(1, deps=(acc, high))
-            high = _numbers(words_tiles, at, up_scales[1], 1, 1, NUMBERS, SHAPE)
+            high = numbers_of_half(high_words, up_scales[1], 1, NUMBERS, SHAPE)
             up = warpgroup_mma(high, x_high, up, is_async=True)
             up_scales = next_up_scales
             next_up_scales = scales_of_step(weight, following, up_O, SHAPE)
@@ -288,8 +288,8 @@ def _sums(tiles, barriers, weight, place, steps, GROUP: gl.constexpr, SHAPE: gl.
         stage, phase = next_stage(stage, phase, SHAPE.stages)
         # Behind the last step there may be nothing: what is read then is not used.
         mbarrier.wait(ready.index(stage), phase, pred=step + 1 < end)
-        at = stage * SHAPE.groups + GROUP
-        low = _numbers(words_tiles, at, scales[0], 0, 0, NUMBERS, SHAPE)
+        low_words, high_words = _words(words_tiles, stage * SHAPE.groups + GROUP, 0, NUMBERS, SHAPE)
+        low = numbers_of_half(low_words, scales[0], 0, NUMBERS, SHAPE)
         # Were a product to run on into the next step, the assembler would let none run beside others.
         acc, up, high = warpgroup_mma_wait(0, deps=(acc, up, high))
         # What every warp of the group has done with may be overwritten.
