@@ -141,6 +141,13 @@ def test_too_little_says_whose_memory_and_what_should_fit() -> None:
     )
 
 
+def test_a_smaller_batch_saves_of_the_graphs_what_its_cycles_are_less() -> None:
+    """A quarter of a GiB is missing, and half of a GiB of graphs is those of 17 to 32 sequences."""
+    config = replace(CONFIG, max_num_seqs=32, max_step_tokens=512)
+    with pytest.raises(CapacityError, match=r"max_num_seqs = 16, .* should fit"):
+        draw(config, KVMemory(-GIB // 4, -GIB // 4), [replace(ROOM, num_bytes=-GIB // 4, work=0, graphs=GIB)])
+
+
 def test_a_length_that_nobody_can_use_is_refused() -> None:
     """A page or two would do for requests of 20 tokens."""
     few = replace(CONFIG, max_model_len=20)
@@ -152,7 +159,12 @@ def test_a_length_that_nobody_can_use_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "words"), [(30, "raise gpu_memory_utilization"), (78, "give other processes on the card less")]
+    ("weights", "words"),
+    [
+        (30, "raise gpu_memory_utilization"),
+        (77, "give other processes on the card less"),  # the GiB that is left is less than the headroom
+        (78, "give other processes on the card less"),
+    ],
 )
 def test_where_no_batch_fits_it_says_what_to_change(weights: int, words: str) -> None:
     room = replace(ROOM, num_bytes=-GIB, weights=weights * GIB, work=0, graphs=0)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from gemray_workers.errors import CapacityError, InvalidField
 from gemray_workers.scheduling.plan import ScheduledRows
-from gemray_workers.scheduling.shares import fair_shares
+from gemray_workers.scheduling.request import Sequence
+from gemray_workers.scheduling.shares import fair_shares, num_drafts_within_limits
 from support.scheduling.fake_engine import STOP_ID, oracle, token_at
-from support.scheduling.scheduler_bench import MAX_LEN, Bench, rows_by_slot, tokens_of
+from support.scheduling.scheduler_bench import MAX_LEN, Bench, request, rows_by_slot, tokens_of
 
 # Admission
 
@@ -137,6 +138,17 @@ def test_those_who_overtook_give_way_as_soon_as_that_lets_the_oldest_start() -> 
 
 
 # Rows
+
+
+def test_who_has_computed_nothing_itself_drafts_nothing() -> None:
+    """What the prefix cache has of its text leaves a drafter nothing to start from."""
+    sequence = Sequence.of(request("a", 4), arrival=0, max_model_len=MAX_LEN)
+    sequence.slot, sequence.num_found, sequence.num_computed = 0, 3, 3
+    config = Bench(drafts=3).config
+    assert num_drafts_within_limits(2, sequence, config) == 0
+    sequence.tokens.append(7)
+    sequence.num_computed = 4
+    assert num_drafts_within_limits(2, sequence, config) == 2
 
 
 @given(st.integers(0, 60), st.lists(st.integers(1, 30), max_size=8))

@@ -55,3 +55,21 @@ def test_a_request_starts_on_the_pages_that_it_finds(prefix_cache: bool, running
     bench.finish()
     for submit in submits:
         assert bench.ids(submit.request_id) == oracle(submit, MAX_LEN)[0]
+
+
+def test_what_others_hold_counts_although_all_of_them_are_too_few_for_the_oldest() -> None:
+    """Of 18 pages the first needs 10 and the second 5, and the long one wants 15. The last wants 5, of which the second
+    holds 4: it starts on what is left, though the second was looked at as one who might give way."""
+    bench = Bench({"sliding": 100, "full": 18}, prefix_cache=True, admission_headroom=0)
+    submits = [bench.submit("first", 40, max_tokens=3, prompt_ids=list(range(100, 140)))]
+    submits.append(bench.submit("long", 60, max_tokens=2, prompt_ids=list(range(200, 260))))
+    submits.append(bench.submit("second", 16, max_tokens=8))
+    while not bench.ids("second"):
+        bench.step()
+    assert bench.running == ["first", "second"]
+    submits.append(bench.submit("last", 17, max_tokens=4))
+    bench.step()
+    assert bench.running == ["first", "second", "last"]
+    bench.finish()
+    for submit in submits:
+        assert bench.ids(submit.request_id) == oracle(submit, MAX_LEN)[0]
