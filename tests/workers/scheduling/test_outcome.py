@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.sampling.params import SamplingParams
-from gemray_workers.scheduling.outcome import TrimmedTokens, trim
+from gemray_workers.scheduling.outcome import SequenceOutcome, TrimmedTokens, apply_outcome, trim
+from gemray_workers.scheduling.plan import ScheduledRows
+from gemray_workers.scheduling.request import Sequence
+from support.scheduling.scheduler_bench import request
 
 STOP = 9
 
@@ -92,3 +95,18 @@ def test_any_blocks_end_like_single_tokens(
     assert all(i < min_tokens for i in early)
     if end is not None and end.finish == "length":
         assert len(kept) in (max_tokens, max_len - prompt_len)
+
+
+@pytest.mark.parametrize(("min_tokens", "finish"), [(1, "fault"), (2, "unmet")])
+def test_a_row_without_a_choice_is_the_requests_fault_only_where_nothing_was_left(min_tokens: int, finish: str) -> None:
+    """Behind an accepted draft 5 the bad word 5 5 leaves the stop token alone, once there are enough tokens."""
+    submit = request(
+        "a", 4, bad_words=((5, 5),), allowed_token_ids=(5, STOP), stop_token_ids=(STOP,), min_tokens=min_tokens
+    )
+    sequence = Sequence.of(submit, arrival=0, max_model_len=64)
+    rows = ScheduledRows(0, 0, 4, 1, True)
+    sequence.slot, sequence.in_flight = 0, [rows]
+    outcome = SequenceOutcome(slot=0, token_ids=[5], num_accepted=1, num_drafts=1, fault="the model's")
+    delta = apply_outcome(sequence, rows, outcome, 64)
+    assert delta is not None
+    assert (delta.token_ids, delta.finish) == ([5], finish)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gemray_workers.scheduling.page_ledger import PageLedger
 from support.scheduling.fake_engine import oracle
-from support.scheduling.scheduler_bench import MAX_LEN, Bench
+from support.scheduling.scheduler_bench import MAX_LEN, PLENTY, SPECS, Bench
 
 PAGE = 4
 LEAST = {"sliding": 16, "full": MAX_LEN // PAGE}
@@ -58,7 +59,7 @@ def test_a_request_starts_on_the_pages_that_it_finds(prefix_cache: bool, running
 
 
 def test_what_others_hold_counts_although_all_of_them_are_too_few_for_the_oldest() -> None:
-    """Of 18 pages the first needs 10 and the second 5, and the long one wants 15. The last wants 5, of which the second
+    """The first needs 10 of 18 pages and the second 5, and the long one wants 15. The last wants 5, of which the second
     holds 4: it starts on what is left, though the second was looked at as one who might give way."""
     bench = Bench({"sliding": 100, "full": 18}, prefix_cache=True, admission_headroom=0)
     submits = [bench.submit("first", 40, max_tokens=3, prompt_ids=list(range(100, 140)))]
@@ -73,3 +74,19 @@ def test_what_others_hold_counts_although_all_of_them_are_too_few_for_the_oldest
     bench.finish()
     for submit in submits:
         assert bench.ids(submit.request_id) == oracle(submit, MAX_LEN)[0]
+
+
+def test_shared_pages_of_a_window_are_no_room_for_what_follows() -> None:
+    """They are given back as the window slides, to one who holds them still; those of a full group stay."""
+    ledger = PageLedger(SPECS, PLENTY, prefix_cache=True)
+    ids = list(range(32))
+    ledger.open(0)
+    ledger.grow(0, 16)
+    ledger.publish(0, ids, 16)
+    hit = ledger.find(ids, "", 16)
+    assert ledger.held_for_good(hit, ledger.leavers()) == {"sliding": 0, "full": 4}
+    ledger.open(1, hit=hit)
+    wanted = ledger.demand(32, 1)
+    assert ledger.still_missing(1, 32, 1) == {"sliding": wanted["sliding"], "full": wanted["full"] - 4}
+    ledger.close(0)
+    assert ledger.still_missing(1, 32, 1) == {"sliding": wanted["sliding"] - 2, "full": wanted["full"] - 4}
