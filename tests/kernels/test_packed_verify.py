@@ -112,6 +112,22 @@ def test_rows_are_summed_in_the_parts_of_few_rows(name: str) -> None:
             assert tile is None or tile.splits == tile_of_summands(weight, num_out, 1).splits
 
 
+@pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 channel"])
+def test_rehearsed_rows_have_every_tile(name: str) -> None:
+    """A start rehearses powers of two, and one row more than 32 (`rank/eager_shapes`)."""
+    gate_up, qkv, down = (of_shape(name, *shape) for shape in ((43008, 5376), (16384, 5376), (5376, 21504)))
+
+    def tiles(rows: int) -> list[VerifyTile | None]:
+        return [
+            gated_verify_tile(gate_up, rows),
+            verify_tile(qkv, qkv.num_out, rows),
+            verify_tile(down, down.num_out, rows),
+        ]
+
+    rehearsed = [tiles(rows) for rows in (1, 2, 4, 8, 16, 32, 33, 64)]
+    assert all(tiles(rows) in rehearsed for rows in range(1, 65))
+
+
 @pytest.mark.parametrize(
     ("rows", "on_hopper", "aligned", "summands", "gelu"),
     [
