@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
+import pickle
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jsonschema
 import kubernetes_validate
@@ -84,18 +85,30 @@ def pick(manifests: list[Manifest], kind: str, suffix: str = "") -> Manifest:
 
 def problems(manifest: Manifest) -> list[str]:
     """What the API server would refuse, unknown fields included; empty when it is valid."""
+    return list(_problems(pickle.dumps(manifest)))
+
+
+@cache
+def _problems(pickled: bytes) -> tuple[str, ...]:
+    """Those of a manifest, of which most sets of values render the same ones."""
+    manifest: Manifest = pickle.loads(pickled)
     if manifest["kind"] == "RayCluster":
-        return [
+        return tuple(
             f"{'/'.join(map(str, error.absolute_path))}: {error.message}"
             for error in _raycluster_validator().iter_errors(manifest)
-        ]
+        )
     if manifest["kind"] in FOREIGN_KINDS:
-        return []
-    try:
-        kubernetes_validate.validate(copy.deepcopy(manifest), KUBERNETES_VERSION, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return [f"{error.path}: {error.message}"]
-    return []
+        return ()
+    with mock.patch.object(kubernetes_validate.utils, "schema_contents", _schema_contents):
+        try:
+            kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            return (f"{error.path}: {error.message}",)
+    return ()
+
+
+_schema_contents = cache(kubernetes_validate.utils.schema_contents)
+"""The library reads megabytes of JSON for each manifest."""
 
 
 @cache
