@@ -17,7 +17,7 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# Tests start hundreds of processes and import in three at once; where nothing may be kept, as images of Python have it,
+# Tests start hundreds of processes and import in several at once; where nothing may be kept, as images of Python have it,
 # each compiles the same modules for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -40,8 +40,10 @@ demo: $(INSTALLED)
 openai: $(INSTALLED)
 	$(BIN)/gemray demo --openai
 
+# Twice as many as two cores, as some wait for servers. Four take 14 GB of memory.
+TEST_WORKERS ?= 4
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests --ignore=tests/gpu -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 # On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS.
 TRAFFIC_SECONDS ?= 600
