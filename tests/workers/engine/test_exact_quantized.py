@@ -35,8 +35,9 @@ def served_alone(shape: Shape, library: Library) -> tuple[EngineConfig, list[Sub
     directory, _ = every_format_in_turn(tiny_checkpoint(shape), library)
     config = engine_config(directory, dtype="float32", numerics="exact", max_model_len=80, max_step_tokens=96)
     config = replace(config, max_num_seqs=8)
-    submits = mixed_requests(12, VOCAB_SIZE, longest=48, max_tokens=24)
-    submits = [msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids[:48]) for submit in submits]
+    # The longest texts end behind the 64 keys that are added at a time.
+    submits = mixed_requests(12, VOCAB_SIZE, longest=54, max_tokens=14)
+    submits = [msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids[:54]) for submit in submits]
     return config, submits, serve_alone(SoloCommunicator(), config, submits)
 
 
