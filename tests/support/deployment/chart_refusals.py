@@ -28,6 +28,11 @@ REFUSALS: dict[str, tuple[Values, str]] = {
     "kv-memory-of-no-unit": ({"server": {"kvMemory": "40"}}, "has no unit: write it as 40Gi, 40GiB or 500M, or auto"),
     "unknown-volume": ({"model": {"volume": {"type": "nfs"}}}, "type"),
     "pvc-without-a-name": ({"model": {"volume": {"pvc": {"claimName": ""}}}}, "claimName must name"),
+    **{
+        f"ten-million-{part}-{name}": ({part: {name: 10_000_000}}, f"/{part}/{name}")
+        for part, name in (("gang", "replicas"), ("server", "maxReplicas"), ("autoscaling", "maxReplicas"))
+    },
+    "ten-million-tries": ({"probes": {"startup": {"failureThreshold": 10_000_000}}}, "failureThreshold"),
     "a-secret-of-two-words": ({"image": {"pullSecrets": ["pull secret"]}}, "pullSecrets"),
     "a-class-in-capitals": ({"priorityClassName": "High"}, "priorityClassName"),
     "a-key-of-two-words": ({"apiToken": {"secretName": "api", "key": "a token"}}, "key"),
