@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.drafters.controller import DraftLengthController
-from gemray_workers.drafters.draft_length import RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
+from gemray_workers.drafters.draft_length import LONG_REST, RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.outcome import SequenceOutcome
@@ -20,6 +20,18 @@ from support.engine.adaptive_run import counters_with_a_wrong_drafter
 from support.engine.engine_runner import request
 
 SMALL = Load.of(1, 100)
+
+
+def test_acceptance_is_doubted_after_a_long_rest() -> None:
+    """Texts change: then the first new round counts for a third, where without a rest it counts for a twentieth."""
+    known = Estimates(rates=(0.9, 0.9))
+    for rest, rates in ((LONG_REST - 1, (0.855, 0.9)), (LONG_REST, (0.6, 0.9))):
+        estimates = known
+        for _ in range(rest):
+            estimates = estimates.with_rest()
+        assert estimates.with_acceptance(2, 0).rates == pytest.approx(rates)
+    later = estimates.with_acceptance(2, 0).with_acceptance(2, 1)
+    assert later.rates == pytest.approx((0.6 + 0.4 / 4, 0.6)), "doubt of a position goes with its measurements"
 
 
 def simulated(

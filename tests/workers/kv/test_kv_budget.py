@@ -58,6 +58,13 @@ def test_shorter_budget_gives_up_length() -> None:
     assert fit(groups(), 700, requested_len=4096).max_model_len == 4096
 
 
+def test_a_share_that_holds_no_sequence_is_taken_as_all() -> None:
+    """Two tokens take 11 MiB, null pages included: less than a tenth of 700, and more than a hundredth."""
+    whole, tenth, hundredth = (fit(groups(), 700, longest_share=share) for share in (1.0, 0.1, 0.01))
+    assert tenth.max_model_len < whole.max_model_len
+    assert hundredth == whole
+
+
 def test_too_small_says_wanted_and_available() -> None:
     with pytest.raises(CapacityError, match=r"needs 10\.50 MiB, 5\.00 MiB are available \(32768 tokens would need"):
         fit(groups(), 5)
