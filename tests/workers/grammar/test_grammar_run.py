@@ -121,6 +121,19 @@ def test_a_thought_may_come_first(compiler: GrammarCompiler, tokenizer: ChatToke
     assert inside.take([CLOSES, *yes]) == 1 + len(yes)
 
 
+@pytest.mark.parametrize("stop", STOPS)
+def test_no_stop_token_ends_a_thought(compiler: GrammarCompiler, tokenizer: ChatTokenizer, stop: int) -> None:
+    """A draft of one is no way on: nothing is asked of what is behind it, nor can an earlier call have given it."""
+    run = start(compiler, "choice", '["yes"]', thought=Thought(opens=OPENS, closes=CLOSES, is_open=True))
+    hm = tokenizer.encode("hm")[-1]
+    drafts = [hm, stop, CLOSES]
+    assert run.num_allowed(drafts) == 1
+    first, second, *behind = map(allowed_ids, run.allowed(drafts))
+    assert stop not in first | second
+    assert all(len(ids) >= VOCAB_SIZE for ids in behind), "no token is taken from these rows"
+    assert run.num_allowed([hm, CLOSES]) == 2
+
+
 def test_a_part_of_an_answer_may_be_held(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
     """Each time that the answer comes to the id that begins it; around it all is free, and nothing ends the answer."""
     call, end, quote = (SPECIAL_TOKENS[token] for token in ("<|tool_call>", "<tool_call|>", '<|"|>'))
