@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from torch import Tensor
 
@@ -124,6 +125,21 @@ def test_a_mixed_step_narrows_to_verify_rows_and_those_with_log_probabilities(
     assert (count.passes[1][0], count.passes[1][-1]) == (4 + 8 + 8, 4 + 8)
     logprobs = [entry for delta in run.results["b"].deltas for entry in delta.prompt_logprobs or ()]
     assert len(logprobs) == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("have", [3, 11])
+def test_a_client_gets_the_log_probabilities_that_it_lacks(have: int) -> None:
+    """Rows before them end early, so those that report are not the first of their chunk."""
+    rig = rig_of("E4B")
+    asked = request("r", PROMPT, 2, prompt_logprobs=2)
+    found = []
+    for submit in (asked, msgspec.structs.replace(asked, num_prompt_logprobs=have)):
+        run = rig.run([submit], prefill_chunk=CHUNK, prefix_cache=False)
+        entries = [entry for delta in run.results["r"].deltas for entry in delta.prompt_logprobs or ()]
+        found.append([(entry.token_id, round(entry.logprob, 9)) for entry in entries])
+    whole, rest = found
+    assert len(whole) == len(PROMPT) - 1
+    assert rest == whole[have:]
 
 
 def test_all_rows_reach_the_last_captured_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from gemray_workers.grammar.compiler import MAX_CHOICES, GrammarCompiler
 from gemray_workers.grammar.grammar import Grammar, GrammarKind, Thought
 from gemray_workers.grammar.run import GrammarRun, Words
 from gemray_workers.grammar.special_tokens import SPECIAL_TOKENS
+from gemray_workers.grammar.vocabulary import END_MARK
 
 STOPS = (1, 106, 50)
 OPENS, CLOSES = SPECIAL_TOKENS["<|channel>"], SPECIAL_TOKENS["<channel|>"]
@@ -119,6 +120,13 @@ def test_a_thought_may_come_first(compiler: GrammarCompiler, tokenizer: ChatToke
     inside = start(compiler, "choice", choice, thought=Thought(opens=OPENS, closes=CLOSES, is_open=True))
     assert inside.take([300, 301]) is None
     assert inside.take([CLOSES, *yes]) == 1 + len(yes)
+
+
+def test_the_mark_of_an_end_is_no_token(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    """The grammar's own sign that a text may end here: no earlier call can have given it."""
+    yes = tokenizer.encode("yes")[1:]
+    run = start(compiler, "choice", '["yes", "yesterday"]')
+    assert run.num_allowed(yes) == run.num_allowed([*yes, END_MARK]) == len(yes)
 
 
 @pytest.mark.parametrize("stop", STOPS)
