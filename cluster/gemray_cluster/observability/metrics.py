@@ -7,13 +7,15 @@ each scrape, so scraping costs nothing between scrapes. docs/deploy.md lists the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from threading import Thread
 from typing import Protocol
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from gemray.channel_options import host_and_port
 from gemray_cluster.gang.client import GangState, ReplicaStatus
@@ -21,6 +23,8 @@ from gemray_cluster.observability.engine_series import SeriesFamilies, add_repli
 from gemray_cluster.observability.phases import Phase, Phases
 from gemray_workers.errors import GemrayError
 
+READ_S = 30.0
+"""How long a scraper may take to ask."""
 OUTCOMES = (
     *("stop_token", "stop_string", "grammar", "tool_call", "length"),
     *("cancelled", "deadline", "invalid", "rejected", "unauthenticated", "unavailable", "cut", "error"),
@@ -143,6 +147,21 @@ class EngineCollector(Collector):
         yield from families
 
 
+class _Handler(WSGIRequestHandler):
+    """Answers one scrape; a connection over which none comes would hold a thread and a file for ever."""
+
+    timeout = READ_S
+
+    @override
+    def handle(self) -> None:
+        with suppress(TimeoutError):
+            super().handle()
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 class MetricsServer:
     """The HTTP endpoint ``/metrics``, in a thread of its own."""
 
@@ -152,6 +171,7 @@ class MetricsServer:
             self._server: WSGIServer
             self._thread: Thread
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._server.RequestHandlerClass = _Handler
         except OSError as error:
             where = host_and_port(host, port)
             raise GemrayError(f"cannot serve metrics on {where}: {error.strerror}; see --metrics-port") from error

@@ -21,6 +21,7 @@ from gemray_workers.errors import GemrayError
 from support.cluster.fake_gang import FakeGang, gang_info
 from support.cluster.series import SteppedGang, all_names, scrape
 from support.deployment.helm_chart import CHART
+from support.waiting import HANG_S
 
 
 def test_engine_series() -> None:
@@ -157,3 +158,20 @@ def test_a_taken_port_is_a_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(GemrayError, match=rf"127\.0\.0\.1:{port}.*in use.*--metrics-port"):
             MetricsServer(CollectorRegistry(), host="127.0.0.1", port=port)
+
+
+def test_connections_that_ask_nothing_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of scrapers whose host has vanished: each would hold a thread and a file."""
+    monkeypatch.setattr("gemray_cluster.observability.metrics._Handler.timeout", 0.2)
+    server = MetricsServer(CollectorRegistry(), host="127.0.0.1", port=0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), HANG_S) as silent:
+            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", server.port), HANG_S) as slow:
+            slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n")
+            assert slow.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", server.port), HANG_S) as asking:
+            asking.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert asking.recv(12) == b"HTTP/1.0 200"
+    finally:
+        server.close()
