@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemray_workers.drafters.controller import DraftLengthController
-from gemray_workers.drafters.draft_length import LONG_REST, RETRY_EVERY, TRIES, Estimates, Load, choose_draft_length
+from gemray_workers.drafters.draft_length import (
+    LONG_REST,
+    MOST_HELD_UP,
+    RETRY_EVERY,
+    TRIES,
+    Estimates,
+    Load,
+    choose_draft_length,
+)
 from gemray_workers.execution.step_clock import StepTimes
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.scheduling.outcome import SequenceOutcome
@@ -108,8 +116,10 @@ def test_steps_that_stay_slow_are_no_accident() -> None:
     assert choose_draft_length(estimates, SMALL, 4) < 4
 
 
-def test_a_step_that_compiled_tells_no_time() -> None:
-    """However many there are in a row: a start without graphs compiles in each of its first steps."""
+@pytest.mark.parametrize("compiling", [range(12), range(200, 200 + MOST_HELD_UP + 2 * TRIES)])
+def test_a_step_that_compiled_tells_no_time(compiling: range) -> None:
+    """However many there are in a row: a start without graphs compiles in each of its first steps, and later they may
+    be more than could be held up."""
     controller = DraftLengthController({"mtp": 4}, adaptive=True)
     chosen = []
     for step in range(400):
@@ -117,9 +127,19 @@ def test_a_step_that_compiled_tells_no_time() -> None:
         k = controller(running()).number
         chosen.append(k)
         accepted = 4 if k == 4 else k
-        compiles = step < 12 or step in (200, 201, 202, 203, 204, 205, 206)
+        compiles = step in compiling
         decode_step(controller, k, accepted, seconds=0.5 if compiles else 30e-3 + k * 1e-3, compiled=compiles)
     assert chosen[30:].count(4) >= len(chosen) - 30 - 2 * TRIES, "a few tries of other lengths"
+
+
+def test_a_slot_that_has_changed_hands_teaches_nothing() -> None:
+    """The step was decided for a sequence that has left since; its slot's rows are another one's prompt."""
+    controller = DraftLengthController({"mtp": 4}, adaptive=True)
+    controller.begin_step([running()])
+    prompt = ScheduledRows(slot=0, start=0, num_known=7, num_drafts=0, samples=True)
+    outcome = SequenceOutcome(slot=0, token_ids=[1])
+    controller.end_step(StepPlan(step=1, scheduled=[prompt]), [outcome], StepTimes(0.0, 1.0))
+    assert controller._estimates == [Estimates()]
 
 
 def test_a_change_for_good_is_noticed() -> None:

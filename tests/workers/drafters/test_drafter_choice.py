@@ -178,6 +178,7 @@ def test_with_fixed_numbers_only_the_drafter_is_chosen() -> None:
     chosen = server.run(RETRY_EVERY)
     assert {(d.number, d.drafter) for d in chosen} == {(4, 0), (15, 1)}
     assert settled(chosen[:-PROBE_STEPS]) == Drafts(15, 1)
+    assert [drafts.drafter for drafts in server.run(RETRY_EVERY)].count(0) == PROBE_STEPS
 
 
 def test_numbers_that_no_step_reaches_are_judged_by_acceptance() -> None:
