@@ -96,3 +96,33 @@ async def test_an_error_gives_the_place_back() -> None:
         with pytest.raises(ZeroDivisionError):
             await work.run("a", LONG, lambda: 1 // 0)
     work.close()
+
+
+async def test_the_next_place_is_another_callers() -> None:
+    turns, order = Turns(1), list[str]()
+    await turns.take("other")
+
+    async def take(name: str) -> None:
+        await turns.take(name[0])
+        order.append(name)
+        turns.give_back()
+
+    tasks = [asyncio.create_task(take(name)) for name in ("a1", "a2", "a3", "b1", "b2")]
+    await asyncio.sleep(0)
+    turns.give_back()
+    await asyncio.gather(*tasks)
+    assert order == ["a1", "b1", "a2", "b2", "a3"]
+
+
+async def test_a_place_that_comes_as_its_taker_leaves_goes_on() -> None:
+    turns = Turns(1)
+    await turns.take("one")
+    leaver = asyncio.create_task(turns.take("two"))
+    await asyncio.sleep(0)
+    turns.give_back()
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    taker = asyncio.create_task(turns.take("three"))
+    await asyncio.sleep(0)
+    assert taker.done()

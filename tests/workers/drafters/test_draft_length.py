@@ -132,6 +132,15 @@ def test_a_step_that_compiled_tells_no_time(compiling: range) -> None:
     assert chosen[30:].count(4) >= len(chosen) - 30 - 2 * TRIES, "a few tries of other lengths"
 
 
+def test_a_plain_step_tells_its_time_to_every_drafter() -> None:
+    controller = DraftLengthController({"mtp": 4, "dflash": 15}, adaptive=True)
+    for k in (0, 4):
+        controller.begin_step([running()])
+        decode_step(controller, k, 0, seconds=0.03)
+    lengths = [{length for _, length in estimates.times} for estimates in controller._estimates]
+    assert lengths == [{0, 4}, {0}]
+
+
 def test_a_slot_that_has_changed_hands_teaches_nothing() -> None:
     """The step was decided for a sequence that has left since; its slot's rows are another one's prompt."""
     controller = DraftLengthController({"mtp": 4}, adaptive=True)
