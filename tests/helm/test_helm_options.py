@@ -50,6 +50,13 @@ def test_budgets_let_a_node_drain(values: dict[str, Any], driver: int, worker: i
     assert budgets == [{"maxUnavailable": driver}, {"minAvailable": worker}]
 
 
+def test_large_numbers_of_a_flag_are_whole() -> None:
+    """Helm has 1e+06 for a million of a values file."""
+    values = {"drafter": {"path": "/models/drafter", "draftTokens": 1_000_000}, "server": {"maxModelLen": 2_000_000}}
+    arguments = driver_arguments(render(values))
+    assert {"--draft-tokens=1000000", "--max-model-len=2000000"} < set(arguments)
+
+
 def test_ends_within_the_grace_period_are_taken() -> None:
     values = {"server": {"extraArgs": ["--drain-notice-s=45", "--stop-deadline-s", "55"]}}
     assert driver_arguments(render(values))[-3:] == values["server"]["extraArgs"]

@@ -55,7 +55,7 @@ spec:
         {{- end }}
         - --method={{ .method }}
         - --drafter-placement={{ .placement }}
-        - --draft-tokens={{ .draftTokens }}
+        - --draft-tokens={{ if kindIs "string" .draftTokens }}{{ .draftTokens }}{{ else }}{{ int64 .draftTokens }}{{ end }}
         {{- end }}
         {{- end }}
         {{- if .Values.server.maxModelLen }}
