@@ -64,6 +64,12 @@ def test_one_that_goes_while_it_starts_is_given_up_from_then_on(clock: Clock) ->
     assert not clock.tries(attempts, 421, starting=False)
 
 
+def test_a_server_that_says_when_is_asked_no_sooner(clock: Clock) -> None:
+    error = ServerUnreachable("starting")
+    error.code, error.retry_after_s = grpc.StatusCode.UNAVAILABLE, 7.0
+    assert clock.begun(Retry(delay_s=0.2, max_delay_s=5.0)).delay_after(error) == 7.0
+
+
 def test_a_call_never_outlasts_its_deadline(clock: Clock) -> None:
     assert not clock.tries(clock.begun(deadline_s=50), 50, starting=True)
 

@@ -46,6 +46,13 @@ DELTAS = st.lists(
 )
 
 
+def test_no_part_is_empty_before_a_delta_that_is_too_large() -> None:
+    """One token's log-probabilities can be more than a part holds; they go alone."""
+    large, small = (SequenceDelta(request_id="r", token_ids=[1], logprobs=[logprob(num_top)]) for num_top in (20, 0))
+    assert list(split_deltas([large, small, large], 1100)) == [[large], [small], [large]]
+    assert list(split_deltas([], 1100)) == [[]]
+
+
 @given(deltas=DELTAS)
 def test_parts_hold_everything_in_order_and_little_enough(deltas: list[SequenceDelta]) -> None:
     most_bytes = 8192
