@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from typing import TextIO
 
 import grpc
 from rich import box
@@ -63,21 +65,25 @@ def run(prompt: str, *, max_tokens: int, temperature: float, seed: int) -> None:
         chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=prompt)]),
         sampling=pb.SamplingParameters(max_tokens=max_tokens, temperature=temperature, seed=seed),
     )
-    asyncio.run(_run(request, prompt, Console(stderr=True)))
+    answers_to = sys.stdout
+    with redirect_stdout(sys.stderr):  # Ray's library prints what becomes of processes, and answers alone belong there
+        asyncio.run(_run(request, prompt, Console(stderr=True), answers_to))
 
 
-async def _run(request: pb.GenerateStreamRequest, prompt: str, console: Console) -> None:
+async def _run(request: pb.GenerateStreamRequest, prompt: str, console: Console, answers_to: TextIO) -> None:
     console.print(f"question: {prompt}", markup=False, highlight=False)
     console.print("Starting Ray, and three servers of gemray-tiny one after the other, each on two workers ...")
     session = await RaySession.open(ClusterConfig(local_num_cpus=RANKS, local_num_gpus=0), num_ranks=RANKS)
     try:
-        answers = [await _serve_and_ask(contestant, request, console) for contestant in CONTESTANTS]
+        answers = [await _serve_and_ask(contestant, request, console, answers_to) for contestant in CONTESTANTS]
     finally:
         await session.close()
     _compare(answers, console)
 
 
-async def _serve_and_ask(contestant: Contestant, request: pb.GenerateStreamRequest, console: Console) -> Answer:
+async def _serve_and_ask(
+    contestant: Contestant, request: pb.GenerateStreamRequest, console: Console, answers_to: TextIO
+) -> Answer:
     settings = ServeSettings(
         model=str(embedded_path("gemray-tiny")),
         drafter=() if contestant.drafter is None else (str(embedded_path(contestant.drafter)),),
@@ -91,10 +97,12 @@ async def _serve_and_ask(contestant: Contestant, request: pb.GenerateStreamReque
     )
     with start_progress() as progress:
         async with serving(settings, progress=progress) as running:
-            return await _ask(running, contestant, request, console)
+            return await _ask(running, contestant, request, console, answers_to)
 
 
-async def _ask(running: Serving, contestant: Contestant, request: pb.GenerateStreamRequest, console: Console) -> Answer:
+async def _ask(
+    running: Serving, contestant: Contestant, request: pb.GenerateStreamRequest, console: Console, answers_to: TextIO
+) -> Answer:
     """Stream one answer over gRPC, as any client would."""
     async with grpc.aio.insecure_channel(
         running.server.address, options=client_options(running.server.address)
@@ -114,8 +122,8 @@ async def _ask(running: Serving, contestant: Contestant, request: pb.GenerateStr
             if answer.HasField("delta"):
                 stopwatch.token_came()
                 token_ids += answer.delta.token_ids
-                print(answer.delta.text, end="", flush=True)
-        print(flush=True)
+                print(answer.delta.text, end="", file=answers_to, flush=True)
+        print(file=answers_to, flush=True)
     return Answer(contestant, token_ids, answer.final, stopwatch, stopwatch.elapsed())
 
 
