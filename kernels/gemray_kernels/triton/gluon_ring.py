@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 # Triton 3.9 names these functions of Gluon's anew.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
@@ -37,3 +37,29 @@ def ring_barriers(GROUPS: gl.constexpr, STAGES: gl.constexpr):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=GROUPS)
     return ready, free
+
+
+@gluon.jit
+def store_sums(acc, out_tile, results, place, sizes, WHOLE: gl.constexpr):
+    """Store a tile's results [O, T] at its split, first row and first output.
+
+    Whole sums, of bfloat16, go by way of shared memory [T, O], where outputs come to lie side by side; parts are stored
+    as they are.
+    """
+    out_TO, out_STO = results
+    split, t, o = place
+    if WHOLE:
+        tma.store_wait(0)
+        barrier()
+        out_tile.permute((1, 0)).store(acc.to(out_tile.dtype))
+        fence_async_shared()
+        barrier()
+        write(out_TO, [t, o], out_tile)
+    else:
+        num_rows, num_out = sizes
+        LAYOUT: gl.constexpr = acc.type.layout
+        o_O = o + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
+        t_T = t + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
+        at_T = out_STO + (split * num_rows + t_T).to(gl.int64) * num_out
+        is_there = (t_T < num_rows)[None, :] & (o_O < num_out)[:, None]
+        gl.store(at_T[None, :] + o_O[:, None], acc, mask=is_there)

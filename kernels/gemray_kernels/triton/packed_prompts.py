@@ -29,7 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
-from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, swizzled, write
+from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, store_sums, swizzled
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_prompt_numbers import MASKED_E4M3, numbers_of_half, scales_of_step, words_of_step
@@ -205,29 +205,15 @@ def _fetch_steps(x_TI, words_BOC, tiles, barriers, sizes, SHAPE: gl.constexpr): 
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _store(acc, out_tiles, weight, results, place, sizes, GROUP: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Store a tile's sums [O, T]: those of bfloat16 by way of shared memory, where outputs come to lie side by side."""
+    """Scale and store a tile's sums [O, T]."""
     _, factor_O, _, _ = weight
-    out_TO, out_STO = results
-    split, t, o = place
     num_rows, num_out, _, _, _ = sizes
     LAYOUT: gl.constexpr = acc.type.layout
-    o_O = o + gl.arange(0, SHAPE.outputs, gl.SliceLayout(1, LAYOUT))
+    o_O = place[2] + gl.arange(0, SHAPE.outputs, gl.SliceLayout(1, LAYOUT))
     if SHAPE.masked:
         acc *= MASKED_E4M3
     acc *= gl.load(factor_O + gl.minimum(o_O, num_out - 1)).expand_dims(1)
-    if SHAPE.whole:
-        out = out_tiles.index(GROUP)
-        tma.store_wait(0)
-        barrier()
-        out.permute((1, 0)).store(acc.to(out.dtype))
-        fence_async_shared()
-        barrier()
-        write(out_TO, [t, o], out)
-    else:
-        t_T = t + gl.arange(0, SHAPE.rows, gl.SliceLayout(0, LAYOUT))
-        at_T = out_STO + (split * num_rows + t_T).to(gl.int64) * num_out
-        is_there = (t_T < num_rows)[None, :] & (o_O < num_out)[:, None]
-        gl.store(at_T[None, :] + o_O[:, None], acc, mask=is_there)
+    store_sums(acc, out_tiles.index(GROUP), results, place, (num_rows, num_out), SHAPE.whole)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

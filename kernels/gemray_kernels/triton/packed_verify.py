@@ -33,7 +33,7 @@ from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import let_next_start, starts_early
-from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, swizzled, write
+from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, store_sums, swizzled
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import CODES
@@ -302,9 +302,7 @@ def _sums(tiles, barriers, weight, place, steps, GROUP: gl.constexpr, SHAPE: gl.
 def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """The results of one group, tile after tile."""
     num_rows, num_out, splits, steps, num_tiles = sizes
-    out_TO, out_STO = results
     factor_O = weight[1]
-    out = tiles[2].index(GROUP)
     stage = 0
     phase = 0
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
@@ -318,19 +316,7 @@ def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAP
         acc *= gl.load(factor_at_O).expand_dims(1)
         if SHAPE.gate:
             acc = gated_sums(acc, up * gl.load(factor_at_O + num_out).expand_dims(1), gl.bfloat16, SHAPE.gate == 1)
-        if SHAPE.whole:
-            # By way of shared memory, where outputs come to lie side by side.
-            tma.store_wait(0)
-            barrier()
-            out.permute((1, 0)).store(acc.to(out.dtype))
-            fence_async_shared()
-            barrier()
-            write(out_TO, [0, o], out)
-        else:
-            t_T = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, LAYOUT))
-            at_T = out_STO + (split * num_rows + t_T).to(gl.int64) * num_out
-            is_there = (t_T < num_rows)[None, :] & (o_O < num_out)[:, None]
-            gl.store(at_T[None, :] + o_O[:, None], acc, mask=is_there)
+        store_sums(acc, tiles[2].index(GROUP), results, (split, 0, o), (num_rows, num_out), SHAPE.whole)
     if SHAPE.whole:
         tma.store_wait(0)
 
