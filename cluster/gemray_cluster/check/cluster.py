@@ -24,16 +24,17 @@ NODE_DEADLINE_S = 60.0
 
 
 def check_cluster(
-    *, num_ranks: int, bundle: Resources, checkpoints: Checkpoints, num_gangs: int = 1
+    *, num_ranks: int, bundle: Resources, checkpoints: Checkpoints, num_gangs: int = 1, may_grow: bool = True
 ) -> list[CheckResult]:
     """All checks of the cluster that this process is connected to: room for the gangs, then each node that has slots.
 
-    A node without a slot (the head, often) needs no model and no shared memory.
+    Nodes may join a cluster, which `may_grow`, but not a Ray that was started here. A node without a slot (the head,
+    often) needs no model and no shared memory.
     """
     nodes = list_nodes()
     return [
         ok("ray", f"{len(nodes)} live node(s): {', '.join(node.address for node in nodes)}."),
-        check_room(nodes, num_ranks=num_ranks, bundle=bundle, num_gangs=num_gangs),
+        check_room(nodes, num_ranks=num_ranks, bundle=bundle, num_gangs=num_gangs, may_grow=may_grow),
         *_check_nodes(num_gangs * num_ranks, bundle, checkpoints, gang_size=num_ranks),
     ]
 

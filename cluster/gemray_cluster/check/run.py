@@ -76,6 +76,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
             bundle=bundle,
             checkpoints=checkpoints,
             num_gangs=limits.at_start,
+            may_grow=session.processes is None,
         )
         note(*found)
     finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+
 import typer
 
 from gemray.cli.exit_codes import FAILED
@@ -24,7 +27,9 @@ def check(flags: dict[str, str | None]) -> None:
     from gemray_cluster.check.result import failed
     from gemray_cluster.check.run import check_all
 
-    results = asyncio.run(check_all(settings, lambda result: print(result, flush=True)))
+    results_to = sys.stdout
+    with redirect_stdout(sys.stderr):  # Ray's library prints what becomes of processes, and results alone belong there
+        results = asyncio.run(check_all(settings, lambda result: print(result, file=results_to, flush=True)))
     problems = failed(results)
     print(f"{len(problems)} of {len(results)} checks failed" if problems else "gemray serve can start")
     if problems:

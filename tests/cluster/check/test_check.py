@@ -77,6 +77,14 @@ def test_room_that_one_machine_never_has() -> None:
         require_room_here([_node("10.0.0.1", 0)], num_ranks=18, bundle={"CPU": 1.0}, num_gangs=2)
 
 
+def test_room_where_no_node_joins_is_made_of_shared_cores() -> None:
+    result = check_room([_node("here", 0)], num_ranks=18, bundle={"CPU": 1.0}, may_grow=False)
+    assert result.status is Status.FAIL
+    assert result.sentence.endswith(": lower --tp, or let ranks share cores with --local-num-cpus 18.")
+    of_cards = check_room([_node("here", 2)], num_ranks=4, bundle=GPU_RANK, may_grow=False)
+    assert of_cards.sentence.endswith(": lower --tp.")
+
+
 @pytest.mark.parametrize(
     ("size", "ranks", "gang_size", "status"),
     [

@@ -14,6 +14,8 @@ from gemray_cluster.check import at_start
 from gemray_cluster.check.at_start import look_before_start
 from gemray_cluster.check.model_directory import Checkpoints
 from gemray_cluster.check.result import CheckResult, Status
+from gemray_cluster.check.run import Listener
+from gemray_cluster.cli.commands import app
 from gemray_workers.errors import CapacityError
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.command import run_forked
@@ -63,6 +65,27 @@ async def test_more_ranks_than_the_machine_ever_holds_are_not_waited_for(tmp_pat
     assert code == 3
     assert "4 x {CPU: 1} wanted, this machine's Ray holds 2: lower --tp, or " in err
     assert "--local-num-cpus 4" in err
+
+
+async def test_more_ranks_than_the_machine_ever_holds_are_told_as_the_server_would(tmp_path: Path) -> None:
+    model = write_servable_checkpoint(tmp_path / "model")
+    flags = f"--model={model}", "--tp=4", "--device=cpu", "--local-num-cpus=2", "--port=0", "--kv-memory=32MiB"
+    code, out, _ = await run_forked("check", *flags)
+    assert code == 1
+    (line,) = (line for line in out.splitlines() if line.startswith("fail"))
+    assert line.startswith("fail  resources: 4 x {CPU: 1} wanted, 2 available (")
+    assert line.endswith("): lower --tp, or let ranks share cores with --local-num-cpus 4.")
+
+
+def test_results_alone_go_to_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def check_all(settings: object, listener: Listener) -> list[CheckResult]:
+        print("(raylet) a worker died")
+        listener(CheckResult("model", Status.OK, "there."))
+        return []
+
+    monkeypatch.setattr("gemray_cluster.check.run.check_all", check_all)
+    app(["check", "--model=gemray-tiny"], standalone_mode=False)
+    assert capsys.readouterr() == ("ok    model: there.\ngemray serve can start\n", "(raylet) a worker died\n")
 
 
 async def test_an_unreachable_cluster_is_a_sentence(tmp_path: Path) -> None:
