@@ -6,6 +6,7 @@ import asyncio
 import sys
 from contextlib import ExitStack
 
+from gemray.cli.terminal import has_terminal
 from gemray.client import Retry, ServerAddress
 from gemray.openai.app import application
 from gemray.openai.serve import Listening, serve
@@ -40,7 +41,7 @@ async def _run(listening: Listening) -> None:
             bar.close()  # it has come to its end
             address = running.server.address
             gateway = GatewaySettings(ServerAddress(address), Retry())
-            await serve(application(gateway), listening, lambda url: _told(url, address))
+            await serve(application(gateway), listening, lambda url: _told(url, address), ends_at_hangup=has_terminal())
 
 
 def _told(url: str, address: str) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from gemray.cli import numbers, options
 from gemray.cli.connection import quiet_grpc
+from gemray.cli.terminal import has_terminal
 
 if TYPE_CHECKING:
     from gemray.openai.serve import Listening
@@ -51,6 +52,7 @@ def openai(
     """Serve OpenAI's HTTP API over a gemray server: chat completions, completions, models.
 
     A caller's bearer token is handed on to the server, which knows who may call. SIGTERM and Ctrl-C let answers finish.
+    A terminal that goes away ends it in the same way; without one SIGHUP changes nothing.
     """
     try:
         import starlette
@@ -86,7 +88,9 @@ def openai(
     )
     listening = Listening(host, port, http_tls_cert_file, http_tls_key_file)
     warn(listening)
-    asyncio.run(serve(application(settings), listening, lambda where: announce(where, address)))
+    asyncio.run(
+        serve(application(settings), listening, lambda where: announce(where, address), ends_at_hangup=has_terminal())
+    )
 
 
 def announce(where: str, address: str) -> None:

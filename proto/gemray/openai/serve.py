@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,6 +19,9 @@ from gemray.client import InvalidOption
 from gemray.client.tls import read_key_pair
 from gemray.openai.certificate import WatchedCertificate
 
+logger = logging.getLogger(__name__)
+
+RELOAD = "SIGHUP: the certificate is read again when it changes, all else at a start; SIGTERM ends the gateway"
 GRACE_S = 30
 """How long answers may go on once the gateway is told to end."""
 MAX_PORT = 65535
@@ -70,10 +75,14 @@ def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).partition(" (while ")[0]
 
 
-async def serve(app: ASGIApp, listening: Listening, told: Callable[[str], None]) -> None:
+async def serve(
+    app: ASGIApp, listening: Listening, told: Callable[[str], None], *, ends_at_hangup: bool = False
+) -> None:
     """Serve until SIGTERM or Ctrl-C, which let answers finish; a second one does not.
 
-    `told` gets the base URL, in words, once the port is open. Raises InvalidOption.
+    `told` gets the base URL, in words, once the port is open. SIGHUP is such a signal where it `ends_at_hangup`, as
+    where a terminal controls the process, whose end it tells of; else it changes nothing. It stays ignored where nohup
+    has it so. Raises InvalidOption.
     """
     with listening.open() as port:
         config = uvicorn.Config(
@@ -88,15 +97,21 @@ async def serve(app: ASGIApp, listening: Listening, told: Callable[[str], None])
         )
         host, number = port.getsockname()[:2]
         where = listening_in_words(host, number, f"{listening.scheme}://{{}}/v1")
-        await _Server(config, lambda: told(where)).serve(sockets=[port])
+        await _Server(config, lambda: told(where), ends_at_hangup=ends_at_hangup).serve(sockets=[port])
+
+
+def _say_what_is_read_again(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    logger.warning(RELOAD)
 
 
 class _Server(uvicorn.Server):
     """A server that says when it is ready, and whose end by a signal is none by an exception."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], *, ends_at_hangup: bool) -> None:
         super().__init__(config)
         self._ready = ready
+        self._ends_at_hangup = ends_at_hangup
         self._certificate: WatchedCertificate | None = None
 
     @override
@@ -117,7 +132,11 @@ class _Server(uvicorn.Server):
     @contextmanager
     @override
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]
+        handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), self.handle_exit)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handlers[signal.SIGHUP] = self.handle_exit if self._ends_at_hangup else _say_what_is_read_again
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import re
+import signal
 import socket
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from gemray.cli.openai import openai
 from gemray.client import InvalidOption
+from gemray.openai.serve import RELOAD
 from support.cluster.command import GEMRAY, end_in_order, gemray, killed_at_last
 from support.waiting import HANG_S
 
@@ -39,6 +44,36 @@ def test_wrong_flags_are_named(flags: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         openai(**flags)
     assert caught.value.field == named
+
+
+async def test_the_end_of_a_terminal_that_it_does_not_have_ends_nothing() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *GEMRAY,
+        *("openai", "--address", "127.0.0.1:1", "--port", "0"),
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    async with killed_at_last(process):
+        assert process.stderr is not None
+        assert (await asyncio.wait_for(process.stderr.readline(), HANG_S)).startswith(b"ready: ")
+        process.send_signal(signal.SIGHUP)
+        assert await asyncio.wait_for(process.stderr.readline(), HANG_S) == f"{RELOAD}\n".encode()
+        await end_in_order(process)
+
+
+def test_the_end_of_its_terminal_ends_it_in_order() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(GEMRAY[0], [*GEMRAY, "openai", "--address", "127.0.0.1:1", "--port", "0"])
+    with os.fdopen(terminal, "rb", buffering=0) as its_output:
+        said = b""
+        while b"ready" not in said:
+            said += its_output.read(100)
+        os.kill(pid, signal.SIGHUP)
+        with suppress(OSError):  # EIO: it has left its terminal, which must be there until then
+            while its_output.read(100):
+                pass
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 async def test_an_open_port_without_tls_is_warned_of() -> None:
