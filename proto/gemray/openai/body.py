@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from gemray.openai.errors import ClientGone, HttpError
+from gemray.openai.errors import ClientGone, HttpError, shown
 from gemray.openai.fields import Fields
 
 T = TypeVar("T")
@@ -64,7 +65,9 @@ async def _content(request: Request, max_bytes: int) -> bytes:
 def parse(content: bytes) -> object:
     """The JSON; raises HttpError."""
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_integer)
+        return json.loads(
+            content.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_object
+        )
     except UnicodeDecodeError as error:
         raise HttpError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:
@@ -78,6 +81,14 @@ def _integer(digits: str) -> int:
         return int(digits)
     except ValueError:  # Python reads so many digits of none
         raise HttpError(400, f"the body has an integer of {len(digits)} digits, which no field takes") from None
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(members)
+    if len(read) < len(members):  # readers of JSON differ in which one counts
+        twice = next(name for name, count in Counter(name for name, _ in members).items() if count > 1)
+        raise HttpError(400, f"the body names {shown(twice)} more than once in one object")
+    return read
 
 
 def _refuse_constant(name: str) -> NoReturn:

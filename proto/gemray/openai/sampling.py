@@ -95,7 +95,8 @@ def _read_bias(fields: Fields) -> dict[int, float]:
     check_length("logit_bias", "logit_bias", bias)
     read = {}
     for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= UINT32[1]):
+        is_number_of_id = key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= UINT32[1]
+        if not (is_number_of_id and key == str(int(key))):  # 07 beside 7 would be one id with two biases
             raise bad_field("logit_bias", key, "token ids as names")
         if not is_number(value):
             raise bad_field(f"logit_bias.{key}", value, "a number")

@@ -188,6 +188,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", 5]}, "stop[1]"),
     ({"logit_bias": [1]}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"7": 1, "07": 2}}, "logit_bias"),
     ({"logit_bias": {"5": "x"}}, "logit_bias.5"),
     ({"stop_token_ids": ["x"]}, "stop_token_ids[0]"),
     ({"top_logprobs": 2}, "top_logprobs"),
@@ -313,6 +314,7 @@ def test_a_name_of_megabytes_is_cut() -> None:
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
+        (b'{"logit_bias": {"7": 1, "8": 1, "7": 2}}', 'names "7" more than once'),
         (b"\xff", "not UTF-8"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "Infinity"),
