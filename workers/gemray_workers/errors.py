@@ -54,5 +54,9 @@ class CommunicationError(GemrayError):
     """A rank could not reach its peers, or a collective failed or passed its deadline: rebuild the gang."""
 
 
+class AddressUnavailable(GemrayError):
+    """A port cannot be listened on; the message says which and why."""
+
+
 class CapacityError(GemrayError):
     """What was asked for does not fit; the message says wanted and available, with units."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from gemray.cli import exit_codes as of_clients
 from gemray.cli.exit_codes import FAILED
-from gemray_cluster.server.errors import AddressUnavailable, RequestsCut
-from gemray_workers.errors import CapacityError, CheckpointError, GemrayError, InvalidField
+from gemray_cluster.server.errors import RequestsCut
+from gemray_workers.errors import AddressUnavailable, CapacityError, CheckpointError, GemrayError, InvalidField
 
 CUT = 5
 """Requests had not finished within a drain's deadline."""

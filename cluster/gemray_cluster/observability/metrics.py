@@ -21,7 +21,7 @@ from gemray.channel_options import host_and_port
 from gemray_cluster.gang.client import GangState, ReplicaStatus
 from gemray_cluster.observability.engine_series import SeriesFamilies, add_replica, add_state
 from gemray_cluster.observability.phases import Phase, Phases
-from gemray_workers.errors import GemrayError
+from gemray_workers.errors import AddressUnavailable
 
 READ_S = 30.0
 """How long a scraper may take to ask."""
@@ -166,7 +166,7 @@ class MetricsServer:
     """The HTTP endpoint ``/metrics``, in a thread of its own."""
 
     def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
-        """Listen on `host`:`port` (0 takes any free port). Raises GemrayError when the port is taken."""
+        """Listen on `host`:`port` (0 takes any free port). Raises AddressUnavailable."""
         try:
             self._server: WSGIServer
             self._thread: Thread
@@ -174,7 +174,9 @@ class MetricsServer:
             self._server.RequestHandlerClass = _Handler
         except OSError as error:
             where = host_and_port(host, port)
-            raise GemrayError(f"cannot serve metrics on {where}: {error.strerror}; see --metrics-port") from error
+            raise AddressUnavailable(
+                f"cannot serve metrics on {where}: {error.strerror}; see --metrics-port"
+            ) from error
 
     @property
     def port(self) -> int:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from gemray_workers.errors import GemrayError
 
 
-class AddressUnavailable(GemrayError):
-    """The server cannot listen where it was told to."""
-
-
 class QueueFull(GemrayError):
     """The server holds as many requests as it may."""
 

@@ -16,7 +16,6 @@ from gemray_cluster.gang.client import ReplicatedGang
 from gemray_cluster.server.auth import BearerAuth
 from gemray_cluster.server.channel_options import server_options
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.first_message import FirstMessage
 from gemray_cluster.server.health import HealthReporter
 from gemray_cluster.server.live_calls import LiveCalls
@@ -27,6 +26,7 @@ from gemray_cluster.server.service import SERVICE, SERVICE_NAME, GenerationServi
 from gemray_cluster.server.text_work import TextWork
 from gemray_cluster.server.tls_files import server_credentials
 from gemray_cluster.server.wire import ReadableRequests
+from gemray_workers.errors import AddressUnavailable
 
 CLOSE_GRACE_S = 4.0
 """For calls that are just sending their last message, or why there is none."""

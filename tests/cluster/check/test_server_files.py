@@ -18,12 +18,11 @@ from gemray_cluster.check.server_files import check_server_files
 from gemray_cluster.observability.metrics import MetricsServer
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.server.errors import AddressUnavailable
 from gemray_cluster.server.server import _check_address
 from gemray_cluster.settings.errors import InvalidSetting
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.embedded import embedded_path
-from gemray_workers.errors import GemrayError, InvalidField
+from gemray_workers.errors import AddressUnavailable, GemrayError, InvalidField
 from support.cluster.certificates import make_certificates
 
 
@@ -83,7 +82,7 @@ def test_a_taken_address_is_written_as_clients_write_it() -> None:
             _check_address("::1", port)
         with pytest.raises(InvalidOption, match=rf"'\[::1\]:{port}'"):
             Listening("::1", port).open()
-        with pytest.raises(GemrayError, match=rf"cannot serve metrics on \[::1\]:{port}"):
+        with pytest.raises(AddressUnavailable, match=rf"cannot serve metrics on \[::1\]:{port}"):
             MetricsServer(CollectorRegistry(), host="::1", port=port)
     assert f"[::1]:{port} is free" in check_port("grpc port", "::1", port).sentence
 

@@ -17,7 +17,7 @@ from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_cluster.observability.common_labels import with_model
 from gemray_cluster.observability.metrics import EngineCollector, MetricsServer, RequestMetrics, WatchedGang
-from gemray_workers.errors import GemrayError
+from gemray_workers.errors import AddressUnavailable
 from support.cluster.fake_gang import FakeGang, gang_info
 from support.cluster.series import SteppedGang, all_names, scrape
 from support.deployment.helm_chart import CHART
@@ -156,7 +156,7 @@ def test_every_series_of_the_dashboard_exists() -> None:
 def test_a_taken_port_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(GemrayError, match=rf"127\.0\.0\.1:{port}.*in use.*--metrics-port"):
+        with pytest.raises(AddressUnavailable, match=rf"127\.0\.0\.1:{port}.*in use.*--metrics-port"):
             MetricsServer(CollectorRegistry(), host="127.0.0.1", port=port)
 
 

@@ -19,11 +19,11 @@ from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.server.errors import AddressUnavailable, CallCut
+from gemray_cluster.server.errors import CallCut
 from gemray_cluster.server.live_calls import LiveCalls
 from gemray_cluster.server.server import GenerationServer
 from gemray_cluster.text.tokenizer import ChatTokenizer
-from gemray_workers.errors import InvalidField
+from gemray_workers.errors import AddressUnavailable, InvalidField
 from gemray_workers.messages import SequenceDelta, Submit
 from support.cluster.certificates import make_certificates
 from support.cluster.fake_gang import FakeGang, Script
