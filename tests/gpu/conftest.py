@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from support.engine.gpu_lock import cards_to_itself
+from support.engine.gpu_lock import card_memory, cards_to_itself, numbered_cards
 from support.processes.gang import GangPools, RunOnGang
 
 
 @pytest.fixture(autouse=True)
-def device_memory_given_back() -> Iterator[None]:
-    """What a test held is free for the next one, in whichever process that runs."""
-    yield
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+def memory_of_cards(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test shares the cards that its process sees with tests of other processes, or has the first ones to itself.
+
+    What it held is free for the next one, in whichever process that runs.
+    """
+    cards = numbered_cards(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if cards is None:
+        cards = list(range(torch.cuda.device_count()))
+    alone = request.node.get_closest_marker("whole_cards")
+    with card_memory(cards[: alone.args[0]] if alone else cards, to_itself=alone is not None):
+        yield
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,16 @@
-"""Gangs of several cards run one after the other on the same cards, in whichever processes."""
+"""Gangs of several cards, and tests that fill a card, run one after the other on it, in whichever processes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from support.engine.gpu_lock import cards_to_itself, numbered_cards
+from support.engine.gpu_lock import card_memory, cards_to_itself, numbered_cards
+from support.waiting import eventually
 
 TESTS = Path(__file__).parents[2]
 # Another process that wants the cards; what would wait there fails.
@@ -27,6 +29,40 @@ try:
 except BlockingIOError:
     sys.exit(3)
 """
+
+# Another process that takes memory of card 1: it says so, and holds it until its input ends.
+TAKE_MEMORY = """
+import fcntl, sys
+from pathlib import Path
+
+from support.engine.gpu_lock import card_memory
+
+patient, to_itself = sys.argv[2] == "patient", sys.argv[3] == "to itself"
+at_once = fcntl.flock
+if not patient:
+    fcntl.flock = lambda file, kind: at_once(file, kind | fcntl.LOCK_NB)
+try:
+    with card_memory([1], to_itself=to_itself, directory=Path(sys.argv[1])):
+        print("taken", flush=True)
+        sys.stdin.read()
+except BlockingIOError:
+    sys.exit(3)
+"""
+
+
+def memory_taker(directory: Path, *how: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", TAKE_MEMORY, str(directory), *how],
+        cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def memory_is_free(directory: Path, to_itself: str) -> bool:
+    """Whether another process could take memory of card 1 at once."""
+    with memory_taker(directory, "at once", to_itself) as taker:
+        taker.communicate()
+    assert taker.returncode in (0, 3)
+    return taker.returncode == 0
 
 
 def another_would_wait(directory: Path, visible: str | None) -> bool:
@@ -66,9 +102,33 @@ def test_a_gang_that_fails_lets_go(tmp_path: Path) -> None:
         assert not another_would_wait(tmp_path, "0,1")
 
 
+def test_tests_share_memory_of_a_card(tmp_path: Path) -> None:
+    with card_memory([0, 1], to_itself=False, directory=tmp_path):
+        assert memory_is_free(tmp_path, "shared")
+        assert not memory_is_free(tmp_path, "to itself")
+    assert memory_is_free(tmp_path, "to itself")
+
+
+def test_a_test_has_memory_of_a_card_to_itself(tmp_path: Path) -> None:
+    with card_memory([1], to_itself=True, directory=tmp_path):
+        assert not memory_is_free(tmp_path, "shared")
+        assert not memory_is_free(tmp_path, "to itself")
+    with card_memory([0], to_itself=True, directory=tmp_path):
+        assert memory_is_free(tmp_path, "to itself")
+
+
+async def test_who_waits_for_a_card_is_not_overtaken(tmp_path: Path) -> None:
+    with ExitStack() as waiting:
+        with card_memory([1], to_itself=False, directory=tmp_path):
+            waiter = waiting.enter_context(memory_taker(tmp_path, "patient", "to itself"))
+            await eventually(lambda: not memory_is_free(tmp_path, "shared"))
+        assert waiter.communicate()[0] == "taken\n"
+    assert memory_is_free(tmp_path, "to itself")
+
+
 @pytest.mark.parametrize(
     ("visible", "cards"),
-    [(None, None), ("0,1", {0, 1}), (" 10 , 2", {2, 10}), ("", set()), ("0,GPU-ab", None), ("-1", None)],
+    [(None, None), ("0,1", [0, 1]), (" 10 , 2", [10, 2]), ("", []), ("0,GPU-ab", None), ("-1", None)],
 )
-def test_cards_listed_by_number_are_told_apart(visible: str | None, cards: set[int] | None) -> None:
+def test_cards_listed_by_number_are_told_apart(visible: str | None, cards: list[int] | None) -> None:
     assert numbered_cards(visible) == cards
