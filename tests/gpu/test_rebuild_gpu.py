@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 
 import pytest
@@ -16,6 +16,7 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.cluster.process_launcher import ProcessLauncher
 from support.cluster.survival import kill_and_go_on, surviving_config, surviving_requests
+from support.engine.engine_runner import Run
 from support.engine.gpu import needs_gpus, run_on_gpus
 from support.engine.gpu_lock import cards_to_itself
 
@@ -23,6 +24,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(0)]
 
 CLUSTER = ClusterConfig(placement_deadline_s=60, start_deadline_s=200, heartbeat_deadline_s=30, stop_deadline_s=10)
 MakeGang = Callable[[EngineConfig], Gang]
+
+
+@cache
+def plain() -> Run:
+    """On one card, without a drafter; its programs are compiled on all cores first, as servers do."""
+    config = replace(surviving_config("cuda"), tensor_parallel_size=1, drafter_path=None, num_draft_tokens=None)
+    run = run_on_gpus(SoloCommunicator(), config, surviving_requests("cuda"), warm=True)
+    assert run is not None
+    return run
 
 
 @pytest.fixture(params=["processes", "ray"])
@@ -47,16 +57,15 @@ async def test_streams_go_on_after_kills_of_either_rank(
     make_gang: MakeGang, record_property: Callable[[str, object], None]
 ) -> None:
     config, submits = surviving_config("cuda"), surviving_requests("cuda")
-    plain_config = replace(config, tensor_parallel_size=1, drafter_path=None, num_draft_tokens=None)
-    plain = run_on_gpus(SoloCommunicator(), plain_config, submits)
-    assert plain is not None
+    wanted = plain().ids
     with cards_to_itself():
         survived = await kill_and_go_on(lambda: make_gang(config), submits, victims=[1, 0], deadline_s=200)
-    total = sum(len(ids) for ids in plain.ids.values())
+    total = sum(len(ids) for ids in wanted.values())
     seconds = ", ".join(f"{s:.1f}" for s in survived.rebuild_seconds)
     line = f"{survived.tokens_at_kill} of {total} tokens at the kills; serving again after {seconds} s"
+    line += "; rank 0 loaded in " + "; ".join(survived.loads)
     record_property("rebuilds", line)
     print(line)
-    assert survived.ids == plain.ids
+    assert survived.ids == wanted
     assert survived.finishes == {"length"}
     assert all(0 < tokens < total for tokens in survived.tokens_at_kill), "killed while streams ran"

@@ -15,6 +15,7 @@ from typing import Any
 
 from gemray_cluster.gang.client import GangState
 from gemray_cluster.gang.gang import Gang
+from gemray_cluster.gang.laps import in_parts
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
 from gemray_workers.config import DeviceName, EngineConfig
@@ -30,7 +31,7 @@ SAMPLERS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_k": 64, "top_p": 0.95},
     {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.2},
 )
-MAX_TOKENS = {"cpu": 60, "cuda": 3000}
+MAX_TOKENS = {"cpu": 60, "cuda": 1000}
 """Long enough that requests still run when the second rank is killed."""
 
 
@@ -44,6 +45,8 @@ class Survival:
     """From each kill to serving again."""
     tokens_at_kill: list[int] = field(default_factory=list)
     """Tokens that all streams together had at each kill."""
+    loads: list[str] = field(default_factory=list)
+    """What rank 0 of each gang loaded in, and on what it spent that."""
 
 
 def surviving_config(device: DeviceName) -> EngineConfig:
@@ -106,8 +109,13 @@ async def kill_and_go_on(
     def lengths() -> list[int]:
         return [len(ids) for ids in found.ids.values()]
 
+    def note_load() -> None:
+        seconds = gangs[-1].info.ranks[0].load_seconds
+        found.loads.append(f"{sum(seconds.values()):.1f} s: {in_parts(seconds)}")
+
     await router.start(make, slots=len(submits))
     try:
+        note_load()
         clients = [asyncio.create_task(listen(submit)) for submit in submits]
         for count, victim in enumerate(victims):
             before = lengths()
@@ -123,6 +131,7 @@ async def kill_and_go_on(
             )
             assert router.state is GangState.SERVING, router.failure
             found.rebuild_seconds.append(time.monotonic() - began)
+            note_load()
         await asyncio.wait_for(asyncio.gather(*clients), deadline_s)
     finally:
         await router.stop()

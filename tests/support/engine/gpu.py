@@ -147,6 +147,7 @@ def gang_of(comm: Communicator, config: EngineConfig) -> Iterator[Any]:
     gc.collect()  # models, graphs and engines refer to each other
     torch.cuda.synchronize()
     gang.close()
+    torch.cuda.empty_cache()  # the processes stay
 
 
 def run_engine_on(
@@ -186,18 +187,22 @@ def _draft_for_others(
     warm: bool,
 ) -> None:
     drafter_rank = DrafterRank(config, gang, device)
-    if warm:
-        _warm_up(drafter_rank, config, device)
+    _prepare(drafter_rank, config, device, warm=warm)
     drafter = drafter_rank.engine()
     on_start()
     while drafter.step():
         on_step(device)
 
 
-def _warm_up(rank: EngineRank | DrafterRank, config: EngineConfig, device: torch.device) -> None:
-    if device.type == "cuda":
+def _prepare(rank: EngineRank | DrafterRank, config: EngineConfig, device: torch.device, *, warm: bool) -> None:
+    """Warm up as servers do, if that is wanted.
+
+    A gang of several ranks compiles ahead in any case, on all cores: other tests wait for its cards meanwhile.
+    """
+    if device.type == "cuda" and (warm or config.gang_size > 1):
         compile_ahead(rank.rehearsal(), ranks_here=config.gang_size)
-    rank.warm_up()
+    if warm:
+        rank.warm_up()
 
 
 def _serve_inbox(
@@ -215,8 +220,7 @@ def _serve_inbox(
         rank = EngineRank(config, target, device, gang=gang)
     else:
         rank = EngineRank(config, gang, device)
-    if warm:
-        _warm_up(rank, config, device)
+    _prepare(rank, config, device, warm=warm)
     inbox = make_inbox(device) if gang.rank == 0 else None
     engine = rank.engine(inbox)
     on_start()
@@ -225,7 +229,7 @@ def _serve_inbox(
     return inbox
 
 
-def run_on_gpus(comm: Communicator, config: EngineConfig, submits: list[Submit]) -> Run | None:
+def run_on_gpus(comm: Communicator, config: EngineConfig, submits: list[Submit], *, warm: bool = False) -> Run | None:
     """On every rank of a gang of `config.gang_size`: load, serve, leave. Rank 0 returns the results."""
-    inbox = run_engine_on(comm, config, lambda _: LocalInbox(submits))
+    inbox = run_engine_on(comm, config, lambda _: LocalInbox(submits), warm=warm)
     return None if inbox is None else collect(inbox, submits)
