@@ -8,8 +8,6 @@ in several processes first. Each line is a batch
 (sequences x rows of each) of one kind of layer in one format; `now` is what is served, and every other column what a
 variant takes more or less than that, in microseconds a layer:
 
-- `ahead N`: attention asks for the first N keys of a chunk before it waits for queries;
-- `r128`: the same with at most 128 registers a thread;
 - `early`, `late`: products start while the kernel before still runs, or when it has ended;
 - `parts`: the products before norms are cut into fewer parts, which norms read;
 - `norms w8`, `w32`: a row's norms in so many warps (16 for 31B's rows, 8 or less for narrower ones);
@@ -49,7 +47,7 @@ from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
 from gemray_kernels.triton.packed_tile_choice import gated_tile as packed_gated_tile
 from gemray_kernels.triton.packed_tile_choice import tile_of_summands as packed_tile_of_summands
-from gemray_kernels.triton.paged_attention import paged_attention, short_tile
+from gemray_kernels.triton.paged_attention import paged_attention
 from support.kernels.packed_cases import FORMATS, random_packed
 
 PAGE_SIZE = 16
@@ -96,8 +94,6 @@ class Variant:
     """How a layer's kernels are run."""
 
     name: str
-    ahead: int = 0
-    most_registers: int | None = None
     fewer_parts: bool = False
     norm_warps: int | None = None
     early: bool | None = None
@@ -110,9 +106,6 @@ class Variant:
 
 NOW = Variant("now")
 VARIANTS = (
-    Variant("ahead 32", ahead=32),
-    Variant("ahead 64", ahead=64),
-    Variant("ahead 64 r128", ahead=64, most_registers=128),
     Variant("early", early=True),
     Variant("late", early=False),
     Variant("parts", fewer_parts=True),
@@ -176,7 +169,7 @@ class Layer:
         if isinstance(weight, TiledWeight):
             packed = variant.started(packed_gated_tile(weight, len(x_TI)))
             return packed_gated_linear_in_tiles(x_TI, weight, packed, Gate.GELU)
-        return gated_linear_in_tiles(x_TI, weight, variant.started(gated_tile(len(x_TI), *weight.shape)), Gate.GELU)
+        return gated_linear_in_tiles(x_TI, weight, variant.started(gated_tile(len(x_TI), len(weight))), Gate.GELU)
 
 
 def _weight(form: str, num_out: int, num_in: int) -> Tensor | TiledWeight:
@@ -216,10 +209,6 @@ class Batch:
         self.x_TH, self.normed_TH = random(num_rows, kind.hidden), random(num_rows, kind.hidden)
         self._q_TND = random(num_rows, kind.heads, kind.head_dim)
         self._o_TND = random(num_rows, kind.heads, kind.head_dim)
-        tile = short_tile(
-            torch.bfloat16, kind.head_dim, kind.heads // kind.kv_heads * rows, kind.heads // kind.kv_heads, num_rows
-        )
-        self._tile = tile
 
     def run(self, layer: Layer, variant: Variant) -> tuple[Tensor, Tensor]:
         """The stream behind the layer and its norm."""
@@ -244,7 +233,6 @@ class Batch:
             causal=True,
             scale=1.0,
             most_rows=self._rows,
-            tile=replace(self._tile, ahead=variant.ahead, most_registers=variant.most_registers),
         )
 
     def _normed(self, x_TH: Tensor, summands_STH: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
@@ -265,7 +253,7 @@ def times(batch: Batch, layers: Sequence[Layer], variants: Sequence[Variant]) ->
     for variant in (NOW, *variants):
         calls: list[Callable[[], object]] = [partial(batch.run, layer, variant) for layer in layers]
         found[variant.name] = median_us(calls)
-        if variant.ahead or variant.early is not None:
+        if variant.early is not None:
             pairs = zip(batch.run(layers[0], variant), expected, strict=True)
             differ += [] if all(torch.equal(a, b) for a, b in pairs) else [variant.name]
     return found, differ

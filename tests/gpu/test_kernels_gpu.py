@@ -74,21 +74,6 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         assert torch.equal(alone, together[rows])
 
 
-@pytest.mark.parametrize("lengths", [DECODE, VERIFY], ids=["decode", "verify"])
-@pytest.mark.parametrize("group", GROUPS)
-def test_keys_that_are_asked_for_early_are_the_same(group: str, lengths: list[tuple[int, int]]) -> None:
-    from gemray_kernels.triton.paged_attention import Tile, paged_attention
-
-    heads, kv_heads, head_dim, window = GROUPS[group]
-    batch = AttentionCase(lengths, heads, kv_heads, head_dim, 16, window).batch(torch.bfloat16, "cuda", seed=2)
-    torch.cuda.synchronize()
-    found = [
-        paged_attention(*batch, window=window, causal=True, scale=1.0, most_rows=17, tile=Tile(16, 32, 4, 2, ahead))
-        for ahead in (0, 32, 64)
-    ]
-    assert all(torch.equal(found[0], other) for other in found[1:])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 7, 300])
 def test_the_other_kernels(rows: int, dtype: torch.dtype) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from unittest import mock
 
 import pytest
@@ -18,36 +18,41 @@ from support.kernels.triton_compile import Compiled, compile_launches
 
 WAIT = "griddepcontrol.wait"
 LETS = "griddepcontrol.launch_dependents"
-ASKS = "cp.async.bulk.prefetch"
 
 
-def programs(ahead: int = 0, most_registers: int | None = None) -> list[Compiled]:
+def programs() -> list[Compiled]:
     """The programs of a decode step of 31B's sliding layers."""
     q_TND = torch.empty(1, 32, 256, dtype=torch.bfloat16)
     pages = torch.empty(9, 16, 16, 256, dtype=torch.bfloat16)
     table_SP = torch.zeros(1, 250, dtype=torch.int32)
     start_Z, kv_len_S = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([600], dtype=torch.int32)
-    tile = replace(module.short_tile(torch.bfloat16, 256, 2, 2, 1), ahead=ahead, most_registers=most_registers)
     with mock.patch.object(module, "starts_early", return_value=True):
         return compile_launches(
             lambda: module.paged_attention(
-                q_TND, pages, pages, table_SP, start_Z, kv_len_S, window=1024, causal=True, scale=1.0, tile=tile
+                q_TND, pages, pages, table_SP, start_Z, kv_len_S, window=1024, causal=True, scale=1.0
             )
         )
 
 
-@pytest.mark.parametrize(("ahead", "asked"), [(0, 0), (32, 2), (64, 4)])
-def test_programs_ask_for_so_many_keys_before_they_wait(ahead: int, asked: int) -> None:
-    """A thread asks for one line of a key and one of a value at a time; keys and queries are read later."""
-    attend, combine = programs(ahead)
+def test_programs_read_lengths_before_they_wait_and_keys_behind() -> None:
+    attend, combine = programs()
     before, after = attend.ptx.split(WAIT)
-    assert before.count(ASKS) == asked
-    assert after.count(ASKS) == 0
-    assert "ld.global" in before, "lengths, and where keys are asked for the table"
+    assert "ld.global" in before
     assert "cp.async.cg" not in before
     assert "cp.async.cg" in after
     assert not attend.stack_bytes, "registers spill"
     assert "ld.global" in combine.ptx.split(WAIT)[0], "lengths are older than what the kernel before wrote"
+
+
+def test_programs_with_nothing_to_do_end_without_waiting() -> None:
+    """They make room at once. Which is the first one, that waits all the same, is looked up in all three dimensions."""
+    attend, combine = programs()
+    before, after = attend.ptx.split(WAIT)
+    end = re.search(r"^(\$L\w+):[^\n]*\n\s*ret;", after, re.MULTILINE)
+    assert end is not None
+    assert re.search(rf"bra \t{re.escape(end[1])};", before)
+    assert all(f"%ctaid.{axis}" in before for axis in "xyz")
+    assert "bra" not in combine.ptx.split(WAIT)[0], "the kernel behind waits for all programs of this one"
 
 
 def test_attention_lets_its_second_kernel_start_before_it_waits_and_that_one_nothing() -> None:
@@ -66,9 +71,3 @@ def test_attention_inputs_let_attention_start_before_they_wait() -> None:
         [inputs] = compile_launches(lambda: inputs_module.attention_inputs(summands, angles, angles, 32, norm, write))
     assert inputs.ptx.count(LETS) == 1
     assert inputs.ptx.index(LETS) < inputs.ptx.index(WAIT)
-
-
-def test_a_tile_holds_its_programs_to_so_many_registers() -> None:
-    attend, combine = programs(64, 96)
-    assert attend.registers is None or attend.registers <= 96
-    assert combine.registers == programs()[1].registers

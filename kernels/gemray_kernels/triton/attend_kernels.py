@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gemray_kernels.triton.attend_spans import ask_for_keys, chunk_keys_of, find_row, find_span, first_key
+from gemray_kernels.triton.attend_spans import chunk_keys_of, ends_at_once, find_row, find_span, first_key
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import let_next_start, wait_for_inputs, wait_having_let
 
@@ -145,7 +145,6 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
     SEARCH: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Attend with one block of rows over one chunk of keys.
 
@@ -168,13 +167,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         BLOCK_ROWS,
         SEARCH,
     )
+    if ends_at_once(is_idle):
+        return
     kv_head = tl.program_id(1)
     in_slot = kv_head * kv_head_stride
     table_P = table_SP + sequence.to(tl.int64) * table_stride
-    if EARLY and AHEAD > 0:
-        stop = tl.where(is_idle, begin, end)
-        ask_for_keys(k_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
-        ask_for_keys(v_pages, table_P, begin, stop, in_slot, page_stride, slot_stride, PAGE_SIZE, HEAD_DIM, AHEAD)
     wait_having_let(EARLY)
     if is_idle:
         return

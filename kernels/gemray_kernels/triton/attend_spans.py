@@ -8,13 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gemray_kernels.triton.early_start import prefetch
-
 MANY_ROWS = tl.constexpr(8)
 CHUNK_OF_MANY_ROWS = tl.constexpr(128)
 """Keys of a chunk, at least, of a sequence of more rows: a block of drafts keeps the device at work with few chunks."""
-LINE = tl.constexpr(128)
-"""Bytes that are asked for at a time."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -80,28 +76,13 @@ def find_row(  # type: ignore[no-untyped-def]
     return sequence, start, row
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def ask_for_keys(  # type: ignore[no-untyped-def]
-    pages,
-    table_P,
-    begin,
-    end,
-    in_slot,
-    page_stride,
-    slot_stride,
-    PAGE_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    """Have the first AHEAD of the keys [begin, end) brought to the L2: no value is read, so they may yet be written."""
-    line: tl.constexpr = LINE * 8 // pages.dtype.element_ty.primitive_bitwidth
-    pieces: tl.constexpr = HEAD_DIM // line
-    if pieces > 0 and pieces & (pieces - 1) == 0 and begin < end:
-        # The last one is asked for again where there are fewer.
-        key_L = tl.minimum(begin + tl.arange(0, AHEAD), end - 1)
-        page_L = tl.load(table_P + key_L // PAGE_SIZE).to(tl.int64)
-        at_L = pages + page_L * page_stride + (key_L % PAGE_SIZE) * slot_stride + in_slot
-        prefetch(at_L[:, None] + (tl.arange(0, pieces) * line)[None, :], LINE)
+@triton.jit
+def ends_at_once(is_idle):  # type: ignore[no-untyped-def]
+    """Whether a program that has nothing to do ends before the kernel before it has, and makes room.
+
+    The first one does not: by it the next kernel, which waits for this one, waits for the one before.
+    """
+    return is_idle & (tl.program_id(0) + tl.program_id(1) + tl.program_id(2) > 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

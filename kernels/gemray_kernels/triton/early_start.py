@@ -52,16 +52,3 @@ def wait_having_let(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """As `wait_for_inputs` in a kernel that has let the next one start before."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch(pointers, num_bytes):  # type: ignore[no-untyped-def]
-    """Ask for `num_bytes` bytes (a multiple of 16) behind each pointer (16-byte aligned) to be brought to the L2."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

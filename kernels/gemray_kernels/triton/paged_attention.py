@@ -44,10 +44,6 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int
-    ahead: int = 0
-    """Keys that a program asks for before it waits for the queries, 0 or a power of two."""
-    most_registers: int | None = None
-    """Registers of a thread, if the compiler is to be held to fewer than it takes."""
 
 
 def paged_attention(
@@ -276,10 +272,8 @@ def short_programs(
             "BLOCK_M": tile.pairs,
             "BLOCK_L": tile.keys,
             "SEARCH": search,
-            "AHEAD": tile.ahead,
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
-            **({} if tile.most_registers is None else {"maxnreg": tile.most_registers}),
         },
     )
 
