@@ -45,8 +45,6 @@ TEST_WORKERS ?= 4
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests --ignore=tests/gpu -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-# On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS.
-TRAFFIC_SECONDS ?= 600
 # The service as clients call it, over the oldest gRPC and protobuf: they lie before the environment's own.
 $(LOWEST_INSTALLED): proto/lowest.txt $(INSTALLED)
 	rm -rf $(LOWEST)
@@ -57,8 +55,13 @@ test-lowest: $(LOWEST_INSTALLED)
 	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -q $(addprefix tests/cluster/server/test_,service_generate.py \
 		service_bad_input.py server_life.py first_message.py answer_size.py)
 
+# On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS. Workers are as many as cores
+# and the cards' memory have room for.
+TRAFFIC_SECONDS ?= 120
+GPU_TEST_WORKERS ?= auto
 test-gpu: $(INSTALLED)
-	$(BIN)/python -m pytest tests/gpu --traffic-seconds $(TRAFFIC_SECONDS)
+	$(BIN)/python -m pytest tests/gpu -n $(GPU_TEST_WORKERS) --dist load --maxschedchunk 1 \
+		--traffic-seconds $(TRAFFIC_SECONDS)
 
 lint: $(INSTALLED) proto-check
 	$(BIN)/ruff check .

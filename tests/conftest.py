@@ -59,7 +59,7 @@ def run_on_gang(gang_pools: GangPools) -> RunOnGang:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of tests/gpu, here because pytest asks before it has looked for other conftest files."""
     parser.addoption(
-        "--traffic-seconds", type=float, default=600.0, metavar="SECONDS",
+        "--traffic-seconds", type=float, default=120.0, metavar="SECONDS",
         help="how long the GPU tests' mixed traffic lasts, all its configurations together",
     )  # fmt: skip
 

@@ -10,21 +10,56 @@ from typing import Any
 import pytest
 import torch
 
+from gemray_workers.config import EngineConfig
+from support.engine.gpu import compile_on_gpus
 from support.engine.gpu_lock import card_memory, cards_to_itself, numbered_cards
+from support.engine.gpu_shares import cards_of_worker, num_workers, spread
 from support.processes.gang import GangPools, RunOnGang
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`."""
+    count = torch.cuda.device_count()
+    cards = [torch.cuda.get_device_properties(card).total_memory for card in range(count)]
+    return num_workers(cards, len(os.sched_getaffinity(0)))
+
+
+def pytest_configure() -> None:
+    """Let each worker test on another card, before CUDA is asked for anything."""
+    worker, visible = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
+    if worker is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards_of_worker(list(cards), worker))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers take tests in this order; without workers files stay together."""
+    if hasattr(config, "workerinput"):
+        items[:] = spread([item for item in items if num_cards(item) > 1], [i for i in items if num_cards(i) == 1])
+
+
+def num_cards(item: pytest.Item) -> int:
+    """Cards that a test wants."""
+    mark = item.get_closest_marker("cards")
+    return 1 if mark is None else int(mark.args[0])
+
+
+def visible_cards() -> list[int]:
+    """The cards that this process sees, by number; counted from 0 where they have other names."""
+    cards = numbered_cards(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return list(range(torch.cuda.device_count())) if cards is None else cards
 
 
 @pytest.fixture(autouse=True)
 def memory_of_cards(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test shares the cards that its process sees with tests of other processes, or has the first ones to itself.
+    """A test shares its cards, the first that its process sees, with tests of other processes, or has them to itself.
 
     What it held is free for the next one, in whichever process that runs.
     """
-    cards = numbered_cards(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if cards is None:
-        cards = list(range(torch.cuda.device_count()))
-    alone = request.node.get_closest_marker("whole_cards")
-    with card_memory(cards[: alone.args[0]] if alone else cards, to_itself=alone is not None):
+    mark = request.node.get_closest_marker("cards")
+    to_itself = mark is not None and mark.kwargs.get("whole", False)
+    with card_memory(visible_cards()[: num_cards(request.node)], to_itself=to_itself):
         yield
         gc.collect()
         if torch.cuda.is_initialized():
@@ -33,11 +68,16 @@ def memory_of_cards(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def run_on_gang(gang_pools: GangPools) -> RunOnGang:
-    """As everywhere; a gang of several ranks has the cards that it sees to itself, over all workers of pytest-xdist."""
+    """As everywhere; a gang of several ranks has the cards that it sees to itself, over all workers of pytest-xdist.
+
+    What its ranks launch they compile before that, beside whichever gang has the cards.
+    """
 
     def run(size: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> list[Any]:
         if size == 1:
             return gang_pools.run(size, fn, *args, **settings)
+        for config in (argument for argument in args if isinstance(argument, EngineConfig)):
+            gang_pools.run(size, compile_on_gpus, config)
         with cards_to_itself():
             return gang_pools.run(size, fn, *args, **settings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,21 @@ from gemray_cluster.bench.report import PrefillRow, RateRow, Row
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.embedded import embedded_path
 from support.engine.gpu import needs_gpus, shortened
+from support.engine.gpu_lock import cards_to_itself
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("placement", ["colocated", "dedicated"])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("tp", "placement"),
+    [
+        (1, "colocated"),
+        *(
+            pytest.param(tp, placement, marks=pytest.mark.cards(tp + (placement == "dedicated")))
+            for tp, placement in ((1, "dedicated"), (2, "colocated"), (2, "dedicated"))
+        ),
+    ],
+)
 def test_profiled_batches(tp: int, placement: str, tmp_path: Path) -> None:
     setup = Setup.of(
         {
@@ -36,7 +46,7 @@ def test_profiled_batches(tp: int, placement: str, tmp_path: Path) -> None:
         "this test",
     )
     needs_gpus(setup.gang_size)
-    with RankProcesses(tmp_path) as ranks:
+    with cards_to_itself() if setup.gang_size > 1 else nullcontext(), RankProcesses(tmp_path) as ranks:
         rows = [part.row for part in ranks.run(with_kv_memory(setup)) if isinstance(part.row, Row)]
     assert [row.batch for row in rows] == [1, 2]
     for row in rows:

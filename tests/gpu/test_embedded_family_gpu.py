@@ -13,7 +13,7 @@ from support.engine.embedded_devices import ACCEPTANCE, DRAFTERS, NEAR_TIE, comp
 from support.engine.engine_runner import Run
 from support.engine.gpu import needs_gpus
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 NUM_PROMPTS, NUM_TOKENS = 96, 64
 

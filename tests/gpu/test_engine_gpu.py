@@ -70,6 +70,7 @@ def test_float64_ids_are_those_of_the_cpu(shape: Shape, method: str) -> None:
     assert (run.speculation.drafted > 0) == (method != "none")
 
 
+@pytest.mark.cards(2)
 @pytest.mark.parametrize("method", ["none", "mtp", "dflash"])
 @pytest.mark.parametrize("shape", ["31B", "26B-A4B"])
 def test_float32_ids_over_nccl_are_those_of_one_gpu(run_on_gang: RunOnGang, shape: Shape, method: str) -> None:
@@ -82,6 +83,7 @@ def test_float32_ids_over_nccl_are_those_of_one_gpu(run_on_gang: RunOnGang, shap
     assert run.ids == plain.ids
 
 
+@pytest.mark.cards(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_drafter_on_the_second_card_changes_no_id(run_on_gang: RunOnGang, dtype: str) -> None:
     needs_gpus(2)

@@ -11,7 +11,7 @@ import torch
 from support.kernels.exact_parity import ExactCase
 from support.kernels.kernel_parity import AttentionCase
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 LENGTHS = {

@@ -27,7 +27,7 @@ from support.engine.gpu import needs_gpus, run_on_gpus
 from support.engine.held_out_requests import held_out_requests
 from support.processes.gang import RunOnGang
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(0)]
 
 
 CLUSTER = ClusterConfig(placement_deadline_s=60, start_deadline_s=200, heartbeat_deadline_s=30, stop_deadline_s=10)
@@ -63,6 +63,7 @@ def test_a_request_has_the_bits_that_it_has_alone(
     check(run_on_gang, name, tmp_path, 1, NUM_CASES, record_property)
 
 
+@pytest.mark.cards(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_two_cards_give_it_the_bits_of_one(
     run_on_gang: RunOnGang, name: str, tmp_path: Path, record_property: Callable[[str, object], None]

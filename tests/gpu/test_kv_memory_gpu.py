@@ -30,7 +30,7 @@ from support.memory_stress.fill import Filled, fill
 from support.processes.gang import RunOnGang
 
 # What others hold on the card may not change while a server measures and fills it.
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(0), pytest.mark.whole_cards(1)]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(0), pytest.mark.cards(1, whole=True)]
 
 GIB = 1 << 30
 SHAPES = os.environ.get("GEMRAY_MEMORY_SHAPES", "31B,26B-A4B,E4B").split(",")
@@ -88,7 +88,7 @@ def test_a_large_model_runs_its_largest_batch_and_longest_context(tmp_path: Path
     check(fill(SoloCommunicator(), config, SECONDS), config)
 
 
-@pytest.mark.whole_cards(2)
+@pytest.mark.cards(2, whole=True)
 @pytest.mark.parametrize("shape", SHAPES[:1])
 def test_two_ranks_take_the_same(run_on_gang: RunOnGang, tmp_path: Path, shape: str) -> None:
     needs_gpus(2)

@@ -16,7 +16,7 @@ from gemray_workers.parallel.self_test import self_test
 from support.engine.gpu import join_on_gpu, needs_gpus
 from support.processes.gang import RunOnGang
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.cards(4)]
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 COUNTS = [0, 1, 5, 1000, 4099, 1 << 20]

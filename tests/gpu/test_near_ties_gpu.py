@@ -27,13 +27,14 @@ from support.engine.near_ties import partings, told
 from support.oracles.paged import PagedCache, Rows
 from support.processes.gang import RunOnGang
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 CUDA = torch.device("cuda")
 NEAR_TIE = {"31B": 0.05, "E2B": 0.05, "E4B": 0.05, "26B-A4B": 0.5}
 """Most nats between two tokens where runs part; a token that is not among the 20 largest is further. Logits here spread
 by about 0.25 and are rounded at 1%; with routed experts the nearly tied choice may be one of experts, after which
 logits differ by more: the last test shows that."""
+TP = [1, pytest.param(2, marks=pytest.mark.cards(2))]
 CASES = [(shape, method) for shape in ("31B", "26B-A4B") for method in ("none", "mtp", "dflash")] + [
     ("E4B", "none"),
     ("E4B", "mtp"),
@@ -67,7 +68,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("published")
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", TP)
 @pytest.mark.parametrize(("shape", "method"), CASES)
 def test_ids_part_at_near_ties_alone(
     run_on_gang: RunOnGang,
@@ -88,6 +89,7 @@ def test_ids_part_at_near_ties_alone(
     assert all(parting.gap < NEAR_TIE[shape] for parting in partings(first, other)), line
 
 
+@pytest.mark.cards(2)
 @pytest.mark.parametrize("shape", ["31B", "26B-A4B"])
 def test_ids_part_at_near_ties_alone_with_the_drafter_on_the_second_card(
     run_on_gang: RunOnGang, directory: Path, shape: Shape, record_property: Callable[[str, object], None]
@@ -103,7 +105,7 @@ def test_ids_part_at_near_ties_alone_with_the_drafter_on_the_second_card(
     assert all(parting.gap < NEAR_TIE[shape] for parting in partings(first, other)), line
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", TP)
 @pytest.mark.parametrize(("shape", "method"), [("31B", "none"), ("31B", "mtp"), ("31B", "dflash"), ("E2B", "mtp")])
 def test_ids_part_at_near_ties_alone_across_a_window(
     run_on_gang: RunOnGang,

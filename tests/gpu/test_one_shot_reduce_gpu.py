@@ -13,7 +13,7 @@ from gemray_workers.parallel.torch_communicator import TorchCommunicator
 from support.engine.gpu import needs_gpus
 from support.processes.gang import RunOnGang
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.cards(4)]
 
 DTYPES = [torch.bfloat16, torch.float32]
 COUNTS = [1, 5, 1023, 5376, 5376 * 8, 5376 * 16, 5376 * 40, 262144, 5376 * 120]

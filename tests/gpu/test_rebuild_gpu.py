@@ -20,7 +20,7 @@ from support.engine.engine_runner import Run
 from support.engine.gpu import needs_gpus, run_on_gpus
 from support.engine.gpu_lock import cards_to_itself
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.cards(2), pytest.mark.timeout(0)]
 
 CLUSTER = ClusterConfig(placement_deadline_s=60, start_deadline_s=200, heartbeat_deadline_s=30, stop_deadline_s=10)
 MakeGang = Callable[[EngineConfig], Gang]

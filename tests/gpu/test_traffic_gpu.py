@@ -27,8 +27,11 @@ def known(shape: Shape) -> tuple[list[Submit], dict[str, list[int]]]:
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.cards(served.num_ranks)) for name, served in CONFIGS.items()]
+)
 def test_nothing_changes_and_nothing_is_lost(
     run_on_gang: RunOnGang, name: str, traffic_seconds: float, record_property: Callable[[str, object], None]
 ) -> None:

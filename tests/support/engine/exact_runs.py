@@ -185,8 +185,8 @@ def _serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) -
 def _serve_on(gang: Communicator, config: EngineConfig, device: torch.device, ways: Sequence[Way]) -> Served:
     served = Served()
     rank = EngineRank(config, gang, device)
-    if device.type == "cuda":
-        compile_ahead(rank.rehearsal(), ranks_here=gang.size)
+    if device.type == "cuda" and gang.size == 1:  # others have compiled before they joined
+        compile_ahead(rank.rehearsal(), ranks_here=1)
     for way in ways:
         inbox = LocalInbox(list(way.submits)) if gang.rank == 0 else None
         _engine(rank, inbox, way).run()

@@ -195,14 +195,26 @@ def _draft_for_others(
 
 
 def _prepare(rank: EngineRank | DrafterRank, config: EngineConfig, device: torch.device, *, warm: bool) -> None:
-    """Warm up as servers do, if that is wanted.
-
-    A gang of several ranks compiles ahead in any case, on all cores: other tests wait for its cards meanwhile.
-    """
-    if device.type == "cuda" and (warm or config.gang_size > 1):
+    """Warm up as servers do, if that is wanted. A dedicated drafter and its target compile ahead in any case."""
+    if device.type == "cuda" and (warm or config.drafter_placement == "dedicated"):
         compile_ahead(rank.rehearsal(), ranks_here=config.gang_size)
     if warm:
         rank.warm_up()
+
+
+def compile_on_gpus(comm: Communicator, config: EngineConfig) -> None:
+    """On every rank of a gang that will serve: compile what it will launch, on all cores, and exchange nothing.
+
+    One program after the other, ranks would keep their cards from other gangs for as long. A dedicated drafter is of a
+    gang that has joined, so that nothing is done here.
+    """
+    if config.device == "cpu" or config.drafter_placement == "dedicated":
+        return
+    rank = EngineRank(config, comm, device_of(config, comm.rank))
+    compile_ahead(rank.rehearsal(), ranks_here=comm.size)
+    del rank
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _serve_inbox(

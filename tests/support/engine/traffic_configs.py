@@ -30,6 +30,11 @@ class Served:
     drafter: Literal["none", "mtp", "dflash"] = "none"
     placement: Literal["colocated", "dedicated"] = "colocated"
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the gang, a dedicated drafter's included."""
+        return self.tp + (self.placement == "dedicated")
+
 
 CONFIGS = {
     "tp1": Served("31B", 1),
