@@ -7,15 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from compressed_tensors.utils.match import match_targets
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gemray_workers.checkpoint.quantized.read import MODELOPT_FILE, read_recipe
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.errors import InvalidField
+from support.hypothesis_settings import FIXTURE_SERVES_ALL
 
 PREFIX = "model.language_model."
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 FP4_OF_32 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+
+
+OVERLAPPING = (
+    "Linear",
+    "re:.*self_attn.*",
+    "re:.*layers.0.*",
+    "re:.*q_proj$",
+    "re:model.*_proj",
+    f"{PREFIX}layers.0.self_attn.q_proj",
+)
 
 
 def recipe(directory: Path, own: dict[str, Any] | None, modelopt: dict[str, Any] | None = None) -> Recipe | None:
@@ -66,6 +81,29 @@ def test_the_most_specific_target_decides(tmp_path: Path) -> None:
     )
     names = ("layers.0.mlp.up_proj", "layers.0.self_attn.q_proj", "layers.1.self_attn.q_proj")
     assert titles(found, *names) == ["int4 group 32", "fp8 per channel", "int4 group 128"]
+
+
+@settings(max_examples=60, suppress_health_check=FIXTURE_SERVES_ALL)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(OVERLAPPING), min_size=1, max_size=3, unique=True),
+            st.sampled_from([INT4, FP8, {**INT4, "group_size": 64}, {**INT4, "group_size": 128}]),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_overlapping_targets_mean_what_the_library_takes_them_for(
+    tmp_path: Path, groups: list[tuple[list[str], dict[str, Any]]]
+) -> None:
+    by_target = {target: weights for targets, weights in groups for target in targets}
+    own = of_groups(*({"targets": targets, "weights": weights} for targets, weights in groups), format=None)
+    for name in ("layers.0.self_attn.q_proj", "layers.1.mlp.up_proj"):
+        matched = match_targets(PREFIX + name, torch.nn.Linear(1, 1), by_target)
+        meant = [by_target[target] for target in matched[:1]]
+        spelt = ["fp8 per channel" if form is FP8 else f"int4 group {form['group_size']}" for form in meant]
+        assert titles(recipe(tmp_path, own), name) == (spelt or [None])
 
 
 def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ _UNUSED = (
 shape that the config says, too, and the scales of an 8-bit KV cache, which `kv_cache` reads where there is one."""
 
 
+_SPECIFIC_FIRST = ("name", "regex", "glob", "class")
+
+
 @dataclass(frozen=True)
 class Pattern:
     """What a recipe says of modules whose names match."""
@@ -43,6 +46,11 @@ class Pattern:
     text: str
     kind: Literal["name", "regex", "glob", "class"]
     """``glob`` matches modules inside the one that is named, too."""
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Smaller for what is more specific; modelopt's names with ``*`` stand in the order of their config."""
+        return _SPECIFIC_FIRST.index(self.kind), self.text if self.kind == "regex" else ""
 
     @classmethod
     def of_compressed_tensors(cls, text: str) -> Pattern:
@@ -74,9 +82,6 @@ class Pattern:
                 return fnmatchcase(name, self.text) or fnmatchcase(name, f"{self.text}.*")
 
 
-_SPECIFIC_FIRST = ("regex", "glob", "class")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What a checkpoint's config says of its quantized layers."""
@@ -98,7 +103,8 @@ class Recipe:
     def format_of(self, name: str) -> WeightFormat | None:
         """How a linear layer, named below `prefix`, is quantized; None for one that is not.
 
-        The most specific target decides: a full name, then an expression, then the class of all linear layers.
+        The most specific target decides: a full name, then an expression, of several the first of the alphabet, as the
+        library sorts them, then the class of all linear layers.
         """
         names = tuple(self._spellings(name))
         if any(self._ignores(spelling) for spelling in names):
@@ -106,8 +112,7 @@ class Recipe:
         for spelling in names:
             if (form := self._by_name.get(spelling)) is not None:
                 return form
-        found = [(p.kind, form) for p, form in self._by_pattern if any(p.matches(spelling) for spelling in names)]
-        return min(found, key=lambda of: _SPECIFIC_FIRST.index(of[0]))[1] if found else None
+        return next((form for p, form in self._by_pattern if any(p.matches(spelling) for spelling in names)), None)
 
     def _ignores(self, name: str) -> bool:
         return name in self._ignored_names or any(pattern.matches(name) for pattern in self._ignored_patterns)
@@ -120,7 +125,9 @@ class Recipe:
 
     @cached_property
     def _by_pattern(self) -> list[tuple[Pattern, WeightFormat]]:
-        return [(pattern, form) for pattern, form in self.targets if pattern.kind != "name"]
+        """The most specific first; of one that stands in several groups the last one's format."""
+        forms = {pattern: form for pattern, form in self.targets if pattern.kind != "name"}
+        return sorted(forms.items(), key=lambda of: of[0].rank)
 
     @cached_property
     def _ignored_names(self) -> frozenset[str]:
