@@ -37,6 +37,7 @@ _OUTCOME_OF_STATUS = {
     grpc.StatusCode.CANCELLED: "cancelled",
     grpc.StatusCode.DEADLINE_EXCEEDED: "deadline",
     grpc.StatusCode.INVALID_ARGUMENT: "invalid",
+    grpc.StatusCode.FAILED_PRECONDITION: "invalid",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "rejected",
     grpc.StatusCode.UNAUTHENTICATED: "unauthenticated",
     grpc.StatusCode.UNAVAILABLE: "unavailable",

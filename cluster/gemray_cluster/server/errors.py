@@ -9,6 +9,10 @@ class QueueFull(GemrayError):
     """The server holds as many requests as it may."""
 
 
+class OtherCheckpoint(GemrayError):
+    """A request names a checkpoint that is not served."""
+
+
 class RequestsCut(GemrayError):
     """The server ended before its requests did."""
 

@@ -64,6 +64,7 @@ LIMITS: Mapping[str, Limit] = {
     "GenerateRequest.emitted_token_ids": Limit(bounded_by="max_tokens"),
     "GenerateRequest.emitted_by_answer": Limit(entries=128, noun="lists, one an answer"),
     "GenerateRequest.cache_salt": Limit(num_bytes=256),
+    "GenerateRequest.checkpoint_hash": Limit(chars=128),
     "TokenIds.ids": Limit(bounded_by=MODEL_LENGTH),
     "Chat.messages": Limit(entries=8192, noun="messages"),
     "Chat.tools_json": Limit(num_bytes=MIB),

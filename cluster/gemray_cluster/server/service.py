@@ -16,8 +16,8 @@ from gemray_cluster.server import convert
 from gemray_cluster.server.answer_size import in_messages, refuse_too_large
 from gemray_cluster.server.answers import Answers
 from gemray_cluster.server.config import ServerConfig
-from gemray_cluster.server.errors import EngineFault
-from gemray_cluster.server.limits import check_limits
+from gemray_cluster.server.errors import EngineFault, OtherCheckpoint
+from gemray_cluster.server.limits import LIMITS, check_limits
 from gemray_cluster.server.live_calls import LiveCalls
 from gemray_cluster.server.outbox import Outbox, outbox
 from gemray_cluster.server.prompt_size import GenerationRequest, check_tokenize_size
@@ -28,10 +28,13 @@ from gemray_cluster.server.status import Context, errors_as_statuses
 from gemray_cluster.server.text_work import TextWork
 from gemray_cluster.server.whole_answer import WholeAnswer
 from gemray_cluster.text.token_text import TokenText
+from gemray_workers.checkpoint.identity import CheckpointIdentity
+from gemray_workers.errors import Summary
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 SERVICE_NAME: str = SERVICE.full_name
 REQUEST_ID_METADATA = "x-request-id"
+CHECKPOINT_METADATA = "x-checkpoint-hash"
 TOKENIZE_SHARE = 4
 """Tokenize calls may hold this part of the places that generations have, beside them."""
 
@@ -60,7 +63,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:  # noqa: N802
         """Run to the end and answer once."""
         async with errors_as_statuses(context), self._calls.live():
-            request_id = await _echo_request_id(request, context)
+            request_id = await self._begin(request, context)
             num_bytes, most = 0, self._config.max_message_bytes
             async with (
                 self._run(request, request_id, context, max_answer_bytes=most) as answers,
@@ -84,7 +87,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:  # noqa: N802
         """Send deltas as they come, then the final message."""
         async with errors_as_statuses(context), self._calls.live():
-            request_id = await _echo_request_id(request, context)
+            request_id = await self._begin(request, context)
             config = self._config
             async with outbox(
                 context, deadline_s=config.write_deadline_s, max_message_bytes=config.max_message_bytes
@@ -165,6 +168,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         places = read_num_answers(request.sampling, most=self._limiter.limit)
         if self._gang.state is not GangState.SERVING:  # before it is taken, so that it does not count as failed
             raise GangUnavailable(why_not_serving(self._gang.state, self._gang.failure))
+        _refuse_other_checkpoint(request, self._gang.info.model.checkpoint)
         with self._limiter.admit(places), self._calls.raising_cut():  # in this order: the limiter counts the cut
             model = self._gang.info.model
             self._reader.check_size(request, model)  # here, where it waits for no other text
@@ -174,6 +178,22 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             if grammar is not None:
                 await self._text_work.compile(context.peer(), partial(self._reader.grammars.compile, grammar))
             yield Answers(self._gang, accepted, self._reader.tokenizer)
+
+    async def _begin(self, request: GenerationRequest, context: Context) -> str:
+        """Tell the call's id, and which checkpoint answers it: the id."""
+        request_id = read_request_id(request)
+        identify(request_id)
+        metadata = [(REQUEST_ID_METADATA, request_id)]
+        if self._gang.state is GangState.SERVING and (served := self._gang.info.model.checkpoint.hash):
+            metadata.append((CHECKPOINT_METADATA, served))
+        sending = asyncio.ensure_future(context.send_initial_metadata(tuple(metadata)))
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            # A call that is cut meanwhile has a status to send, which gRPC takes only then.
+            await asyncio.wait([sending])
+            raise
+        return request_id
 
     def _token_text(self, answers: Answers) -> TokenText | None:
         return self._reader.token_text if answers.names_tokens else None
@@ -189,13 +209,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return pb.SERVER_STATE_DRAINING if draining else convert.SERVER_STATES[self._gang.state]
 
 
-async def _echo_request_id(request: GenerationRequest, context: Context) -> str:
-    request_id = read_request_id(request)
-    identify(request_id)
-    sending = asyncio.ensure_future(context.send_initial_metadata(((REQUEST_ID_METADATA, request_id),)))
-    try:
-        await asyncio.shield(sending)
-    except asyncio.CancelledError:
-        await asyncio.wait([sending])  # a call that is cut meanwhile has a status to send, which gRPC takes only then
-        raise
-    return request_id
+def _refuse_other_checkpoint(request: GenerationRequest, served: CheckpointIdentity) -> None:
+    LIMITS["GenerateRequest.checkpoint_hash"].check("checkpoint_hash", request.checkpoint_hash)
+    if request.HasField("checkpoint_hash") and request.checkpoint_hash != served.hash:
+        is_served = repr(served.hash) if served.hash else "that of random weights, which have none,"
+        raise OtherCheckpoint(
+            f"checkpoint_hash = {Summary.of_text(request.checkpoint_hash)!r} is not served here: {is_served} is "
+            f"({served.name}), which would go on with other answers"
+        )

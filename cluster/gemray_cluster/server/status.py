@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from gemray_cluster.gang.client import GangUnavailable, NoLongerFits
 from gemray_cluster.observability.request_trace import cut
-from gemray_cluster.server.errors import AnswerTooLarge, CallCut, ClientStalled, EngineFault, QueueFull
+from gemray_cluster.server.errors import AnswerTooLarge, CallCut, ClientStalled, EngineFault, OtherCheckpoint, QueueFull
 from gemray_workers.errors import InvalidField
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ async def errors_as_statuses(context: Context) -> AsyncIterator[None]:
         )
         details = error_details_pb2.BadRequest(field_violations=[violation])
         await _abort(context, code_pb2.INVALID_ARGUMENT, str(error), details)
+    except OtherCheckpoint as error:
+        await _abort(context, code_pb2.FAILED_PRECONDITION, str(error))
     except QueueFull as error:
         await _abort(context, code_pb2.RESOURCE_EXHAUSTED, str(error), _retry_later())
     except (AnswerTooLarge, NoLongerFits) as error:

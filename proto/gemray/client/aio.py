@@ -176,6 +176,8 @@ class AsyncAnswer(AsyncIterator[pb.GenerateStreamResponse]):
             self._messages = aiter(self._call)
         while True:
             message: pb.GenerateStreamResponse = await anext(self._messages)
+            if not self._continuation.is_told:
+                self._continuation.answered_by(await self._call.initial_metadata())
             told = self._continuation.take(message)
             if told is not None:  # what was told before is no progress
                 self._attempts.progress()

@@ -79,6 +79,7 @@ _KINDS: Mapping[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.UNAUTHENTICATED: RequestRefused,
     grpc.StatusCode.PERMISSION_DENIED: RequestRefused,
     grpc.StatusCode.NOT_FOUND: RequestRefused,
+    grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
     grpc.StatusCode.UNIMPLEMENTED: RequestRefused,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import MutableSequence
+from collections.abc import Iterable, MutableSequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,6 +15,9 @@ from gemray.client.errors import ClientError, InvalidOption
 from gemray.v1 import generation_pb2 as pb
 
 T = TypeVar("T")
+
+CHECKPOINT_METADATA = "x-checkpoint-hash"
+"""Initial metadata by which a server tells what it serves."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,12 @@ class Continuation:
         """Answers whose end has come."""
         self.is_whole = False
         """Whether the final message has come: what fails after it fails nothing."""
+        self.is_told = False
+        """Whether the try that was asked for last has said which checkpoint answers it."""
 
     def request(self) -> pb.GenerateStreamRequest:
         """What to send next."""
+        self.is_told = False
         # A try without tokens is a whole one, so the server tells of the prompt again.
         self._to_skip = 0 if self._emitted(0) else self._num_prompt_logprobs
         return self._request
@@ -134,6 +140,15 @@ class Continuation:
             del message.delta.prompt_logprobs[:skipped]
             self._num_prompt_logprobs += len(message.delta.prompt_logprobs)
         return message
+
+    def answered_by(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Note which checkpoint gave the answer's beginning, by its call's initial metadata: no other one may go on."""
+        self.is_told = True
+        if self._request.HasField("checkpoint_hash"):
+            return
+        told = next((value for key, value in metadata if key == CHECKPOINT_METADATA), "")
+        if isinstance(told, str) and told:
+            self._request.checkpoint_hash = told
 
     def _note_echo(self, delta: pb.Delta) -> None:
         """Text that comes without tokens ever (max_tokens 0) is the echo, which each try brings anew."""

@@ -27,7 +27,8 @@ class Client:
 
     Calls raise ClientError. On UNAVAILABLE they are tried again, with the same seed, for as long as `retry` says: a
     stream goes on behind what it has given, so that its messages are those of one call. In bfloat16 that is so up to
-    near ties, as with any two calls. `metadata` goes with a call beside that of the server's address.
+    near ties, as with any two calls. A server that has been replaced by one of another checkpoint does not go on with
+    it: RequestRefused, FAILED_PRECONDITION. `metadata` goes with a call beside that of the server's address.
     """
 
     def __init__(
@@ -177,6 +178,8 @@ class Answer(Iterator[pb.GenerateStreamResponse]):
             )
         while True:
             message: pb.GenerateStreamResponse = next(self._call)
+            if not self._continuation.is_told:
+                self._continuation.answered_by(self._call.initial_metadata())
             told = self._continuation.take(message)
             if told is not None:  # what was told before is no progress
                 self._attempts.progress()

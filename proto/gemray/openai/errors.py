@@ -21,6 +21,7 @@ _STATUSES: dict[grpc.StatusCode, tuple[int, str, str | None]] = {
     grpc.StatusCode.UNAUTHENTICATED: (401, INVALID, "invalid_api_key"),
     grpc.StatusCode.PERMISSION_DENIED: (403, INVALID, None),
     grpc.StatusCode.NOT_FOUND: (404, INVALID, None),
+    grpc.StatusCode.FAILED_PRECONDITION: (412, INVALID, "checkpoint_changed"),
     grpc.StatusCode.UNIMPLEMENTED: (501, "server_error", None),
     grpc.StatusCode.UNAVAILABLE: (503, "server_error", "unavailable"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "server_error", "timeout"),

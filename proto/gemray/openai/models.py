@@ -21,13 +21,15 @@ class Model:
     name: str
     fingerprint: str
     """Differs where answers may: OpenAI's system_fingerprint."""
+    checkpoint_hash: str = ""
+    """Empty for random weights."""
 
     @classmethod
     def of(cls, info: pb.GetModelInfoResponse) -> Model:
         """The model that a server tells of."""
         # A server of an older version has no names.
         parts = ("gemray", info.gemray_version, info.dtype, info.revision[:12], info.checkpoint_hash[:12])
-        return cls(info.model_name or info.model_type, "-".join(part for part in parts if part))
+        return cls(info.model_name or info.model_type, "-".join(part for part in parts if part), info.checkpoint_hash)
 
 
 class ServedModel:
@@ -57,4 +59,10 @@ class ServedModel:
 
     def body(self, model: Model) -> dict[str, Any]:
         """The model as an object of OpenAI's."""
-        return {"id": model.name, "object": "model", "created": self._since, "owned_by": "gemray"}
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "gemray",
+            "checkpoint_hash": model.checkpoint_hash,
+        }

@@ -75,7 +75,7 @@ SERVER_STATE_FAILED: ServerState
 SERVER_STATE_STOPPED: ServerState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt", "structured", "emitted_by_answer"]
+    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt", "structured", "emitted_by_answer", "checkpoint_hash"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_FIELD_NUMBER: _ClassVar[int]
     EMITTED_BY_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_HASH_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -96,10 +97,11 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     structured: Structured
     emitted_by_answer: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ..., emitted_by_answer: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
+    checkpoint_hash: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ..., emitted_by_answer: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., checkpoint_hash: _Optional[str] = ...) -> None: ...
 
 class GenerateStreamRequest(_message.Message):
-    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt", "structured", "emitted_by_answer"]
+    __slots__ = ["request_id", "text", "token_ids", "chat", "sampling", "speculation", "emitted_token_ids", "cache_salt", "structured", "emitted_by_answer", "checkpoint_hash"]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class GenerateStreamRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_FIELD_NUMBER: _ClassVar[int]
     EMITTED_BY_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_HASH_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -120,7 +123,8 @@ class GenerateStreamRequest(_message.Message):
     cache_salt: str
     structured: Structured
     emitted_by_answer: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ..., emitted_by_answer: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
+    checkpoint_hash: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ..., emitted_by_answer: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., checkpoint_hash: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ["ids"]

@@ -16,7 +16,8 @@ class GenerationServiceStub(object):
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
-    google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
+    google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), FAILED_PRECONDITION (another checkpoint_hash is
+    served), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
 
     A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
@@ -70,7 +71,8 @@ class GenerationServiceServicer(object):
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
-    google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
+    google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), FAILED_PRECONDITION (another checkpoint_hash is
+    served), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
 
     A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """
@@ -170,7 +172,8 @@ class GenerationService(object):
     The time limit of a call is its gRPC deadline; cancelling the call stops its generation.
 
     Statuses: INVALID_ARGUMENT (with google.rpc.BadRequest naming the field), RESOURCE_EXHAUSTED (queue full, with
-    google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
+    google.rpc.RetryInfo), UNAVAILABLE (starting, draining, rebuilding), FAILED_PRECONDITION (another checkpoint_hash is
+    served), UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL.
 
     A request is at most 300000 protobuf fields, packed lists counting once; error texts are cut to 1 KiB.
     """

@@ -110,6 +110,7 @@ MAKERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "GenerateRequest.emitted_token_ids": lambda n: {**_sampled(seed=1), "emitted_token_ids": [7] * n},
     "GenerateRequest.emitted_by_answer": lambda n: {**_sampled(seed=1), "emitted_by_answer": [pb.TokenIds()] * n},
     "GenerateRequest.cache_salt": lambda n: {"text": "Hi", "cache_salt": "x" * n},
+    "GenerateRequest.checkpoint_hash": lambda n: {"text": "Hi", "checkpoint_hash": "x" * n},
     "TokenIds.ids": lambda n: {"token_ids": pb.TokenIds(ids=[7] * n)},
     "Chat.messages": lambda n: {"chat": pb.Chat(messages=[pb.ChatMessage(role="user")] * n)},
     "Chat.tools_json": lambda n: _chat(tools_json="x" * n),

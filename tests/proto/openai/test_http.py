@@ -268,6 +268,14 @@ async def test_tokens_are_handed_on(tokenizer: ChatTokenizer, tmp_path: Path) ->
         assert response.status_code == 200
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_another_checkpoint_than_asked_for(client: httpx.AsyncClient, streams: bool) -> None:
+    asked = {**ASKED, "stream": streams}
+    assert (await client.post(CHAT, json=asked, headers={"x-checkpoint-hash": "0123"})).status_code == 200
+    refused = await client.post(CHAT, json=asked, headers={"x-checkpoint-hash": "4567"})
+    assert (refused.status_code, error_of(refused)["code"]) == (412, "checkpoint_changed")
+
+
 async def test_a_token_is_not_sent_over_the_network_in_plain_text() -> None:
     def caller_of(server: ServerAddress) -> Any:
         return Gateway(GatewaySettings(server, Retry())).caller("Bearer secret")

@@ -185,7 +185,8 @@ async def test_completion(served: Serving, client: openai.AsyncOpenAI, embedded:
 
 async def test_models(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == [MODEL]
-    assert (await client.models.retrieve(MODEL)).id == MODEL
+    model = await client.models.retrieve(MODEL)
+    assert (model.id, (model.model_extra or {})["checkpoint_hash"]) == (MODEL, "0123")
     with pytest.raises(openai.NotFoundError) as caught:
         await client.chat.completions.create(model="gpt-5", messages=ASKED)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")

@@ -141,6 +141,11 @@ class FakeGang:
     """Requests that have got all that the script gives before it stalls."""
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
 
+    def serve_instead(self, checkpoint: CheckpointIdentity) -> None:
+        """From now on, as if a server with other weights had taken this one's place."""
+        model = msgspec.structs.replace(self.gang_info.model, checkpoint=checkpoint)
+        self.gang_info = msgspec.structs.replace(self.gang_info, model=model)
+
     def begin_anew(self) -> None:
         """Follow the usual script again, and forget every request."""
         self.script = Script()

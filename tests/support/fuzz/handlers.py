@@ -32,7 +32,7 @@ from support.fuzz.mutate import mutated, mutated_bytes
 
 HANG_S = 120.0
 MAX_TOKENS_OF_MODEL = 256
-ALLOWED = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
+ALLOWED = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"}
 """RESOURCE_EXHAUSTED: an answer that is too large for one message."""
 
 
