@@ -187,7 +187,7 @@ def test_a_weight_multiplies_once_it_is_filled() -> None:
     outputs = [("q", Part(0, NUM_OUT, NUM_OUT)), ("k", Part(0, NUM_OUT, NUM_OUT))]
     weight = packed_linear_weight(recipe, weight_format("nvfp4"), outputs, whole(NUM_IN), SHARDING)
     x_TI = torch.ones(1, NUM_IN, dtype=SHARDING.dtype)
-    with pytest.raises(RuntimeError, match="once it is filled"):
+    with pytest.raises(RuntimeError, match="once they are filled"):
         weight.product(x_TI)
     random_weights("", weight.weight_targets(), prefix="", is_ignored=lambda _name: False)
     assert weight.product(x_TI).shape == (1, 2 * NUM_OUT)

@@ -20,6 +20,7 @@ from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.model.config import MoEConfig
+from gemray_workers.model.filled_products import FilledProducts
 from gemray_workers.model.packed_linear import empty_packed, packed_targets
 from gemray_workers.model.weight_sharding import Part, WeightSharding, slice_copy, sliced_tensor
 from gemray_workers.parallel.communicator import Communicator
@@ -262,29 +263,21 @@ class PackedExperts(FastExperts):
 
     def __init__(self, tensors: PackedTensors, kernels: Kernels) -> None:
         self._tensors = tensors
-        self._kernels = kernels
-        self._product: PackedExpertProducts | None = None
+        self._products = FilledProducts[PackedExpertProducts](
+            lambda: kernels.packed_experts(tensors.gate_up, tensors.down)
+        )
 
     @override
     def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._products.outputs(x_TH, experts_TK)
+        return self._products.now.outputs(x_TH, experts_TK)
 
     @override
     def weighted_sum(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._products.weighted_sum(x_TH, weights_TK, experts_TK)
+        return self._products.now.weighted_sum(x_TH, weights_TK, experts_TK)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
-        return self._tensors.weight_targets(self._filled)
-
-    @property
-    def _products(self) -> PackedExpertProducts:
-        if self._product is None:
-            raise RuntimeError("packed experts serve once they are filled")
-        return self._product
-
-    def _filled(self) -> None:
-        self._product = self._kernels.packed_experts(self._tensors.gate_up, self._tensors.down)
+        return self._tensors.weight_targets(self._products.fill)
 
 
 class PackedExactExperts(ExactExperts):
@@ -292,30 +285,21 @@ class PackedExactExperts(ExactExperts):
 
     def __init__(self, tensors: PackedTensors, products: ExactProducts) -> None:
         self._tensors = tensors
-        self._exact = products
-        self._product: ExactExpertProducts | None = None
+        self._products = FilledProducts[ExactExpertProducts](
+            lambda: products.packed_experts(tensors.gate_up, tensors.down, tensors.leaves)
+        )
 
     @override
     def outputs(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._products.outputs(x_TH, experts_TK)
+        return self._products.now.outputs(x_TH, experts_TK)
 
     @override
     def subtrees(self, x_TH: Tensor, experts_TK: Tensor) -> Tensor:
-        return self._products.subtrees(x_TH, experts_TK)
+        return self._products.now.subtrees(x_TH, experts_TK)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
-        return self._tensors.weight_targets(self._filled)
-
-    @property
-    def _products(self) -> ExactExpertProducts:
-        if self._product is None:
-            raise RuntimeError("packed experts serve once they are filled")
-        return self._product
-
-    def _filled(self) -> None:
-        tensors = self._tensors
-        self._product = self._exact.packed_experts(tensors.gate_up, tensors.down, tensors.leaves)
+        return self._tensors.weight_targets(self._products.fill)
 
 
 def _formats(recipe: Recipe, prefix: str, num_experts: int) -> tuple[WeightFormat | None, WeightFormat | None]:

@@ -23,6 +23,7 @@ from gemray_workers.checkpoint.quantized.formats import WeightFormat
 from gemray_workers.checkpoint.quantized.recipe import Recipe
 from gemray_workers.checkpoint.random_weights import packed_gain
 from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.model.filled_products import FilledProducts
 from gemray_workers.model.linear_method import LinearWeight
 from gemray_workers.model.weight_sharding import Part, WeightSharding
 
@@ -34,52 +35,41 @@ class PackedLinearWeight(LinearWeight):
     """
 
     def __init__(self, weight: PackedWeight, targets: Sequence[WeightTarget], kernels: Kernels, leaves: int) -> None:
-        self._weight = weight
-        self._targets = [replace(target, then=self._filled) for target in targets]
-        self._kernels = kernels
-        self._leaves = leaves
-        self._product: PackedProduct | None = None
+        exact = kernels.exact
+
+        def lay_out() -> PackedProduct:
+            return kernels.packed_product(weight) if exact is None else exact.packed_product(weight, leaves)
+
+        self._products = FilledProducts(lay_out)
+        self._targets = [replace(target, then=self._products.fill) for target in targets]
 
     @override
     def product(self, x_TI: Tensor) -> Tensor:
-        return self._products.linear(x_TI)
+        return self._products.now.linear(x_TI)
 
     @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
-        return self._products.wide_summands(x_TI)
+        return self._products.now.wide_summands(x_TI)
 
     @override
     def summands(self, x_TI: Tensor, first: int = 0, length: int | None = None) -> Tensor:
-        return self._products.summands(x_TI, first)[..., :length]
+        return self._products.now.summands(x_TI, first)[..., :length]
 
     @override
     def gated_summands(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
-        return self._products.gated_projection(summands_STI, factor_TI)
+        return self._products.now.gated_projection(summands_STI, factor_TI)
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
-        return self._products.gelu(x_TI)
+        return self._products.now.gelu(x_TI)
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
-        return self._products.silu(x_TI)
+        return self._products.now.silu(x_TI)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:
         return list(self._targets)
-
-    @property
-    def _products(self) -> PackedProduct:
-        if self._product is None:
-            raise RuntimeError("a packed weight multiplies once it is filled")
-        return self._product
-
-    def _filled(self) -> None:
-        exact = self._kernels.exact
-        if exact is None:
-            self._product = self._kernels.packed_product(self._weight)
-        else:
-            self._product = exact.packed_product(self._weight, self._leaves)
 
 
 def packed_linear_weight(
