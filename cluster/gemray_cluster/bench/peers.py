@@ -6,11 +6,12 @@ reads faster beside the same multiprocessors meets milliseconds with ease, and m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from gemray_cluster.bench.names import check_names
 from gemray_cluster.bench.report import PrefillRow, Row
 from gemray_cluster.bench.suites import read_toml
 from gemray_workers.errors import InvalidField
@@ -18,6 +19,7 @@ from gemray_workers.errors import InvalidField
 Key = tuple[str, int, str, int, int, str]
 """Model, ranks, method, drafts, batch, sampling."""
 Met = Literal["target", "bar", "no"]
+TableT = TypeVar("TableT")
 
 
 @dataclass(frozen=True)
@@ -115,41 +117,64 @@ def _met(row: Row, bars: list[Limit], target: Limit | None) -> Met | None:
     return None if target is None and not bars else "no"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PeerTable(Peer):
+    """A ``[[peer]]`` table: figures, and the work that they are of."""
+
+    model: str
+    tp: int
+    method: str
+    draft_tokens: int
+    batch: int
+    sampling: str = "greedy"
+
+    @property
+    def key(self) -> Key:
+        return self.model, self.tp, self.method, self.draft_tokens, self.batch, self.sampling
+
+
+@dataclass(frozen=True)
+class _PrefillTable:
+    """A ``[[prefill]]`` table."""
+
+    model: str
+    tp: int
+    bar_x_floor: float
+
+
+@dataclass(frozen=True)
+class _File:
+    """What stands at the top of the file."""
+
+    device: str = ""
+    read_tb_per_s: float | None = None
+    peer: Sequence[Mapping[str, Any]] = ()
+    prefill: Sequence[Mapping[str, Any]] = ()
+
+
 def read_peers(path: Path | None) -> Peers | None:
     """From a TOML file of ``[[peer]]`` and ``[[prefill]]`` tables; None without a file. Raises InvalidField."""
     if path is None:
         return None
     content = read_toml("peers", path)
-    try:
-        decode = {
-            (p["model"], p["tp"], p["method"], p["draft_tokens"], p["batch"], p.get("sampling", "greedy")): Peer(
-                p.get("peer_ms"), p.get("floor_ms"), p.get("bar_ms"), p.get("target_ms"), p.get("bar_x_floor")
-            )
-            for p in content.get("peer", [])
-        }
-        prefill = {(p["model"], p["tp"]): p["bar_x_floor"] for p in content.get("prefill", [])}
-    except KeyError as error:
-        raise InvalidField("peers", str(path), f"tables that each have {error.args[0]}") from None
-    except (TypeError, AttributeError):
-        raise InvalidField("peers", str(path), "[[peer]] and [[prefill]] tables of texts and numbers") from None
-    return Peers(decode, prefill, _device(content, path), _bandwidth(content, path))
+    check_names(_File, content, str(path), table="peers.")
+    file = _File(**content)
+    if file.read_tb_per_s is not None and file.read_tb_per_s <= 0:
+        raise InvalidField("peers.read_tb_per_s", file.read_tb_per_s, f"a number > 0 (in {path})")
+    peers = _tables(_PeerTable, "peer", file.peer, path)
+    prefill = _tables(_PrefillTable, "prefill", file.prefill, path)
+    return Peers(
+        {peer.key: peer for peer in peers},
+        {(prompt.model, prompt.tp): prompt.bar_x_floor for prompt in prefill},
+        file.device,
+        None if file.read_tb_per_s is None else file.read_tb_per_s * 1e12,
+    )
 
 
-def _device(content: Mapping[str, Any], path: Path) -> str:
-    match content.get("device", ""):
-        case str(device):
-            return device
-        case other:
-            raise InvalidField("peers.device", other, f"how a card's name begins, a text (in {path})")
-
-
-def _bandwidth(content: Mapping[str, Any], path: Path) -> float | None:
-    match content.get("read_tb_per_s"):
-        case None:
-            return None
-        case bool() as other:
-            raise InvalidField("peers.read_tb_per_s", other, f"a number > 0 (in {path})")
-        case int() | float() as rate if rate > 0:
-            return rate * 1e12
-        case other:
-            raise InvalidField("peers.read_tb_per_s", other, f"a number > 0 (in {path})")
+def _tables(cls: type[TableT], name: str, tables: Any, path: Path) -> list[TableT]:
+    """Each of the file's tables of one name as a `cls`."""
+    if not isinstance(tables, list | tuple) or not all(isinstance(table, dict) for table in tables):
+        raise InvalidField(f"peers.{name}", tables, f"[[{name}]] tables (in {path})")
+    for table in tables:
+        check_names(cls, table, str(path), table=f"{name}.")
+    return [cls(**table) for table in tables]

@@ -12,6 +12,8 @@ from gemray_cluster.bench.settings import Decode, Prefill, Setup
 from gemray_cluster.bench.suites import read_suite
 from gemray_workers.errors import InvalidField
 
+WORK = 'model = "m"\ntp = 1\nmethod = "none"\ndraft_tokens = 0\nbatch = 1'
+
 
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -33,11 +35,17 @@ def test_a_suite_of_other_tables_is_told(text: str, words: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[[peer]]\nmodel = "m"', "tables that each have tp"),
-        ('[[prefill]]\nmodel = "m"\ntp = 1', "tables that each have bar_x_floor"),
-        ("peer = 3", r"\[\[peer\]\] and \[\[prefill\]\] tables"),
-        ("peer = [3]", r"\[\[peer\]\] and \[\[prefill\]\] tables"),
-        ("[[peer]]\nmodel = []\ntp = 1\nmethod = 1\ndraft_tokens = 1\nbatch = 1", r"tables of texts and numbers"),
+        ('[[peer]]\nmodel = "m"', r"peer.tp = None is not allowed: set \(in .*peers.toml\)"),
+        ('[[prefill]]\nmodel = "m"\ntp = 1', "prefill.bar_x_floor = None is not allowed: set"),
+        ("peer = 3", r"peers.peer = 3 is not allowed: \[\[peer\]\] tables"),
+        ("peer = [3]", r"peers.peer = \[3\] is not allowed: \[\[peer\]\] tables"),
+        (
+            "[[peer]]\nmodel = []\ntp = 1\nmethod = 1\ndraft_tokens = 1\nbatch = 1",
+            r"peer.model = \[\] is not allowed: a",
+        ),
+        (f"[[peer]]\n{WORK}\nbar_ms = '3'", "peer.bar_ms = '3' is not allowed: a finite number"),
+        (f"[[peer]]\n{WORK}\nbar_mss = 3", "peer.bar_mss = 3 is not allowed: one of peer_ms, floor_ms"),
+        ("devise = 'NVIDIA'", "peers.devise = 'NVIDIA' is not allowed: one of device, read_tb_per_s, peer, prefill"),
     ],
 )
 def test_peers_that_are_none_are_told(text: str, words: str, tmp_path: Path) -> None:
