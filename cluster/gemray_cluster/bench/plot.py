@@ -134,9 +134,8 @@ def _rates(pyplot: Any, rows: Sequence[RateRow]) -> Any:
 def _label(row: Row) -> str:
     method = row.drafting if row.draft_tokens else "no drafter"
     ranks = f" TP{row.tp}" if row.tp > 1 else ""
-    numerics = "" if row.numerics == "fast" else f" ({row.numerics})"
     placement = " dedicated" if row.placement == "dedicated" else ""
-    return f"{row.model}{numerics}{ranks}, {method}{placement}, batch {row.batch}, {row.sampling}, lag {row.lag}"
+    return f"{row.served}{ranks}, {method}{placement}, batch {row.batch}, {row.sampling}, lag {row.lag}"
 
 
 def _legend_below(axes: Any, *, columns: int) -> None:

@@ -24,6 +24,14 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         return cls(median=median(samples), p10=deciles[0], p90=deciles[8], samples=len(samples))
 
 
+def served_as(model: str, numerics: str, kv_dtype: str) -> str:
+    """A model's name, for people, with what it is served otherwise than by default: ``31B-it (exact, fp8_e4m3 KV)``."""
+    others = [numerics] if numerics != "fast" else []
+    if kv_dtype != "auto":
+        others.append(f"{kv_dtype} KV")
+    return f"{model} ({', '.join(others)})" if others else model
+
+
 class ExpertsTouched(msgspec.Struct, frozen=True, kw_only=True):
     """Different experts of a layer that one step of the whole batch reads, over all layers and a few steps."""
 
@@ -76,6 +84,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tp: int
     dtype: str
     numerics: str = "fast"
+    kv_dtype: str = "auto"
+    """What KV pages are of, as the setup says it; as in reports from before it was written down, ``auto``."""
     draft_tokens: int
     batch: int
     sampling: str
@@ -123,6 +133,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     device: str
 
     @property
+    def served(self) -> str:
+        """As `served_as`."""
+        return served_as(self.model, self.numerics, self.kv_dtype)
+
+    @property
     def drafting(self) -> str:
         """Who drafts, and how many tokens at most, for people; with two drafters also what each did."""
         method = f"{self.method} {self.draft_tokens}" if self.draft_tokens else self.method
@@ -161,6 +176,8 @@ class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
     tp: int
     dtype: str
     numerics: str = "fast"
+    kv_dtype: str = "auto"
+    """As in `Row`."""
     num_tokens: int
     chunk: int
     """Most rows of a step."""
@@ -169,6 +186,11 @@ class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     floor: PrefillFloor
     device: str
+
+    @property
+    def served(self) -> str:
+        """As `served_as`."""
+        return served_as(self.model, self.numerics, self.kv_dtype)
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -195,7 +195,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     if row.placement == "dedicated":
         method += " dedicated"
     return (
-        _model(row),
+        row.served,
         str(row.tp),
         method,
         str(row.batch),
@@ -214,10 +214,6 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         _experts(row.experts),
         f"{row.tokens_per_s:.1f} @ {row.acceptance_length:.2f}",
     )
-
-
-def _model(row: Row | PrefillRow) -> str:
-    return row.model if row.numerics == "fast" else f"{row.model} ({row.numerics})"
 
 
 def _peer_cells(verdict: Verdict) -> tuple[str, ...]:
@@ -268,7 +264,7 @@ def _missed(rows: Sequence[Row], peers: Peers) -> list[str]:
 def _prefill_cells(row: PrefillRow) -> tuple[str, ...]:
     sustained_ms = row.floor.sustained_ms
     return (
-        _model(row),
+        row.served,
         str(row.tp),
         str(row.num_tokens),
         str(row.chunk),

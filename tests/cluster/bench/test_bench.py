@@ -86,6 +86,7 @@ name = "two ranks"
 model = "26B-A4B/target"
 drafter = "26B-A4B/dflash"
 tp = 2
+kv_dtype = "fp8_e4m3"
 """
 
 
@@ -163,6 +164,7 @@ def test_every_combination_gives_its_rows(output: Path) -> None:
         assert (row.floor.experts_touched is not None) == (row.model == "target" and row.name == "two ranks")
         assert row.weight_bytes > 0
         assert (row.experts is not None) == (row.name == "two ranks")
+        assert row.kv_dtype == ("fp8_e4m3" if row.name == "two ranks" else "auto")
 
 
 def test_rows_of_experts_say_how_many_were_touched(output: Path) -> None:
@@ -261,7 +263,7 @@ def test_markdown_sets_rows_beside_peers(output: Path, tmp_path: Path) -> None:
         "bar_ms = 1e9\ntarget_ms = 1e-9\n"
     )
     lines = markdown(report_of(output), read_peers(peers)).splitlines()
-    rows = [line for line in lines if line.startswith("| target |")]
+    rows = [line for line in lines if line.startswith(("| target |", "| target (fp8_e4m3 KV) |"))]
     assert len(rows) == 18, "16 of batches, 2 of prompts"
     assert [row.endswith("| 31.3 | 1e+09 ms | 1e-09 ms | bar |") for row in rows] == [i == 9 for i in range(18)]
     assert any(line.startswith("Failed: three ranks do not divide it: batch 1, greedy, lag 1; ") for line in lines)

@@ -184,7 +184,15 @@ def test_prompts_are_held_against_multiples_of_their_floor(ms: float, met: str) 
 
 def test_labels_of_a_picture_tell_rows_apart() -> None:
     exact, apart = row(20.0, numerics="exact"), msgspec.structs.replace(row(20.0), placement="dedicated")
-    assert len({label(each) for each in (row(20.0), exact, apart)}) == 3
+    small_pages = row(20.0, kv_dtype="fp8_e4m3")
+    assert len({label(each) for each in (row(20.0), exact, apart, small_pages)}) == 4
+
+
+def test_tables_tell_what_is_not_served_by_default() -> None:
+    assert row(20.0).served == "31B-it"
+    assert row(20.0, numerics="exact", kv_dtype="fp8_e4m3").served == "31B-it (exact, fp8_e4m3 KV)"
+    report = Report(date="", devices=[H100], versions={}, settings=[], rows=[row(20.0, kv_dtype="fp8_e4m3")])
+    assert "| 31B-it (fp8_e4m3 KV) |" in markdown(report, None)
 
 
 @pytest.mark.parametrize(
