@@ -7,9 +7,10 @@ from pathlib import Path
 
 from gemray_cluster.check.result import CheckResult, fail, ok
 from gemray_workers.checkpoint.drafter_marks import refuse_drafter
-from gemray_workers.checkpoint.hub import snapshot_of
+from gemray_workers.checkpoint.hub import name_of_folder, snapshot_of
 from gemray_workers.checkpoint.index import INDEX_FILE, SINGLE_FILE, index_shards
 from gemray_workers.checkpoint.json_file import is_broken_link, read_json_object
+from gemray_workers.checkpoint.lfs import is_lfs_pointer
 from gemray_workers.errors import CheckpointError, GemrayError
 
 NAME = "model"
@@ -48,12 +49,16 @@ def check_model_directory(path: str, *, node: str, weights: bool = True, tokeniz
     except GemrayError as error:
         return fail(NAME, f"on node {node}: {error}.")
     if missing:
-        missing = [f"{name} (a link to nowhere)" if is_broken_link(directory / name) else name for name in missing]
+        missing = [f"{name}{_what_is_there(directory / name)}" for name in missing]
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         if other := next(iter(sorted(file.name for file in directory.glob("*.gguf"))), None):
             return fail(NAME, f"{path} on node {node} lacks {names}: GGUF ({other}) is not read, safetensors are.")
         snapshot = snapshot_of(path)
         remedy = "" if snapshot is None else f"; `{snapshot.download}` brings the rest"
+        if any(is_lfs_pointer(file) for file in directory.iterdir()):
+            remedy = f"; `git lfs pull` in {path} brings the rest"
+        if (repo := name_of_folder(directory)) is not None:
+            return fail(NAME, f"{path} on node {node} is the cache's folder of {repo}: --model takes it by that name.")
         return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete{remedy}.")
     return ok(NAME, f"{path} on node {node} is complete.")
 
@@ -65,6 +70,17 @@ def _refuse_drafter(directory: Path) -> None:
     except CheckpointError:
         return  # whoever reads it for a model says so
     refuse_drafter(directory, config)
+
+
+def _is_there(file: Path) -> bool:
+    return file.is_file() and not is_lfs_pointer(file)
+
+
+def _what_is_there(file: Path) -> str:
+    """What stands in a missing file's place, in words behind its name."""
+    if is_broken_link(file):
+        return " (a link to nowhere)"
+    return " (a pointer of Git LFS)" if is_lfs_pointer(file) else ""
 
 
 def _where(path: str) -> str:
@@ -81,11 +97,12 @@ def missing_files(directory: Path, *, weights: bool, tokenizer: bool) -> list[st
         CheckpointError: an unreadable index.
     """
     wanted = ["config.json", *(["tokenizer.json"] if tokenizer else [])]
-    missing = [name for name in wanted if not (directory / name).is_file()]
+    missing = [name for name in wanted if not _is_there(directory / name)]
     if not weights:
         return missing
     if (directory / INDEX_FILE).is_file():
-        return missing + [shard for shard in index_shards(directory) if not (directory / shard).is_file()]
-    if not (directory / SINGLE_FILE).is_file():
-        missing.append(f"{SINGLE_FILE} (or {INDEX_FILE})")
+        return missing + [shard for shard in index_shards(directory) if not _is_there(directory / shard)]
+    if not _is_there(directory / SINGLE_FILE):
+        is_pointer = is_lfs_pointer(directory / SINGLE_FILE)
+        missing.append(SINGLE_FILE if is_pointer else f"{SINGLE_FILE} (or {INDEX_FILE})")
     return missing

@@ -29,7 +29,6 @@ from gemray_cluster.server.text_work import TextWork
 from gemray_cluster.server.whole_answer import WholeAnswer
 from gemray_cluster.text.token_text import TokenText
 from gemray_workers.checkpoint.identity import CheckpointIdentity
-from gemray_workers.errors import Summary
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 SERVICE_NAME: str = SERVICE.full_name
@@ -214,6 +213,6 @@ def _refuse_other_checkpoint(request: GenerationRequest, served: CheckpointIdent
     if request.HasField("checkpoint_hash") and request.checkpoint_hash != served.hash:
         is_served = repr(served.hash) if served.hash else "that of random weights, which have none,"
         raise OtherCheckpoint(
-            f"checkpoint_hash = {Summary.of_text(request.checkpoint_hash)!r} is not served here: {is_served} is "
+            f"checkpoint_hash = {request.checkpoint_hash!r} is not served here: {is_served} is "
             f"({served.name}), which would go on with other answers"
         )

@@ -96,6 +96,9 @@ def one_of(*names: str) -> Kind[str]:
     return Kind(parse, "one of " + ", ".join(names), "|".join(names))
 
 
+_HUB_URL = re.compile(r"(?:https?://huggingface\.co|hf:/)/(?P<name>[^/]+/[^/?#@]+)")
+
+
 class NotAllowed(ValueError):
     """A text that is not allowed; the message is what would be."""
 
@@ -110,7 +113,9 @@ def model_directory(text: str, base: Path = Path()) -> str:
         return path
     if is_embedded(text):
         return str(embedded_path(text))
-    near = get_close_matches(text, EMBEDDED_NAMES, n=1, cutoff=SIMILAR)
+    if (url := _HUB_URL.match(text)) is not None:
+        raise NotAllowed(f"a directory, or ORG/NAME of a model in the Hugging Face cache; did you mean {url['name']}?")
+    near = get_close_matches(text.lower(), EMBEDDED_NAMES, n=1, cutoff=SIMILAR)
     if near and "/" not in text:
         raise NotAllowed(f"{MODEL.allowed}; did you mean {near[0]}?")
     if not is_hub_name(text):

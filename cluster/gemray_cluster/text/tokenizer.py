@@ -27,6 +27,7 @@ from gemray_cluster.text.control_tokens import (
 )
 from gemray_cluster.text.tokenizer_settings import check_ids, switch_off_silent_changes
 from gemray_workers.checkpoint.json_file import refuse_broken_link
+from gemray_workers.checkpoint.lfs import refuse_lfs_pointer
 from gemray_workers.errors import CheckpointError, InvalidField, Summary
 from gemray_workers.grammar.special_tokens import SPECIAL_TOKENS, control_ids, hidden_ids
 from gemray_workers.grammar.token_bytes import bytes_of_tokens
@@ -89,6 +90,7 @@ class ChatTokenizer:
             raise CheckpointError(f"there is no directory {directory}, nor an embedded model of that name")
         for name in TOKENIZER_FILES:
             refuse_broken_link(directory / name)
+            refuse_lfs_pointer(directory / name)
         if not (directory / "tokenizer.json").is_file():
             raise CheckpointError(f"{directory} holds no tokenizer.json, so text cannot be tokenized")
         try:

@@ -300,3 +300,18 @@ def test_a_misspelt_embedded_name_comes_with_the_one_that_is_meant(flag: str) ->
     with pytest.raises(InvalidSetting) as caught:
         ServeSettings.load({"model": "gemray-tiny", flag: "gemray-tiny-asistant"}, {})
     assert str(caught.value).endswith("; did you mean gemray-tiny-assistant?")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("GEMRAY-TINY", "gemray-tiny"),
+        ("https://huggingface.co/google/gemma-4-31B-it", "google/gemma-4-31B-it"),
+        ("https://huggingface.co/google/gemma-4-31B-it/tree/main", "google/gemma-4-31B-it"),
+        ("hf://google/gemma-4-31B-it", "google/gemma-4-31B-it"),
+    ],
+)
+def test_a_model_in_another_spelling_comes_with_its_name(written: str, meant: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        ServeSettings.load({"model": written}, {})
+    assert str(caught.value).endswith(f"; did you mean {meant}?")

@@ -59,6 +59,8 @@ def test_what_is_not_there_comes_with_the_command_that_brings_it(cache: Path, na
         ("google/gemma-4-31b-it", "; did you mean google/gemma-4-31B-it?"),
         ("google/gema-4-e2b@v9", "; did you mean google/gemma-4-e2b, which is there?"),
         ("google/gemma-4-31B-it", ""),
+        ("google/gemma-4-31B-it-qat-w4a16-ct", ""),
+        ("nvidia/gemma-4-31b-it-nvfp4", "; did you mean nvidia/Gemma-4-31B-IT-NVFP4?"),
         ("google/gemma-4-e2b@v9", ""),
         ("mistralai/Mistral-7B-v0.1", ""),
     ],

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from gemray_cluster.check.model_directory import check_model_directory
+from gemray_cluster.check.result import Status
 from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.checkpoint.generation import GenerationDefaults
 from gemray_workers.checkpoint.index import INDEX_FILE, SINGLE_FILE, read_index
@@ -109,6 +110,47 @@ def test_check_tells_of_a_broken_link(checkpoint: Path) -> None:
     shard(checkpoint)
     break_link(checkpoint / "part.safetensors")
     assert "lacks part.safetensors (a link to nowhere)" in check_model_directory(str(checkpoint), node="here").sentence
+
+
+def leave_pointer(file: Path) -> None:
+    """As a clone without Git LFS has it."""
+    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 62441234567\n")
+
+
+@pytest.mark.parametrize("name", [SINGLE_FILE, "part.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_told_from_a_damaged_file(checkpoint: Path, name: str) -> None:
+    if name == "part.safetensors":
+        shard(checkpoint)
+    leave_pointer(checkpoint / name)
+    read: Callable[[Path], object] = ChatTokenizer.from_directory if name == "tokenizer.json" else read_index
+    with pytest.raises(CheckpointError, match=rf"{name} is a pointer of Git LFS, not the file: `git lfs pull` in"):
+        read(checkpoint)
+    found = check_model_directory(str(checkpoint), node="here").sentence
+    assert f"lacks {name}" in found
+    assert f" (a pointer of Git LFS): the copy is not complete; `git lfs pull` in {checkpoint} brings the rest" in found
+
+
+def test_weights_that_begin_otherwise_are_no_pointer(checkpoint: Path) -> None:
+    (checkpoint / SINGLE_FILE).write_bytes(b"version 2")
+    with pytest.raises(CheckpointError, match="truncated or corrupt"):
+        read_index(checkpoint)
+
+
+@pytest.mark.parametrize("part", ["", "snapshots"])
+def test_the_cache_s_own_folder_of_a_model_comes_with_its_name(tmp_path: Path, part: str) -> None:
+    folder = tmp_path / "models--google--gemma-4-31B-it"
+    write_servable_checkpoint(folder / "snapshots" / ("a" * 40))
+    found = check_model_directory(str(folder / part), node="here")
+    assert found.sentence.endswith("is the cache's folder of google/gemma-4-31B-it: --model takes it by that name.")
+    with pytest.raises(CheckpointError, match=r"folder of google/gemma-4-31B-it, not a model's: it is served by that"):
+        ModelConfig.from_directory(folder / part)
+    assert check_model_directory(str(folder / "snapshots" / ("a" * 40)), node="here").status is Status.OK
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"holds an adapter \(adapter_config\.json\), not a model: merge it"):
+        ModelConfig.from_directory(tmp_path)
 
 
 # --- fields of other formats ------------------------------------------------------------------------------------------

@@ -102,7 +102,9 @@ def test_overlapping_targets_mean_what_the_library_takes_them_for(
     for name in ("layers.0.self_attn.q_proj", "layers.1.mlp.up_proj"):
         matched = match_targets(PREFIX + name, torch.nn.Linear(1, 1), by_target)
         meant = [by_target[target] for target in matched[:1]]
-        spelt = ["fp8 per channel" if form is FP8 else f"int4 group {form['group_size']}" for form in meant]
+        spelt: list[str | None] = [
+            "fp8 per channel" if form is FP8 else f"int4 group {form['group_size']}" for form in meant
+        ]
         assert titles(recipe(tmp_path, own), name) == (spelt or [None])
 
 

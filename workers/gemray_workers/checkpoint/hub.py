@@ -17,6 +17,9 @@ _FOLDER = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
 _SIZES = ("E2B", "E4B", "12B", "26B-A4B", "31B")
 PUBLISHED = (
     *(f"google/gemma-4-{size}{kind}" for size in _SIZES for kind in ("-it", "", "-it-assistant")),
+    *(f"google/gemma-4-{size}-it-qat-w4a16-ct" for size in _SIZES if size != "26B-A4B"),
+    "nvidia/Gemma-4-31B-IT-NVFP4",
+    "RedHatAI/gemma-4-31B-it-NVFP4",
     "z-lab/gemma-4-31B-it-DFlash",
     "z-lab/gemma-4-26B-A4B-it-DFlash",
 )
@@ -100,6 +103,13 @@ def snapshot_of(path: str) -> Snapshot | None:
     if match is None or snapshots != "snapshots":
         return None
     return Snapshot(f"{match['org']}/{match['name']}", commit)
+
+
+def name_of_folder(directory: Path) -> str | None:
+    """ORG/NAME of the cache's folder of a model, or of the one of its snapshots; None for other directories."""
+    folder = directory.parent if directory.name == "snapshots" else directory
+    match = _FOLDER.fullmatch(folder.name)
+    return None if match is None or not (folder / "snapshots").is_dir() else f"{match['org']}/{match['name']}"
 
 
 def on_this_node(path: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from gemray_workers.checkpoint.json_file import is_broken_link, refuse_broken_link
+from gemray_workers.checkpoint.lfs import refuse_lfs_pointer
 from gemray_workers.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
@@ -145,6 +146,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
                 StoredTensor(name, file, tuple(entry.get_shape()), entry.get_dtype()) for name, entry in slices.items()
             ]
     except (SafetensorError, OSError) as error:
+        refuse_lfs_pointer(file)
         raise CheckpointError(f"{file.name} is truncated or corrupt ({file.stat().st_size} bytes): {error}") from error
 
 

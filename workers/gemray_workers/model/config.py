@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from gemray_workers.checkpoint.drafter_marks import refuse_drafter
 from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
+from gemray_workers.checkpoint.hub import name_of_folder
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
 from gemray_workers.checkpoint.quantized.read import read_recipe
@@ -199,8 +200,7 @@ def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
         )
     refuse_broken_link(directory / "config.json")
     if not (directory / "config.json").is_file():
-        found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
-        raise CheckpointError(f"{directory} has no config.json (it holds: {found})")
+        raise CheckpointError(_why_no_config(directory))
     content = read_json_object(directory / "config.json")
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in _WEIGHT_PREFIXES:
@@ -227,6 +227,15 @@ def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
         except Exception as error:  # strict config classes raise errors of several libraries
             raise CheckpointError(f"{directory / 'config.json'} is not a valid {model_type} config: {error}") from error
     return known[key]
+
+
+def _why_no_config(directory: Path) -> str:
+    if (repo := name_of_folder(directory)) is not None:
+        return f"{directory} is the cache's folder of {repo}, not a model's: it is served by that name"
+    if (directory / "adapter_config.json").is_file():
+        return f"{directory} holds an adapter (adapter_config.json), not a model: merge it into its model first"
+    found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
+    return f"{directory} has no config.json (it holds: {found})"
 
 
 def refuse_other_variants(text: Any) -> None:
