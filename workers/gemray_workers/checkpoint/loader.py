@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import prod
@@ -47,6 +47,7 @@ STORED_DTYPES = {
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
 }
+_PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 _CODES_ALONE = (torch.int8, torch.uint8, torch.float8_e4m3fn)
 """Dtypes whose numbers mean nothing without a scale."""
 
@@ -159,7 +160,7 @@ def _matched(
     # In the order of the data on disk, whatever the order of the targets.
     loads = [_WeightLoad(by_name[name], stored) for name, stored in index.tensors.items() if name in by_name]
 
-    problems = [problem for load in loads for problem in _misfits(load)]
+    problems = [*_plain_after_all(by_name, index), *(problem for load in loads for problem in _misfits(load))]
     if missing := by_name.keys() - index.tensors.keys():
         problems.append(f"missing tensors: {listed(missing)}")
     if unexpected := left_over - ignored:
@@ -172,6 +173,21 @@ def _matched(
     if problems:
         raise CheckpointError(f"{index.directory} does not fit the model:\n  " + "\n  ".join(problems))
     return loads, ignored
+
+
+def _plain_after_all(by_name: Mapping[str, WeightTarget], index: CheckpointIndex) -> Iterator[str]:
+    """What explains the problems that follow where a config tells of packed weights that are none, as one that was
+    copied from another checkpoint or left behind by a merge."""
+    codes = {name: target for name, target in by_name.items() if target.role == "codes"}
+    on_disk = {name: index.tensors.get(f"{name.rpartition('.')[0]}.weight") for name in codes}
+    plain = {name: stored for name, stored in on_disk.items() if stored is not None and stored.dtype in _PLAIN_DTYPES}
+    if plain:
+        name, stored = next(iter(plain.items()))
+        yield (
+            f"{len(plain)} of {len(codes)} layers that the quantization config says are packed are plain: "
+            f"{stored.name} is stored as {stored.dtype}, not as {codes[name].format}; remove that config, or list them "
+            "as ignored in it"
+        )
 
 
 def _name_on_disk(target: WeightTarget, index: CheckpointIndex, prefix: str) -> str:
