@@ -1,8 +1,9 @@
 """``python -m support.equal_answers --count 320 --output FILE``: the embedded model in exact numerics on a CPU.
 
 One server runs each request alone: no drafter, no prefix cache. The other has a DFlash drafter, a prefix cache and few
-pages, and runs several at a time beside clients that cancel. Whatever an answer says must be equal, to the bit: ids,
-texts, log-probabilities, checksums of logits, and how it ended. ``--numerics fast`` shows what the comparison finds.
+pages, and runs several at a time beside clients that cancel; there some streams are broken off and asked to go on, and
+some requests come over OpenAI's HTTP API. Whatever an answer says must be equal, to the bit: ids, texts, tool calls,
+log-probabilities, checksums of logits, and how it ended. ``--numerics fast`` shows what the comparison finds.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import time
 from pathlib import Path
 from typing import get_args
 
+import httpx
+
 from gemray.v1 import generation_pb2 as pb
 from gemray_workers.config import NumericsName
 from gemray_workers.embedded import embedded_path
 from support.cluster.embedded_server import embedded_server
+from support.cluster.http_gateway import gateway
 from support.equal_answers.traffic import Traffic, stub_of
 
 MODEL_LEN = 192
@@ -42,8 +46,10 @@ async def main(options: argparse.Namespace) -> int:
         embedded_server(**busy) as busy_server,
         stub_of(quiet_server.address) as quiet_stub,
         stub_of(busy_server.address) as busy_stub,
+        gateway(busy_server.address) as busy_gateway,
+        httpx.AsyncClient(base_url=busy_gateway.url) as busy_http,
     ):
-        traffic = Traffic(quiet_stub, busy_stub, options.seed, options.count, options.most_tokens)
+        traffic = Traffic(quiet_stub, busy_stub, busy_http, options.seed, options.count, options.most_tokens)
         told = str(traffic.tally)
         async for tally in traffic.run(options.at_a_time, options.cancelling):
             stats = await busy_stub.GetServerStats(pb.GetServerStatsRequest())

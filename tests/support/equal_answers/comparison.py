@@ -10,6 +10,7 @@ import grpc
 
 from gemray.client.answers import answers_of
 from gemray.v1 import generation_pb2 as pb
+from support.equal_answers.over_http import HttpGot, told_over_http
 
 Got = pb.GenerateResponse | str
 """An answer, or a status with what it says."""
@@ -32,6 +33,8 @@ def joined(messages: Sequence[pb.GenerateStreamResponse]) -> pb.GenerateResponse
                 part.text += message.delta.text
                 part.reasoning += message.delta.reasoning
                 part.logprobs.extend(message.delta.logprobs)
+                for piece in message.delta.tool_calls:
+                    _add_to_calls(part, piece)
                 whole.prompt_logprobs.extend(message.delta.prompt_logprobs)
             case "answer_end":
                 _part(whole, parts, message.answer_end.index).completion.CopyFrom(message.answer_end.completion)
@@ -48,16 +51,29 @@ def _part(
     return parts[index]
 
 
+def _add_to_calls(part: pb.GenerateResponse | pb.Answer, piece: pb.ToolCallDelta) -> None:
+    if piece.index == len(part.tool_calls):
+        part.tool_calls.add()
+    call = part.tool_calls[piece.index]
+    call.id += piece.id
+    call.name += piece.name
+    call.arguments_json += piece.arguments_json
+    call.is_incomplete = not piece.is_complete
+
+
 def without_speed(got: Got) -> Got:
-    """Leave out what tells how an answer came about, not what it is: its id, drafts, and what was found in a cache."""
+    """Leave out what tells how an answer came about, not what it is: its id and its calls', drafts, cached tokens."""
     if isinstance(got, str):
         return got
     bare = pb.GenerateResponse()
     bare.CopyFrom(got)
     bare.ClearField("request_id")
-    for completion in (bare.completion, *(other.completion for other in bare.other_answers)):
-        completion.ClearField("speculation")
-        completion.usage.ClearField("cached_tokens")
+    answers: list[pb.GenerateResponse | pb.Answer] = [bare, *bare.other_answers]
+    for answer in answers:
+        answer.completion.ClearField("speculation")
+        answer.completion.usage.ClearField("cached_tokens")
+        for call in answer.tool_calls:
+            call.ClearField("id")
     return bare
 
 
@@ -68,20 +84,31 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
 
-    def compare(self, index: int, request: pb.GenerateRequest, alone: Got, among: Got, *, streamed: bool) -> None:
-        """Hold what request `index` got among others against what it got alone, to the bit."""
+    def compare(self, index: int, request: pb.GenerateRequest, alone: Got, among: Got, *, how: str) -> None:
+        """Hold what request `index` got among others, asked `how`, against what it got alone, to the bit."""
+        self._count(alone, how)
+        self._hold(index, request, without_speed(alone), without_speed(among), how)
+
+    def compare_http(self, index: int, request: pb.GenerateRequest, alone: Got, among: HttpGot) -> None:
+        """The same with what came over HTTP, as far as HTTP tells it."""
+        self._count(alone, "over HTTP")
+        self._hold(index, request, told_over_http(alone), among, "over HTTP")
+
+    def _count(self, alone: Got, how: str) -> None:
         self.counts["compared"] += 1
-        self.counts["streamed"] += streamed
+        self.counts[how] += 1
         self.counts["refused"] += isinstance(alone, str)
         if not isinstance(alone, str):
             for part in answers_of(alone):
                 self.counts["answers"] += 1
                 self.counts["tokens"] += len(part.token_ids)
+                self.counts["tool calls"] += len(part.tool_calls)
                 self.counts["log-probabilities"] += len(part.logprobs)
                 self.counts["checksums"] += sum(entry.HasField("logits_checksum") for entry in part.logprobs)
-        expected, got = without_speed(alone), without_speed(among)
+
+    def _hold(self, index: int, request: pb.GenerateRequest, expected: object, got: object, how: str) -> None:
         if expected != got:
-            self.differences.append(f"request {index}\n{request}\nalone:\n{expected}\namong others:\n{got}")
+            self.differences.append(f"request {index}, {how}\n{request}\nalone:\n{expected}\namong others:\n{got}")
 
     def __str__(self) -> str:
         counted = [f"{count:,} {what}" for what, count in self.counts.items()]

@@ -29,6 +29,27 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "strict": strict,
+            "parameters": {
+                "type": "object",
+                "properties": {argument: schema},
+                "required": [argument],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name, strict, argument, schema in (
+        ("heat", False, "unit", {"enum": ["C", "F"]}),
+        ("say", True, "t", {"type": "string", "maxLength": 6}),
+    )
+]
+MOST_CALL_TOKENS = 24
+"""A whole call fits."""
 IDS = range(5, 1000)
 """Ids of ordinary tokens."""
 
@@ -45,8 +66,10 @@ def drawn_request(seed: int, index: int, *, most_tokens: int) -> pb.GenerateRequ
     elif kind < 0.75:
         request.token_ids.ids.extend(rng.choices(IDS, k=rng.choice((1, 2, 7, 16, 17, 64, 65, 120))))
     else:
-        request.chat.messages.add(role="user", content=rng.choice(TEXTS) + rng.choice(("", PASSAGE[:100])))
-    if rng.random() < 0.15:
+        _give_chat(rng, request.chat)
+    if kind > 0.75 and rng.random() < 0.4:
+        _give_tools(rng, request)
+    elif rng.random() < 0.15:
         _give_form(rng, request)
     elif kind < 0.75 and rng.random() < 0.1:  # of a chat there is nothing to echo
         request.sampling.echo = True
@@ -94,10 +117,48 @@ def _sampling(rng: random.Random, most_tokens: int) -> pb.SamplingParameters:
     return drawn
 
 
-def _give_form(rng: random.Random, request: pb.GenerateRequest) -> None:
-    """Ask for a form, without what could contradict it."""
+def _give_chat(rng: random.Random, chat: pb.Chat) -> None:
+    """A question, maybe behind other turns, maybe with a thought before its answer."""
+    if rng.random() < 0.3:
+        chat.messages.add(role="system", content="Be brief.")
+    chat.messages.add(role="user", content=rng.choice(TEXTS) + rng.choice(("", PASSAGE[:100])))
+    if rng.random() < 0.3:
+        chat.messages.add(role="assistant", content="ok")
+        if rng.random() < 0.5:
+            chat.continue_final_message = True
+        else:
+            chat.messages.add(role="user", content="go on")
+    if rng.random() < 0.3:
+        chat.enable_thinking = True
+
+
+def _give_tools(rng: random.Random, request: pb.GenerateRequest) -> None:
+    """Offer functions, of which the answer may, must or must not call one."""
+    chat = request.chat
+    chat.continue_final_message = False
+    chat.tools_json = json.dumps(TOOLS[: rng.randint(1, 2)])
+    choice = rng.random()
+    if choice < 0.4:
+        chat.tool_choice.mode = pb.TOOL_CHOICE_MODE_REQUIRED
+    elif choice < 0.6:
+        chat.tool_choice.function = "heat"
+    elif choice < 0.7:
+        chat.tool_choice.mode = pb.TOOL_CHOICE_MODE_NONE
+    if rng.random() < 0.3:
+        chat.parallel_tool_calls = False
+    if choice < 0.6:
+        _without_contradictions(request.sampling)
+        request.sampling.max_tokens = MOST_CALL_TOKENS
+
+
+def _without_contradictions(sampling: pb.SamplingParameters) -> None:
+    """Take back what a form could not be held beside."""
     for field in ("ignore_eos", "min_tokens", "bad_words", "allowed_token_ids", "logit_bias"):
-        request.sampling.ClearField(field)
+        sampling.ClearField(field)
+
+
+def _give_form(rng: random.Random, request: pb.GenerateRequest) -> None:
+    _without_contradictions(request.sampling)
     if rng.random() < 0.7:
         request.structured.regex = rng.choice(("[a-z]{3,9}", "(yes|no) [0-9]+"))
     else:

@@ -11,15 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import httpx
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1.generation_pb2_grpc import GenerationServiceStub
 from support.equal_answers.comparison import Got, Tally, joined, refusal
 from support.equal_answers.drawn import drawn_request
+from support.equal_answers.over_http import ask_over_http, can_ask_over_http
 
 CALL_S = 3600.0
 """Longer than any answer takes on a machine that is not stuck."""
 MOST_MESSAGE_BYTES = 1 << 26
+HOWS = ("unary", "streamed", "resumed", "over HTTP")
+"""Ways to ask the busy server; what cannot be asked in one is streamed."""
 
 
 @asynccontextmanager
@@ -36,6 +40,7 @@ class Traffic:
 
     quiet: Any
     busy: Any
+    busy_http: httpx.AsyncClient
     seed: int
     count: int
     most_tokens: int
@@ -83,9 +88,18 @@ class Traffic:
             sent.CopyFrom(request)
             if rng.random() < 0.3:
                 sent.speculation.num_draft_tokens = rng.choice((0, 1, 2, 4))
-            streamed = rng.random() < 0.5
-            got = await (_streamed if streamed else _unary)(self.busy, sent)
-            self.tally.compare(index, request, await asyncio.shield(self._alone[index]), got, streamed=streamed)
+            tally, alone, how = self.tally, asyncio.shield(self._alone[index]), rng.choice(HOWS)
+            if how == "over HTTP" and can_ask_over_http(sent):
+                answered = await ask_over_http(self.busy_http, sent)
+                tally.compare_http(index, request, await alone, answered)
+            elif how == "resumed" and _can_go_on(sent):
+                got = await _resumed(self.busy, sent, rng.randint(1, sent.sampling.max_tokens))
+                tally.compare(index, request, await alone, got, how=how)
+            elif how == "unary":
+                tally.compare(index, request, await alone, await _unary(self.busy, sent), how=how)
+            else:
+                got = await _streamed(self.busy, sent)
+                tally.compare(index, request, await alone, got, how="streamed")
             compared.put_nowait(None)
 
     async def _cancel(self, index: int) -> None:
@@ -124,3 +138,35 @@ async def _streamed(stub: Any, request: pb.GenerateRequest) -> Got:
         return joined([message async for message in stub.GenerateStream(_as_stream(request), timeout=CALL_S)])
     except grpc.aio.AioRpcError as error:
         return refusal(error)
+
+
+def _can_go_on(request: pb.GenerateRequest) -> bool:
+    """Whether what is left of an answer can be asked for and added to what there was of it.
+
+    So it can of one answer, which does not repeat its prompt, and in which no call is cut in two.
+    """
+    sampling = request.sampling
+    return sampling.n <= 1 and not sampling.echo and not request.chat.tools_json
+
+
+async def _resumed(stub: Any, request: pb.GenerateRequest, num_tokens: int) -> Got:
+    """Break a stream off once it has given so many tokens, and go on behind them."""
+    call = stub.GenerateStream(_as_stream(request), timeout=CALL_S)
+    messages: list[pb.GenerateStreamResponse] = []
+    emitted: list[int] = []
+    try:
+        async for message in call:
+            messages.append(message)
+            emitted += message.delta.token_ids
+            if len(emitted) >= num_tokens:
+                break
+        call.cancel()
+        if messages[-1].HasField("final"):
+            return joined(messages)
+        rest = _as_stream(request)
+        rest.emitted_token_ids.extend(emitted)
+        rest.sampling.ClearField("prompt_logprobs")  # they came before the first token
+        messages += [message async for message in stub.GenerateStream(rest, timeout=CALL_S)]
+    except grpc.aio.AioRpcError as error:
+        return refusal(error)
+    return joined(messages)
