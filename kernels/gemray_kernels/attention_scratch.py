@@ -25,6 +25,8 @@ MIN_CHUNK = 32
 MAX_CHUNKS = 32
 PROGRAMS_PER_ROW_BLOCK = 264
 """Enough programs for one block of rows, all KV heads together; more only add partial results."""
+FEW_PAIRS = 512
+"""(row, query head) pairs of a call whose programs are few, at most."""
 PROMPT_PAIRS = 128
 """(row, query head) pairs of a block of a prompt, or a power of two with room for the query heads of a KV head."""
 KEYS = 128
@@ -77,6 +79,21 @@ class Split:
         )
 
 
+@dataclass(frozen=True)
+class FewSplit:
+    """How keys are cut where programs are few (`gemray_kernels.triton.few_attention`); every row has a slot."""
+
+    min_chunk: int
+    """Keys of a chunk, at least."""
+    chunks: int
+    """C: as many as may occur."""
+
+    @classmethod
+    def of(cls, table_keys: int, window: int, min_chunk: int = MIN_CHUNK) -> FewSplit:
+        """The cut of keys that a window bounds."""
+        return cls(min_chunk, min(table_keys, window + FEW_ROWS) // min_chunk + 2)
+
+
 def scratch_bytes(shape: AttentionShape, num_rows: int, num_seqs: int, itemsize: int) -> int:
     """Bytes with which no call of up to so many rows and sequences needs memory of its own, in fast numerics.
 
@@ -88,6 +105,9 @@ def scratch_bytes(shape: AttentionShape, num_rows: int, num_seqs: int, itemsize:
     """
     split = Split.of(shape, num_rows, num_seqs)
     partial = split.slots * shape.num_heads * split.grid_chunks * (shape.head_dim + 2) * 4
+    if shape.window is not None:
+        few = min(num_rows * shape.num_heads, FEW_PAIRS) * FewSplit.of(shape.table_keys, shape.window).chunks
+        partial = max(partial, few * (shape.head_dim + 2) * 4)
     prompts = 0
     if shape.window is None and num_rows > FEW_ROWS:
         # A round's weights, their scales and totals, and sums that are carried to the next round.

@@ -26,10 +26,12 @@ SHAPES = {
     "26B-A4B full": AttentionShape(16, 2, 512, None, 65536),
     "E2B full": AttentionShape(8, 1, 512, None, 16384),
     "E2B sliding": AttentionShape(8, 1, 256, 512, 16384),
+    "E4B sliding": AttentionShape(8, 2, 256, 512, 16384),
     "three heads a KV head": AttentionShape(6, 2, 512, None, 12000),
 }
 LEFT_BEHIND = {
     "attend_kernel": (7, 8),
+    "attend_few_kernel": (7, 8),
     "combine_kernel": (1, 2),
     "attend_weights_kernel": (5, 6, 7),
     "attend_values_kernel": (4, 5, 6, 7),
@@ -64,7 +66,7 @@ def test_no_call_up_to_the_largest_takes_memory_of_its_own(name: str) -> None:
     shape = SHAPES[name]
     rng = random.Random(name)
     for _ in range(40):
-        most_rows, most_seqs = rng.choice((8, 160, 512, 1184, 2048)), rng.choice((2, 9, 33))
+        most_rows, most_seqs = rng.choice((5, 8, 160, 512, 1184, 2048)), rng.choice((2, 9, 33))
         scratch = torch.empty(scratch_bytes(shape, most_rows, most_seqs, 2), dtype=torch.uint8)
         for rows, seqs in ((most_rows, most_seqs), (rng.randint(1, most_rows), rng.randint(1, most_seqs))):
             found = left_behind(shape, rows, seqs, rng.choice((None, 40, 3000, 8192, 10**6)), scratch)
@@ -101,6 +103,7 @@ def left_behind(
     """What the kernels of a call leave for each other, by kernel and argument."""
     from triton.runtime.jit import JITFunction
 
+    from gemray_kernels.triton import few_attention
     from gemray_kernels.triton.paged_attention import paged_attention
 
     found: list[tuple[tuple[str, int], Tensor]] = []
@@ -109,7 +112,8 @@ def left_behind(
         found.extend(((kernel.__name__, i), arguments[i]) for i in LEFT_BEHIND.get(kernel.__name__, ()))
 
     pages = torch.empty(1, 16, shape.num_kv_heads, shape.head_dim, dtype=torch.bfloat16)
-    with mock.patch.object(JITFunction, "run", run):
+    on_hopper = mock.patch.object(few_attention, "starts_early", return_value=True)
+    with on_hopper, mock.patch.object(JITFunction, "run", run):
         paged_attention(
             torch.empty(rows, shape.num_heads, shape.head_dim, dtype=torch.bfloat16),
             pages,

@@ -2,7 +2,8 @@
 
 A sequence of few rows (a decode or verify step) would keep few multiprocessors busy, so its keys are cut into chunks
 at fixed places, one program each, whose partial softmaxes a second kernel combines (Flash-Decoding, Dao et al. 2023).
-Where the cuts are depends on that sequence alone. A sequence of many rows (a prompt chunk) is not cut.
+Where the cuts are depends on that sequence and on the call's shape, not on what other sequences hold. A call that has
+few programs has a kernel of its own (`few_attention`). A sequence of many rows (a prompt chunk) is not cut.
 
 The grid is sized by numbers that the host knows (rows, sequences, block-table width), so nothing waits for the device
 and a CUDA graph can hold the launches.
@@ -29,6 +30,7 @@ from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.attend_kernels import attend_kernel, combine_kernel
 from gemray_kernels.triton.attend_long import attend_long_kernel
 from gemray_kernels.triton.early_start import starts_early
+from gemray_kernels.triton.few_attention import attend_few, few_tile
 from gemray_kernels.triton.prompt_attention import PromptTiles, attend_prompts
 
 LOG2_E = log2(e)
@@ -69,8 +71,9 @@ def paged_attention(
 
     Sums are float32; probabilities are rounded to `q`'s dtype before they weigh the values. `q`, `k_pages` and
     `v_pages` are bfloat16 or float32, all the same, or both pages float8_e4m3fn; heads are contiguous. 8-bit floats are
-    multiplied in `q`'s dtype, which holds them exactly; scores and sums are scaled, rather than they. Lengths and
-    tables are read before `q` is waited for: neither the kernel that writes it nor the one before that may write them.
+    multiplied in `q`'s dtype, which holds them exactly; scores and sums are scaled, rather than they. Lengths, tables
+    and keys before the last rows of a sequence are read before `q` is waited for: neither the kernel that writes it
+    nor the one before that may write them.
 
     Which programs run follows from a few classes of row counts, so that a server has compiled all of them once its
     buckets are captured. Sequences of more than `FEW_ROWS` rows are not split: they fill the device, and their partial
@@ -94,6 +97,25 @@ def paged_attention(
     group = num_heads // num_kv_heads
     page_size = k_pages.shape[1]
     early = starts_early(q_TND)
+    most = most_of(num_rows, most_rows)
+    few = few_tile(q_TND, k_pages, num_seqs, window=window, causal=causal, most_rows=most) if tile is None else None
+    if few is not None and window is not None:
+        attend_few(
+            q_TND,
+            k_pages,
+            v_pages,
+            block_table_SP,
+            query_start_Z,
+            kv_len_S,
+            out_TND,
+            few,
+            window=window,
+            causal=causal,
+            scale=scale,
+            most_rows=most,
+            scratch=scratch,
+        )
+        return out_TND
     if tile is None:
         pairs = group * triton.cdiv(num_rows, num_seqs)
         tile = short_tile(q_TND.dtype, head_dim, pairs, group, num_rows, is_fp8=k_pages.dtype == FP8)
@@ -128,7 +150,7 @@ def paged_attention(
         **programs.attending,
     )
     programs.combine(out_TND, query_start_Z, kv_len_S)
-    has_long = most_of(num_rows, most_rows) > FEW_ROWS
+    has_long = most > FEW_ROWS
     in_two = causal and long is None and most_keys is not None and in_two_kernels(q_TND.dtype, head_dim)
     if has_long and in_two:
         attend_prompts(
