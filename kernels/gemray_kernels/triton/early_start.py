@@ -4,8 +4,9 @@ A kernel that starts early may read weights and nothing else until it has waited
 written by the kernel before it. It lets the next kernel start only after it has waited itself, so that at any time at
 most two kernels of a stream are under way, and what the last but one wrote may be read.
 
-Attention's kernels but for the last let the next one start at once: its programs take their places and read tables
-while the product before attention still runs. What they read before they wait was written before that product.
+Attention's kernels but for the last let the next one start at once: its programs take their places and read tables,
+some also keys of earlier steps, while the product before attention still runs. What they read before they wait was
+written before that product.
 
 Not every kernel gains by it: layers of packed weights are slower with products that start early, but for gated ones
 (`benchmarks/results/2026-11-30-h200-starts`), and all layers with products that ask for weights before they wait
