@@ -20,6 +20,7 @@ import torch
 
 from support import hypothesis_settings
 from support.cluster.ray_patience import RAY_PATIENCE
+from support.processes.collecting import pytest_collection  # noqa: F401
 from support.processes.failure_reports import pytest_runtest_makereport  # noqa: F401
 from support.processes.file_order import longest_files_first
 from support.processes.gang import GangPools, RunOnGang
