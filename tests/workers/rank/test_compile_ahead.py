@@ -35,6 +35,7 @@ from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import engine_config
 from support.engine.gpu import CONFIGS
+from support.engine.whole_warm_up import whole_warm_up
 from support.kernels.pretended_card import forget_programs, pretended_card
 
 CPU = torch.device("cpu")
@@ -66,7 +67,7 @@ def all_plans(rehearsal: Rehearsal) -> list[CyclePlan]:
 
 
 def plans_of_a_warm_up(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> list[CyclePlan]:
-    """As it runs on a CPU, without sequences: a rehearsal has none."""
+    """As it would run on a card, without sequences: a rehearsal has none."""
     ran: list[CyclePlan] = []
     of = CyclePlan.of
 
@@ -74,7 +75,7 @@ def plans_of_a_warm_up(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) ->
         ran.append(of(*args))
         return ran[-1]
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, whole_warm_up():
         patched.setattr(cycle_rows.CyclePlan, "of", noted)
         EngineRank(replace(config, numerics="fast"), SoloCommunicator(), CPU).warm_up()
     return list(dict.fromkeys(_hashable(plan) for plan in ran))

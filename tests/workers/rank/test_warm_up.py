@@ -1,4 +1,4 @@
-"""The warm-up runs what serving will: each kind of choice, and prompt chunks of the full length."""
+"""The warm-up runs what serving will: prompt chunks of the full length and, on a card, each kind of choice."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from gemray_workers.execution import cycle_rows
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.target_rank import EngineRank
-from gemray_workers.rank.warm_up import warm_up_requests
+from gemray_workers.rank.warm_up import NUM_TOKENS, warm_up_requests
 from gemray_workers.sampling.features import CANDIDATE_COUNTS, Features
 from support.checkpoints.tiny import tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import engine_config, request, serve
+from support.engine.whole_warm_up import whole_warm_up
 
 
 @pytest.mark.parametrize("make", [None, tiny_assistant, tiny_dflash])
@@ -34,7 +35,8 @@ def test_every_part_of_a_choice_runs_before_the_first_request(make: Any, monkeyp
         return plans[-1]
 
     monkeypatch.setattr(cycle_rows.CyclePlan, "of", noted)
-    rank.warm_up()
+    with whole_warm_up():
+        rank.warm_up()
     seen = {plan.features for plan in plans}
     assert Features() in seen, "greedy alone"
     for part in fields(Features):
@@ -68,8 +70,26 @@ def test_grammars_run_before_the_first_request(monkeypatch: pytest.MonkeyPatch) 
         return plan
 
     monkeypatch.setattr(cycle_rows.CyclePlan, "of", noted)
-    rank.warm_up()
+    with whole_warm_up():
+        rank.warm_up()
     assert {features.candidates for features in seen if features.grammar} == {0, CANDIDATE_COUNTS[0]}
+
+
+def test_where_nothing_is_compiled_two_requests_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = engine_config(tiny_checkpoint("31B"), max_step_tokens=256, prefill_chunk=32)
+    rank = EngineRank(config, SoloCommunicator(), torch.device("cpu"))
+    rows: list[int] = []
+    of = CyclePlan.of
+
+    def noted(*args: Any) -> CyclePlan:
+        plan = of(*args)
+        rows.append(plan.shape.most_rows)
+        return plan
+
+    monkeypatch.setattr(cycle_rows.CyclePlan, "of", noted)
+    rank.warm_up()
+    assert len(rows) == NUM_TOKENS + 1 + NUM_TOKENS, "a prompt of two tokens, and one of a chunk and two tokens"
+    assert max(rows) == config.prefill_chunk
 
 
 @pytest.mark.parametrize("max_model_len", [2, 3, 5, 4096])

@@ -304,14 +304,16 @@ class EngineRank:
         logger.info("captured %d shapes of cycles in %.1f s, %s", graphed.num_buckets, seconds, gib(num_bytes))
 
     def warm_up(self, accept: Accept = verify) -> None:
-        """Generate a few tokens through every part of a step and each kind of choice.
+        """Generate a few tokens through every part of a step and, where kernels are compiled, each kind of choice.
 
         Raises CheckpointError if the model gives no usable logits.
         """
         if self._comm.rank != 0:
             self.engine(None, accept=accept).run()
             return
-        inbox = OneByOne(requests_of(self._blueprint, has_grammars=self._vocabulary is not None))
+        compiles = self._device.type != "cpu"
+        has_grammars = self._vocabulary is not None
+        inbox = OneByOne(requests_of(self._blueprint, has_grammars=has_grammars, compiles=compiles))
         self.engine(inbox, accept=accept).run()
         for delta in inbox.deltas:
             if delta.fault is not None:

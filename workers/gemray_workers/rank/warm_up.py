@@ -47,6 +47,7 @@ def warm_up_requests(
     prefill_chunk: int,
     has_grammars: bool = False,
     methods: Sequence[str] = (),
+    compiles: bool = True,
 ) -> list[Submit]:
     """A request for each kind of choice, then two prompts of whole chunks, one of which no graph holds.
 
@@ -56,28 +57,34 @@ def warm_up_requests(
         prefill_chunk: most prompt rows of a step.
         has_grammars: whether the checkpoint has a vocabulary that grammars are followed by.
         methods: of the drafters; each one drafts for every kind.
+        compiles: whether anything is compiled at its first use; else the defaults and a long prompt are enough to see
+            that the model gives usable logits.
     """
     token_id = min(2, vocab_size - 1)
     kinds = {**_KINDS, **(_FORMED if has_grammars else {})}
+    if not compiles:
+        kinds = {"defaults": _KINDS["defaults"]}
     if len(methods) > 1:
         kinds = {f"{kind}, {m}": {**changes, "draft_method": m} for kind, changes in kinds.items() for m in methods}
     submits = [_request(kind, [token_id] * 2, max_model_len, changes) for kind, changes in kinds.items()]
-    return [
-        *submits,
-        _request("long prompt", [token_id] * (prefill_chunk + 2), max_model_len, {}),
+    submits.append(_request("long prompt", [token_id] * (prefill_chunk + 2), max_model_len, {}))
+    if compiles:
         # A graph's prompts may take other attention kernels than those that run kernel by kernel.
-        _request("long prompt, penalties", [token_id] * prefill_chunk, max_model_len, _KINDS["penalties"]),
-    ]
+        submits.append(
+            _request("long prompt, penalties", [token_id] * prefill_chunk, max_model_len, _KINDS["penalties"])
+        )
+    return submits
 
 
-def requests_of(blueprint: Blueprint, *, has_grammars: bool = False) -> list[Submit]:
-    """The warm-up's requests of a gang."""
+def requests_of(blueprint: Blueprint, *, has_grammars: bool = False, compiles: bool = True) -> list[Submit]:
+    """The warm-up's requests of a gang; see `warm_up_requests`."""
     return warm_up_requests(
         vocab_size=blueprint.model.vocab_size,
         max_model_len=blueprint.pools.max_model_len,
         prefill_chunk=blueprint.scheduler.prefill_chunk,
         has_grammars=has_grammars,
         methods=[member.method for member in blueprint.drafter.members],
+        compiles=compiles,
     )
 
 
