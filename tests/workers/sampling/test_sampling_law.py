@@ -14,7 +14,7 @@ from gemray_workers.parallel.shard_indices import ShardIndices
 from support.oracles.sampling_oracle.row_request import RowRequest
 from support.oracles.sampling_reference import choose_rows, filtered_law, local_columns, sampling_params
 
-NUM_SAMPLES = 24_000
+NUM_SAMPLES = 12_000
 LOGITS = torch.tensor([1.2, -0.4, 2.0, 0.3, 2.0, -3.0, 0.9, 1.7, -1.1, 0.0, 1.2, -0.2])
 SHARD = ShardIndices.of_rank(0, 1, org_vocab_size=len(LOGITS))
 
@@ -72,7 +72,7 @@ def test_a_wrong_law_would_be_seen() -> None:
 
 
 def test_uniform_logits_choose_uniformly() -> None:
-    ids = choose([request(position=1 + i % 200, seed=i // 200) for i in range(NUM_SAMPLES)], torch.zeros(12))
+    ids = choose([request(position=1 + i % 200, seed=i // 200) for i in range(2 * NUM_SAMPLES)], torch.zeros(12))
     assert stats.chisquare(np.bincount(ids, minlength=12)).pvalue > 1e-3
 
 
@@ -80,7 +80,7 @@ def test_uniform_logits_choose_uniformly() -> None:
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5}], ids=["none", "top_k"])
 def test_neighbouring_choices_are_independent(pair: Any, filters: dict[str, Any]) -> None:
     step = {"next position": (1, 0), "next seed": (0, 1)}[pair]
-    base = [(1 + 2 * (i % 150), 2 * (i // 150)) for i in range(NUM_SAMPLES // 2)]
+    base = [(1 + 2 * (i % 150), 2 * (i // 150)) for i in range(NUM_SAMPLES)]
     first = choose([request(position=p, seed=s, **filters) for p, s in base])
     second = choose([request(position=p + step[0], seed=s + step[1], **filters) for p, s in base])
     table = np.zeros((12, 12))
