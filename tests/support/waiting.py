@@ -10,9 +10,17 @@ HANG_S = 600.0
 """A bound that only a hang meets, on two cores that do other work as well. The suite's own timeout is longer."""
 
 
+_SHORTEST_S, _LONGEST_S = 0.01, 0.3
+"""Between two looks. Some read a log or ask for all processes: what takes half a minute is not looked at 3,000 times
+then."""
+_SHARE = 0.03
+"""Part of the time waited so far by which the next look may come late."""
+
+
 async def eventually(condition: Callable[[], bool], deadline_s: float = HANG_S) -> None:
     """Return once `condition` holds; fail at the deadline."""
-    until = time.monotonic() + deadline_s
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < until, "did not come true in time"
-        await asyncio.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < deadline_s, "did not come true in time"
+        await asyncio.sleep(min(max(_SHORTEST_S, _SHARE * waited), _LONGEST_S))
