@@ -22,8 +22,9 @@ from support.engine.random_requests import MAX_MODEL_LEN, random_requests
 DrafterName = Literal["none", "mtp", "mtp-centroids", "dflash", "dedicated", "both"]
 DRAFTERS: tuple[DrafterName, ...] = ("none", "mtp", "mtp-centroids", "dflash", "dedicated", "both")
 DEDICATED_TP = (1, 2)
-ORIGINALS: Mapping[NumericsName, int] = {"fast": 180, "exact": 20}
-"""How many requests cases choose from; each is served alone once for every shape."""
+ORIGINALS: Mapping[NumericsName, int] = {"fast": 180, "exact": 10}
+"""How many requests cases choose from; each is served alone once for every shape, which takes longer in exact numerics
+than the cases do. Ten have every sampler, `min_tokens` and bad words among them."""
 MAX_TOKENS = 28
 _BLOCK_SIZES = (2, 4, 8, 16)
 _NUM_DRAFTS: Mapping[DrafterName, Sequence[int]] = {

@@ -38,6 +38,7 @@ def served_alone(shape: Shape, library: Library) -> tuple[EngineConfig, list[Sub
     # The longest texts end behind the 64 keys that are added at a time.
     submits = mixed_requests(12, VOCAB_SIZE, longest=54, max_tokens=14)
     submits = [msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids[:54]) for submit in submits]
+    submits = sorted(submits, key=lambda submit: len(submit.prompt_ids))[:8]  # of every length and sampler
     return config, submits, serve_alone(SoloCommunicator(), config, submits)
 
 
@@ -55,9 +56,9 @@ def test_ways_of_serving_change_no_bit(run_on_gang: RunOnGang, shape: Shape, lib
         second_drafter_path=str(tiny_dflash(directory)),
     )
     methods: list[DraftMethod] = ["auto", "none", "mtp", "dflash"]
-    ways = list(draw_ways(tp, submits, alone, num_cases=24, methods=methods, most_drafts=3))
-    short = sorted(submits, key=lambda submit: len(submit.prompt_ids))[:8]  # so that all run when pages are wanted
-    ways.append(Way(tuple(short), prefill_chunk=16, lag=1, graphs=False, scarce=True, prefix_cache=False))
+    ways = list(draw_ways(4 + tp, submits, alone, num_cases=16, methods=methods, most_drafts=3))
+    # All that there are, for they all run when pages are wanted.
+    ways.append(Way(tuple(submits), prefill_chunk=16, lag=1, graphs=False, scarce=True, prefix_cache=False))
     served, *_ = run_on_gang(tp, serve_ways, drafting, ways, timeout_s=HANG_S)
     assert served is not None
     found = compare(ways, served, alone)
