@@ -16,7 +16,7 @@ from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_tile_choice import gated_verify_tile, tile_of_summands, verify_tile
 from gemray_kernels.triton.packed_verify import VerifyTile, packed_verify_gated_linear, packed_verify_linear
 from support.kernels.packed_cases import FORMATS, random_packed
-from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
+from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, launches_of, loop_of
 
 GATED = VerifyTile(groups=3, rows=64)
 PARTS = VerifyTile(groups=4, rows=32, splits=2)
@@ -142,9 +142,8 @@ def test_which_kernel_serves(rows: int, on_hopper: bool, aligned: bool, summands
     weight, gate_up = of_shape("nvfp4", 16384, 5376), of_shape("nvfp4", 43008, 5376)
     x_TI = torch.empty(rows, 5376 if aligned else 5377, dtype=torch.bfloat16)[:, :5376]
     product, gated = (TiledProduct(of, on_hopper=on_hopper) for of in (weight, gate_up))
-    found = compile_launches(lambda: [product.summands(x_TI), product.wide_summands(x_TI)])
-    assert [kernel.name for kernel in found] == [summands] * 2
-    assert compile_launches(lambda: gated.gelu(x_TI))[0].name == gelu
+    assert launches_of(lambda: [product.summands(x_TI), product.wide_summands(x_TI)]) == [summands] * 2
+    assert launches_of(lambda: gated.gelu(x_TI))[0] == gelu
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,20 @@ def compile_launches(launches: Callable[[], object]) -> list[Compiled]:
     return found
 
 
+def launches_of(calls: Callable[[], object]) -> list[str]:
+    """The names of the kernels that `calls` launch, none of which is compiled."""
+    from triton.runtime.jit import JITFunction
+
+    found: list[str] = []
+
+    def run(kernel: Any, *_: Any, **__: Any) -> None:
+        found.append(kernel.__name__)
+
+    with mock.patch.object(JITFunction, "run", run):
+        calls()
+    return found
+
+
 def loop_of(ptx: str) -> str:
     """The innermost loop of a kernel that multiplies."""
     labels = {found[1]: found.start() for found in re.finditer(r"^(\$L\w+):", ptx, re.MULTILINE)}
