@@ -98,6 +98,7 @@ class Attention:
         KV. With `outputs` [S, U, H], of those rows alone."""
         q_TND = self.queries(x_TH, rope, batch, kv)
         if outputs is not None:
+            # Unlike kernels that start early, this one begins, and attention behind it, when all keys are written.
             q_TND, batch = q_TND[outputs.place_U], outputs.batch
         cache = kv.reader(self._cache_layer)
         o_TND = self._kernel(
