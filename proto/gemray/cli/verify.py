@@ -58,6 +58,9 @@ def verify(
             )
         # No token of these texts is shorter than a character, and one begins the sequence.
         asked = verification.requests(requests, max_tokens, most_characters=room - 1)
+        if model.checkpoint_hash:
+            for request in asked:  # answers of another server that has come in between are no other bits of this one
+                request.checkpoint_hash = model.checkpoint_hash
         runs = verification.runs_of([drafter.method for drafter in model.drafters])
 
         def ask(request: pb.GenerateRequest) -> pb.GenerateResponse:

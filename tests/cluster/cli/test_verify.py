@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 import pytest
@@ -13,6 +13,8 @@ from gemray.cli.verify import promise_held
 from gemray.client import RequestFailed
 from gemray.v1 import generation_pb2 as pb
 from gemray_cluster.text.tokenizer import ChatTokenizer
+from gemray_workers.checkpoint.identity import CheckpointIdentity
+from gemray_workers.messages import SequenceDelta, Submit
 from gemray_workers.sampling.params import SamplingParams
 from gemray_workers.sampling.token_logprob import TokenLogprob
 from support.cluster.command import run
@@ -177,6 +179,26 @@ def test_the_exit_status_follows_what_the_server_promises(
     model = pb.GetModelInfoResponse(dtype=dtype, numerics=numerics)
     found = spoiled(spoil, lambda request: request.speculation.method == "mtp" and request.sampling.logits_checksum)
     assert promise_held(model, found) is held
+
+
+class _Replaced(FakeGang):
+    """After four requests as if a server of other weights had come."""
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[SequenceDelta, None]:
+        try:
+            async for delta in super().generate(submit):
+                yield delta
+        finally:
+            if len(self.submitted) == 4:
+                self.serve_instead(CheckpointIdentity(name="org/fake", hash="4567"))
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_is_replaced_meanwhile_is_told(tokenizer: ChatTokenizer) -> None:
+    async with serving(tokenizer, _Replaced(Script())) as running:
+        code, _, err = await run("verify", "--requests", "3", "--max-tokens", "6", "--address", running.server.address)
+    assert code == 2
+    assert "checkpoint_hash = '0123' is not served here: '4567' is" in err.splitlines()[-1]
 
 
 @pytest.mark.asyncio
