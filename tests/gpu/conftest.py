@@ -12,7 +12,7 @@ import torch
 
 from gemray_workers.config import EngineConfig
 from support.engine.gpu import compile_on_gpus
-from support.engine.gpu_lock import card_memory, cards_to_itself, numbered_cards
+from support.engine.gpu_lock import card_memory, cards_to_itself
 from support.engine.gpu_shares import cards_of_worker, num_workers, spread
 from support.processes.gang import GangPools, RunOnGang
 
@@ -26,10 +26,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_configure() -> None:
     """Let each worker test on another card, before CUDA is asked for anything."""
-    worker, visible = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards_of_worker(list(cards), worker))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards_of_worker(visible_cards(), worker))
 
 
 @pytest.hookimpl(trylast=True)
@@ -45,10 +44,11 @@ def num_cards(item: pytest.Item) -> int:
     return 1 if mark is None else int(mark.args[0])
 
 
-def visible_cards() -> list[int]:
-    """The cards that this process sees, by number; counted from 0 where they have other names."""
-    cards = numbered_cards(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return list(range(torch.cuda.device_count())) if cards is None else cards
+def visible_cards() -> list[str]:
+    """The cards that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 @pytest.fixture(autouse=True)

@@ -33,37 +33,38 @@ def cards_to_itself(directory: Path | None = None, environment: Mapping[str, str
     with ExitStack() as held:
         held.enter_context(_locked(directory / MACHINE_LOCK, fcntl.LOCK_EX if cards is None else fcntl.LOCK_SH))
         # In ascending order, whatever order they are listed in: two that want the same cards can't wait for each other.
-        for card in sorted(set(cards or ())):
+        for card in sorted(cards or ()):
             held.enter_context(_locked(directory / card_lock(card), fcntl.LOCK_EX))
         yield
 
 
 @contextmanager
-def card_memory(cards: Iterable[int], *, to_itself: bool, directory: Path | None = None) -> Iterator[None]:
+def card_memory(cards: Iterable[str], *, to_itself: bool, directory: Path | None = None) -> Iterator[None]:
     """Take memory of these cards as others do, or alone: wait for whoever may not take any meanwhile.
 
     Who waits for a card to itself is not overtaken: a test that comes later waits behind it.
 
     Args:
-        cards: by their numbers on the machine.
+        cards: as CUDA_VISIBLE_DEVICES names them, each in one way.
         to_itself: whether no other process may hold their memory in here.
         directory: of the locks' files; the machine's temporary one by default.
     """
     directory = directory or Path(tempfile.gettempdir())
     with ExitStack() as held:
         for card in sorted(set(cards)):
-            with _locked(directory / f"gemray-card-{card}-memory-next.lock", fcntl.LOCK_EX):
+            name = f"gemray-card-{card.replace('/', '-')}-memory"
+            with _locked(directory / f"{name}-next.lock", fcntl.LOCK_EX):
                 kind = fcntl.LOCK_EX if to_itself else fcntl.LOCK_SH
-                held.enter_context(_locked(directory / f"gemray-card-{card}-memory.lock", kind))
+                held.enter_context(_locked(directory / f"{name}.lock", kind))
         yield
 
 
-def numbered_cards(visible: str | None) -> list[int] | None:
+def numbered_cards(visible: str | None) -> set[int] | None:
     """Cards that CUDA_VISIBLE_DEVICES = `visible` lists by number; None where it isn't set or names any otherwise."""
     if visible is None:
         return None
     names = [name.strip() for name in visible.split(",") if name.strip()]
-    return [int(name) for name in names] if all(name.isdecimal() for name in names) else None
+    return {int(name) for name in names} if all(name.isdecimal() for name in names) else None
 
 
 def card_lock(card: int) -> str:

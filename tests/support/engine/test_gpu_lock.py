@@ -42,7 +42,7 @@ at_once = fcntl.flock
 if not patient:
     fcntl.flock = lambda file, kind: at_once(file, kind | fcntl.LOCK_NB)
 try:
-    with card_memory([1], to_itself=to_itself, directory=Path(sys.argv[1])):
+    with card_memory(["1"], to_itself=to_itself, directory=Path(sys.argv[1])):
         print("taken", flush=True)
         sys.stdin.read()
 except BlockingIOError:
@@ -103,23 +103,23 @@ def test_a_gang_that_fails_lets_go(tmp_path: Path) -> None:
 
 
 def test_tests_share_memory_of_a_card(tmp_path: Path) -> None:
-    with card_memory([0, 1], to_itself=False, directory=tmp_path):
+    with card_memory(["0", "1"], to_itself=False, directory=tmp_path):
         assert memory_is_free(tmp_path, "shared")
         assert not memory_is_free(tmp_path, "to itself")
     assert memory_is_free(tmp_path, "to itself")
 
 
 def test_a_test_has_memory_of_a_card_to_itself(tmp_path: Path) -> None:
-    with card_memory([1], to_itself=True, directory=tmp_path):
+    with card_memory(["1"], to_itself=True, directory=tmp_path):
         assert not memory_is_free(tmp_path, "shared")
         assert not memory_is_free(tmp_path, "to itself")
-    with card_memory([0], to_itself=True, directory=tmp_path):
+    with card_memory(["0"], to_itself=True, directory=tmp_path):
         assert memory_is_free(tmp_path, "to itself")
 
 
 async def test_who_waits_for_a_card_is_not_overtaken(tmp_path: Path) -> None:
     with ExitStack() as waiting:
-        with card_memory([1], to_itself=False, directory=tmp_path):
+        with card_memory(["1"], to_itself=False, directory=tmp_path):
             waiter = waiting.enter_context(memory_taker(tmp_path, "patient", "to itself"))
             await eventually(lambda: not memory_is_free(tmp_path, "shared"))
         assert waiter.communicate()[0] == "taken\n"
@@ -128,7 +128,7 @@ async def test_who_waits_for_a_card_is_not_overtaken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "cards"),
-    [(None, None), ("0,1", [0, 1]), (" 10 , 2", [10, 2]), ("", []), ("0,GPU-ab", None), ("-1", None)],
+    [(None, None), ("0,1", {0, 1}), (" 10 , 2", {2, 10}), ("", set()), ("0,GPU-ab", None), ("-1", None)],
 )
-def test_cards_listed_by_number_are_told_apart(visible: str | None, cards: list[int] | None) -> None:
+def test_cards_listed_by_number_are_told_apart(visible: str | None, cards: set[int] | None) -> None:
     assert numbered_cards(visible) == cards
