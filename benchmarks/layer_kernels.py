@@ -39,6 +39,7 @@ from torch import Tensor
 from decode_kernels.measure import CACHE_BYTES, DEVICE, median_us, random
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.reference.attention_inputs import KVWrite
+from gemray_kernels.reference.keys_of_values import KeysOfValues
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton import layer_norms
 from gemray_kernels.triton.attention_inputs import attention_inputs
@@ -233,6 +234,7 @@ class Batch:
             causal=True,
             scale=1.0,
             most_rows=self._rows,
+            keys_of_values=None if self._kind.has_v else KeysOfValues(self._head_norm.weight_D, 64),
         )
 
     def _normed(self, x_TH: Tensor, summands_STH: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gemray_kernels.fp8_kv import check_scales
 from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.keys_of_values import KeysOfValues
 from gemray_kernels.reference.paged_attention import check_announced
 
 CHUNK = 64
@@ -34,6 +35,7 @@ def exact_paged_attention(
     most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    keys_of_values: KeysOfValues | None = None,
 ) -> Tensor:
     """Softmax attention [T, N, D] whose rows have bits that depend on nothing but the row's query, keys and position.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.precision import compute_dtype
+from gemray_kernels.reference.keys_of_values import KeysOfValues
 
 FEW_ROWS = 32
 """What decode and verify steps have of one sequence, at most."""
@@ -31,6 +32,7 @@ def paged_attention(
     most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    keys_of_values: KeysOfValues | None = None,
 ) -> Tensor:
     """Softmax attention [T, N, D] in `q`'s dtype; scores and softmax in the compute dtype.
 
@@ -54,6 +56,8 @@ def paged_attention(
         most_keys: keys of a sequence of more than `FEW_ROWS` rows, at most, as far as the host knows.
         k_scale: multiplies the keys, where pages hold 8-bit floats (`gemray_kernels.fp8_kv`).
         v_scale: as `k_scale`, of the values.
+        keys_of_values: how keys follow from values, where they do. A kernel may then read values for keys; this one
+            reads the keys.
     """
     check_scales(k_pages, k_scale, v_scale)
     out_TND = torch.zeros_like(q_TND)

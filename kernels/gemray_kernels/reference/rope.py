@@ -28,10 +28,15 @@ def inverse_frequencies(
     frequencies = torch.zeros(head_dim // 2, dtype=torch.float32, device=device)
     if frequencies.is_meta:  # has no numbers, and torch would import torch._dynamo to count there, 1.5 s of CPU time
         return frequencies
-    num_rotating = int(partial_rotary_factor * head_dim // 2)
+    num_rotating = rotating_pairs(head_dim, partial_rotary_factor)
     exponents = torch.arange(0, 2 * num_rotating, 2, dtype=torch.float32, device=device) / head_dim
     frequencies[:num_rotating] = 1.0 / theta**exponents / factor
     return frequencies
+
+
+def rotating_pairs(head_dim: int, partial_rotary_factor: float) -> int:
+    """Pairs of dims (m, m + D / 2) that rotate: those with m below this."""
+    return int(partial_rotary_factor * head_dim // 2)
 
 
 def rope_cos_sin(positions_T: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,11 @@ def starts_early(x: Tensor) -> bool:
     return x.is_cuda and _capability(x.device.index) >= (9, 0)
 
 
+def on_hopper(x: Tensor) -> bool:
+    """Whether the device of `x` is of compute capability 9.0, whose instructions some kernels are written in."""
+    return x.is_cuda and _capability(x.device.index) == (9, 0)
+
+
 @lru_cache
 def _capability(index: int | None) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)

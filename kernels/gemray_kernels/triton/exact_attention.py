@@ -17,6 +17,7 @@ from torch import Tensor
 from gemray_kernels.attention_scratch import PROGRAMS_PER_ROW_BLOCK, carved
 from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
+from gemray_kernels.reference.keys_of_values import KeysOfValues
 from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.early_start import starts_early
 from gemray_kernels.triton.exact_attend_kernels import attend_exact_kernel, combine_exact_kernel
@@ -53,6 +54,7 @@ def exact_paged_attention(
     most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    keys_of_values: KeysOfValues | None = None,
     scratch: Tensor | None = None,
     tile: Tile | None = None,
     prompt_tiles: PromptTiles | None = None,

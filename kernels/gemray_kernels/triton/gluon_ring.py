@@ -21,6 +21,20 @@ def swizzled(num_bytes: int, bits: int = 16, *, rank: int) -> gl.NVMMASharedLayo
     return gl.NVMMASharedLayout(swizzle_byte_width=num_bytes, element_bitwidth=bits, rank=rank)
 
 
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+    @gluon.jit
+    def viewed(tiles, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same shared memory as tiles of another shape, in another layout."""
+        return tiles.reinterpret(tiles.dtype, SHAPE, LAYOUT)
+else:
+
+    @gluon.jit
+    def viewed(tiles, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same shared memory as tiles of another shape, in another layout."""
+        return tiles._reinterpret(tiles.dtype, SHAPE, LAYOUT)
+
+
 @gluon.jit
 def next_stage(stage, phase, STAGES: gl.constexpr):
     """The stage behind one in a ring, and the phase of its barriers."""

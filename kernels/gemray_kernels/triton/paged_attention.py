@@ -26,12 +26,14 @@ from torch import Tensor
 from gemray_kernels.attention_scratch import MIN_CHUNK, PROMPT_PAIRS, AttentionShape, Split, carved
 from gemray_kernels.fp8_kv import FP8, check_scales
 from gemray_kernels.layout import require_contiguous, require_rows
+from gemray_kernels.reference.keys_of_values import KeysOfValues
 from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.attend_kernels import attend_kernel, combine_kernel
 from gemray_kernels.triton.attend_long import attend_long_kernel
 from gemray_kernels.triton.early_start import starts_early
 from gemray_kernels.triton.few_attention import attend_few, few_tile
 from gemray_kernels.triton.prompt_attention import PromptTiles, attend_prompts
+from gemray_kernels.triton.wide_attention import attend_wide, is_wide
 
 LOG2_E = log2(e)
 LEAST_BLOCK_OF_SEQUENCES = 64
@@ -63,6 +65,7 @@ def paged_attention(
     most_keys: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    keys_of_values: KeysOfValues | None = None,
     scratch: Tensor | None = None,
     tile: Tile | None = None,
     long: Tile | None = None,
@@ -82,7 +85,7 @@ def paged_attention(
     Args:
         scratch: uint8 memory that no other stream uses, for what one kernel leaves for the next
             (`gemray_kernels.attention_scratch`); a call takes memory of its own where it is None or too small.
-        tile: of short rows; chosen when None.
+        tile: of short rows; chosen when None, or another kernel (`few_tile`, `is_wide`).
         long: of prompt chunks in one kernel; chosen when None, or two kernels. The others are the reference's.
     """
     num_rows, num_heads, head_dim = q_TND.shape
@@ -98,6 +101,11 @@ def paged_attention(
     page_size = k_pages.shape[1]
     early = starts_early(q_TND)
     most = most_of(num_rows, most_rows)
+    wide: dict[str, Any] = {"most_rows": most, "keys_of_values": keys_of_values}
+    if tile is None and is_wide(q_TND, k_pages, num_seqs, window=window, causal=causal, **wide):
+        tables = (block_table_SP, query_start_Z, kv_len_S)
+        attend_wide(q_TND, k_pages, v_pages, *tables, out_TND, scale=scale, scratch=scratch, **wide)
+        return out_TND
     few = few_tile(q_TND, k_pages, num_seqs, window=window, causal=causal, most_rows=most) if tile is None else None
     if few is not None and window is not None:
         attend_few(

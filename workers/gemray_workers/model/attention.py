@@ -11,6 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from gemray_kernels.reference.attention_inputs import KVWrite
+from gemray_kernels.reference.keys_of_values import KeysOfValues
+from gemray_kernels.reference.rope import rotating_pairs
 from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.kv.cache import KVCaches
 from gemray_workers.model.batch import ForwardBatch, OutputRows
@@ -45,6 +47,7 @@ class AttentionKernel(Protocol):
         most_keys: int | None = None,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        keys_of_values: KeysOfValues | None = None,
     ) -> Tensor:
         """Attend over paged keys and values."""
         ...
@@ -91,6 +94,14 @@ class Attention:
     def _cache_layer(self) -> int:
         return self._layer.index if self._layer.kv_donor is None else self._layer.kv_donor
 
+    @property
+    def _keys_of_values(self) -> KeysOfValues | None:
+        """How keys follow from values where both are one projection; only who writes them has the keys' norm."""
+        if not (self._owns_kv and self._layer.k_eq_v):
+            return None
+        num_rotating = rotating_pairs(self._layer.head_dim, self._layer.rope.partial_rotary_factor)
+        return KeysOfValues(self._k_norm.norm.weight_D, num_rotating)
+
     def __call__(
         self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches, outputs: OutputRows | None = None
     ) -> Tensor:
@@ -115,6 +126,7 @@ class Attention:
             most_keys=batch.most_keys,
             k_scale=cache.scales.k,
             v_scale=cache.scales.v,
+            keys_of_values=self._keys_of_values,
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 

@@ -79,7 +79,8 @@ def _prompts(max_num_seqs: int, chunk: int, step_rows: int, most_keys: int) -> I
         # Of the slots of partial results, the null slot's among them, rows want many more than there are, or more, or
         # just so many, or leave most of them empty.
         fills = num_rows // FEW_ROWS - 1
-        wide = [size for size in (64 << i for i in range(most.bit_length())) if size < most]
+        # What looks a sequence up is compiled for powers of two of them, the null slot among them.
+        wide = [size for i in range(most.bit_length()) for size in ((64 << i) - 1, 64 << i) if size < most]
         for num_seqs in sorted({least, fills - 1, fills, *wide, most}):
             if least <= num_seqs <= most and min(chunk, num_rows - num_seqs + 1) > FEW_ROWS:
                 yield _long_prompts(num_rows, num_seqs, chunk, most_keys)
