@@ -138,14 +138,58 @@ def test_verify_rows(name: str, size: int) -> None:
                 assert all(torch.equal(again, wanted_TI) for again in gated), (rows, gate)
 
 
+@pytest.mark.parametrize("name", ["int4 group 32", "int8 channel", "fp8 channel", "nvfp4"])
+def test_weights_ahead(name: str) -> None:
+    """Right, the same whenever it runs, and with the bits of the tiles of few rows, whose parts these are; outputs,
+    inputs and units that tiles and parts do not divide, and parts of fewer units than a ring has places."""
+    from gemray_kernels.packed_tiles import laid_out
+    from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.linear import Gate
+    from gemray_kernels.triton.packed_ahead import AheadTile, packed_gated_linear_ahead, packed_linear_ahead
+    from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
+    from gemray_kernels.triton.packed_tile_choice import gated_tile, tile_of_summands
+
+    for num_out, num_in in ((2832, 2112), (30000, 1056), (5376, 8192)):
+        weight = random_packed(FORMATS[name], num_out, num_in, device="cuda")
+        assert weight.tiling is not None
+        wide_OI = dequantized(copied(weight), torch.float64)
+        tiled = laid_out(weight, weight.tiling)
+        for rows in (1, 5, 8):
+            x_TI = random_rows(rows, num_in, seed=rows)
+            sums_TO = x_TI.double() @ wide_OI.T
+            few = tile_of_summands(tiled, num_out, rows)
+            for splits, first in ((few.splits, 0), (1, 0), (6, 512)):
+                wanted_STO = packed_linear_in_tiles(
+                    x_TI, tiled, replace(few, splits=splits), out_dtype=torch.float32, first=first
+                )
+                for tile in (AheadTile(128, 4, 4, splits), AheadTile(64, 4, 2, splits), AheadTile(256, 8, 3, splits)):
+                    with poisoned_memory():
+                        found = [
+                            packed_linear_ahead(x_TI, tiled, tile, out_dtype=torch.float32, first=first)
+                            for _ in range(4)
+                        ]
+                    error = relative_error(found[0].sum(0, dtype=torch.float64), sums_TO[:, first:])
+                    assert error < TOLERANCE, (rows, tile, first)
+                    assert all(torch.equal(again, wanted_STO) for again in found), (rows, tile, first)
+            for gate, act in ((Gate.GELU, gelu_tanh_and_mul), (Gate.SILU, silu_and_mul)):
+                wanted_TI = packed_gated_linear_in_tiles(x_TI, tiled, gated_tile(tiled, rows), gate)
+                with poisoned_memory():
+                    gated = [packed_gated_linear_ahead(x_TI, tiled, AheadTile(64, 4, 3), gate) for _ in range(4)]
+                assert relative_error(gated[0], act(sums_TO)) < GATED_TOLERANCE, (rows, gate)
+                assert all(torch.equal(again, wanted_TI) for again in gated), (rows, gate)
+
+
 @pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 channel"])
-def test_a_graph_holds_verify_rows(name: str) -> None:
+def test_a_graph_holds_few_and_verify_rows(name: str) -> None:
     """31B's gate and up rows, and its down projection: what is captured is what runs."""
     from gemray_kernels.triton.packed_products import packed_product
 
     gate_up = packed_product(random_packed(FORMATS[name], 43008, 5376, device="cuda"))
     down = packed_product(random_packed(FORMATS[name], 5376, 21504, device="cuda"))
-    inputs = [(random_rows(rows, 5376, seed=rows), random_rows(rows, 21504, seed=rows)) for rows in (16, 24, 40, 64)]
+    inputs = [
+        (random_rows(rows, 5376, seed=rows), random_rows(rows, 21504, seed=rows)) for rows in (1, 8, 16, 24, 40, 64)
+    ]
 
     def everything() -> list[torch.Tensor]:
         return [y for x_TH, x_TI in inputs for y in (gate_up.gelu(x_TH), down.summands(x_TI))]

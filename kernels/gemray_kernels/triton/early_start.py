@@ -9,8 +9,9 @@ some also keys of earlier steps, while the product before attention still runs. 
 written before that product.
 
 Not every kernel gains by it: layers of packed weights are slower with products that start early, but for gated ones
-(`benchmarks/results/2026-11-30-h200-starts`), and all layers with products that ask for weights before they wait
-(`2026-11-29-h200-late-products`). One that starts late lets the next one start at once: what it needs has been written.
+(`benchmarks/results/2026-11-30-h200-starts`), and all layers with products of many programs that ask for weights before
+they wait (`2026-11-29-h200-late-products`); some gain by a ring that is filled before (`packed_ahead`,
+`2026-11-30-h200-packed-clocks`). One that starts late lets the next one start at once: what it needs has been written.
 """
 
 from __future__ import annotations

@@ -21,18 +21,35 @@ def swizzled(num_bytes: int, bits: int = 16, *, rank: int) -> gl.NVMMASharedLayo
     return gl.NVMMASharedLayout(swizzle_byte_width=num_bytes, element_bitwidth=bits, rank=rank)
 
 
+@gluon.constexpr_function
+def in_wide_rows(num_out, num_words):
+    """How words [O, C] of 16 bits lie in swizzled rows of 128 bytes, each of several outputs.
+
+    The accelerator is slower with shorter rows. It exclusive-ors the place of 16 bytes in a row with the row's number.
+    """
+    places = [[0, 1 << bit] for bit in range(num_words.bit_length() - 1)]
+    places += [[1 << bit, 0] for bit in range(6 - len(places))]
+    output = 64 // num_words
+    rows: list[list[int]] = []
+    while output < num_out:
+        flipped = places[3 + len(rows)] if len(rows) < 3 else [0, 0]
+        rows.append([output ^ flipped[0], flipped[1]])
+        output *= 2
+    return gl.SharedLinearLayout(places + rows)
+
+
 if hasattr(gl.shared_memory_descriptor, "reinterpret"):
 
     @gluon.jit
-    def viewed(tiles, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
-        """The same shared memory as tiles of another shape, in another layout."""
-        return tiles.reinterpret(tiles.dtype, SHAPE, LAYOUT)
+    def viewed(tiles, SHAPE: gl.constexpr, LAYOUT: gl.constexpr, DTYPE: gl.constexpr = None):
+        """The same shared memory as tiles of another shape, in another layout, and of another type if one is given."""
+        return tiles.reinterpret(tiles.dtype if DTYPE is None else DTYPE, SHAPE, LAYOUT)
 else:
 
     @gluon.jit
-    def viewed(tiles, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
-        """The same shared memory as tiles of another shape, in another layout."""
-        return tiles._reinterpret(tiles.dtype, SHAPE, LAYOUT)
+    def viewed(tiles, SHAPE: gl.constexpr, LAYOUT: gl.constexpr, DTYPE: gl.constexpr = None):
+        """The same shared memory as tiles of another shape, in another layout, and of another type if one is given."""
+        return tiles._reinterpret(tiles.dtype if DTYPE is None else DTYPE, SHAPE, LAYOUT)
 
 
 @gluon.jit

@@ -1,5 +1,6 @@
-"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, for more of them tiles that
-warps fetch and multiply side by side, for many larger ones or the library's.
+"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, some of which ask
+for it before the rows are there, for more of them tiles that warps fetch and multiply side by side, for many larger
+ones or the library's.
 
 Shape legend: T rows, I inputs, O outputs, S summands.
 """
@@ -19,11 +20,14 @@ from gemray_kernels.reference.packed_linear import ReferenceProduct
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
+from gemray_kernels.triton.packed_ahead import packed_gated_linear_ahead, packed_linear_ahead
 from gemray_kernels.triton.packed_dequantize import dequantized
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
 from gemray_kernels.triton.packed_prompts import fits, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import (
     PROMPT_SPLITS,
+    ahead_tile,
+    gated_ahead_tile,
     gated_tile,
     gated_verify_tile,
     prompt_tile,
@@ -101,16 +105,24 @@ class TiledProduct(PackedProduct):
 
     def _summands_of_few_rows(self, x_TI: Tensor, tile: PackedTile, dtype: torch.dtype, first: int = 0) -> Tensor:
         weight = self._weight
-        verify = verify_tile(weight, weight.num_out - first, len(x_TI))
-        if verify is not None and self._on_hopper and fits(x_TI, weight, first):
-            return packed_verify_linear(x_TI, weight, verify, out_dtype=dtype, first=first)
+        if self._on_hopper and fits(x_TI, weight, first):
+            ahead = ahead_tile(weight, weight.num_out - first, len(x_TI))
+            if ahead is not None:
+                return packed_linear_ahead(x_TI, weight, ahead, out_dtype=dtype, first=first)
+            verify = verify_tile(weight, weight.num_out - first, len(x_TI))
+            if verify is not None:
+                return packed_verify_linear(x_TI, weight, verify, out_dtype=dtype, first=first)
         return packed_linear_in_tiles(x_TI, weight, tile, out_dtype=dtype, first=first)
 
     def _gated_few_rows(self, x_TI: Tensor, gate: Gate) -> Tensor:
         weight = self._weight
-        verify = gated_verify_tile(weight, len(x_TI))
-        if verify is not None and self._on_hopper and fits(x_TI, weight, weight.num_out // 2):
-            return packed_verify_gated_linear(x_TI, weight, verify, gate)
+        if self._on_hopper and fits(x_TI, weight, weight.num_out // 2):
+            ahead = gated_ahead_tile(weight, len(x_TI))
+            if ahead is not None:
+                return packed_gated_linear_ahead(x_TI, weight, ahead, gate)
+            verify = gated_verify_tile(weight, len(x_TI))
+            if verify is not None:
+                return packed_verify_gated_linear(x_TI, weight, verify, gate)
         return packed_gated_linear_in_tiles(x_TI, weight, gated_tile(weight, len(x_TI)), gate)
 
     def _of_many_rows(self, x_TI: Tensor) -> Tensor:

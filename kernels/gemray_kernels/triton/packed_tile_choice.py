@@ -5,7 +5,8 @@ many outputs a program has, and which operand the weight is, follows the rows: e
 The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels`), and of its layers, whose
 products are faster when they start late (`benchmarks/results/2026-11-29-h200-late-products`), but for gated ones, and
 let the kernel behind them start early (`benchmarks/results/2026-11-30-h200-starts`); NVFP4's are those of
-`benchmarks/results/2026-11-30-h200-nvfp4`.
+`benchmarks/results/2026-11-30-h200-nvfp4`. With up to eight rows, weights of some products come ahead
+(`gemray_kernels.triton.packed_ahead`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.linear import MOST_ROWS
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
+from gemray_kernels.triton.packed_ahead import AheadTile, serves
 from gemray_kernels.triton.packed_linear import PackedTile
 from gemray_kernels.triton.packed_prompts import PromptTile
 from gemray_kernels.triton.packed_verify import TILE_O, VerifyTile
@@ -52,6 +54,10 @@ _PROMPT_COSTS: Mapping[CodeName, tuple[int, ...]] = {
 of int8 are taken for fp8's, of whose last one there is only what `2026-11-29-h200-prompts` has. NVFP4, which takes most
 to decode, wants more rows a number."""
 
+MOST_AHEAD_ROWS = 8
+LEAST_LONG_INPUTS = 3000
+"""Inputs of a part that outlasts the ends of the programs before it: 31B's down projection has 3,584 in four bits."""
+
 LEAST_VERIFY_INPUTS = 1300
 """Parts of fewer inputs end before the kernel of verify rows is faster."""
 LEAST_AT_WORK = 0.8
@@ -74,6 +80,36 @@ _VERIFY_ROWS: Mapping[CodeName, _VerifyRows] = {
     "nvfp4": _VerifyRows(gated=17, summands=17),
     "int8": _VerifyRows(gated=33, summands=None),
     "fp8": _VerifyRows(gated=33, summands=None),
+}
+"""Those of int8, which was not timed, are fp8's."""
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Products whose weights come ahead: those of 31B that are faster so
+    (`benchmarks/results/2026-11-30-h200-packed-clocks`)."""
+
+    short: AheadTile
+    """Tile of parts of at most `short_inputs`, as its o projection has behind attention."""
+    short_inputs: int
+    long: AheadTile | None = None
+    """Tile of parts of `LEAST_LONG_INPUTS` and more: registers leave room for four programs on a multiprocessor, so
+    that all have as many."""
+    gated: AheadTile | None = None
+
+
+_FOUR_BITS_AHEAD = _Ahead(
+    short=AheadTile(outputs=128, num_warps=4, num_stages=4),
+    short_inputs=1400,
+    long=AheadTile(outputs=64, num_warps=4, num_stages=3),
+    gated=AheadTile(outputs=64, num_warps=4, num_stages=3),
+)
+_EIGHT_BITS_AHEAD = _Ahead(short=AheadTile(outputs=64, num_warps=4, num_stages=4), short_inputs=2800)
+_AHEAD: Mapping[CodeName, _Ahead] = {
+    "int4": _FOUR_BITS_AHEAD,
+    "nvfp4": _FOUR_BITS_AHEAD,
+    "int8": _EIGHT_BITS_AHEAD,
+    "fp8": _EIGHT_BITS_AHEAD,
 }
 """Those of int8, which was not timed, are fp8's."""
 
@@ -169,6 +205,24 @@ def gated_verify_tile(weight: TiledWeight, num_rows: int) -> VerifyTile | None:
     if num_rows < _VERIFY_ROWS[weight.code].gated:
         return None
     return _if_at_work(VerifyTile(3, triton.next_power_of_2(num_rows)), weight, weight.num_out // 2)
+
+
+def ahead_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | None:
+    """Choose a tile for the kernel that asks for weights ahead, in place of `tile_of_summands` and with its parts; None
+    where that one's is faster."""
+    splits = tile_of_summands(weight, num_out, num_rows).splits
+    tiles, inputs = _AHEAD[weight.code], weight.num_in / splits
+    tile = tiles.short if inputs <= tiles.short_inputs else tiles.long if inputs >= LEAST_LONG_INPUTS else None
+    if tile is None or num_rows > MOST_AHEAD_ROWS or not serves(weight):
+        return None
+    programs = -(-num_out // tile.outputs) * splits
+    return replace(tile, splits=splits) if programs >= 2 * LEAST_AT_WORK * MULTIPROCESSORS else None
+
+
+def gated_ahead_tile(weight: TiledWeight, num_rows: int) -> AheadTile | None:
+    """Likewise in place of `gated_tile`."""
+    comes = num_rows <= MOST_AHEAD_ROWS and weight.num_out // 2 >= MANY_OUTPUTS and serves(weight)
+    return _AHEAD[weight.code].gated if comes else None
 
 
 def _if_at_work(tile: VerifyTile, weight: TiledWeight, num_out: int) -> VerifyTile | None:

@@ -1,0 +1,342 @@
+"""Products of few rows with packed weights, for sm_90, whose weights are asked for before the rows are there.
+
+A program starts while the kernel before still runs, and fills its ring of shared memory with codes and scales, which
+that kernel does not write; only then does it wait for rows. So memory is read while norms or the last of attention run,
+and multiplying begins as soon as rows are there (`benchmarks/results/2026-11-30-h200-packed-clocks`). One warp asks for
+codes, scales and rows by the memory accelerator; the others take them into registers, free their place, and decode and
+multiply as in `packed_linear`, whose cuts, order of sums and rounding these are: a row has the same bits.
+
+Shape legend: T rows, I inputs, O outputs, S splits of the inputs, B units, C words of a unit, R rows of W words of
+several outputs, X scales of a unit as int32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from gemray_kernels.packed_tiles import TiledWeight
+from gemray_kernels.packed_weight import Scaling
+from gemray_kernels.triton.activation import gated_sums
+from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_having_let
+from gemray_kernels.triton.gluon_ring import (
+    barrier,
+    fetch,
+    in_wide_rows,
+    next_stage,
+    ring_barriers,
+    swizzled,
+    viewed,
+)
+from gemray_kernels.triton.linear import Gate
+from gemray_kernels.triton.packed_linear import CODES
+from gemray_kernels.triton.packed_prompt_numbers import numbers_of_half
+from gemray_kernels.triton.packed_prompts import fits
+
+HALF_I = gl.constexpr(64)
+"""Inputs of a tile of rows, half a unit's: 128 bytes."""
+UNIT_INPUTS = 128
+FETCH_REGISTERS = 24
+MOST_REGISTERS = {4: 56, 8: 64}
+"""Registers of a thread, by warps that multiply, which take what the fetching one's leave of them."""
+WIDE_WORDS = gl.constexpr(64)
+"""Words of 128 bytes, as the accelerator takes them: of one output or of two."""
+ROWS = gl.constexpr(8)
+"""Rows of a tile, of which some may be zeros."""
+
+
+@dataclass(frozen=True)
+class AheadTile:
+    """What one program of a product holds, and into how many parts the inputs are cut."""
+
+    outputs: int
+    """A multiple of 16 for each warp."""
+    num_warps: int
+    num_stages: int
+    splits: int = 1
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What the compiler knows of a product."""
+
+    code: int
+    scaling: int
+    words: int
+    outputs: int
+    stages: int
+    gate: int
+    units: int = 1
+    """Units of a step, as `packed_prompt_numbers` asks."""
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of outputs."""
+        return 2 if self.gate else 1
+
+    @property
+    def masked(self) -> bool:
+        """Whether e4m3's numbers stay as they are masked out of their words, which makes other bits of small sums."""
+        return False
+
+
+def serves(weight: TiledWeight) -> bool:
+    """Whether the kernel decodes such a weight."""
+    return weight.scaling in (Scaling.ROW, Scaling.CODES) and weight.unit.inputs == UNIT_INPUTS
+
+
+def packed_linear_ahead(
+    x_TI: Tensor, weight: TiledWeight, tile: AheadTile, *, out_dtype: torch.dtype, first: int = 0
+) -> Tensor:
+    """Summands [S, T, O - first] of ``x · weightᵀ``: the product is their `total`.
+
+    Args:
+        x_TI: at most 8 bfloat16 rows, at least one, as `packed_prompts.fits` says.
+        weight: without a leading dimension, in units of 128 inputs, with scales of rows or of codes.
+        tile: of this product.
+        out_dtype: of the summands; float32 unless there is only one.
+        first: outputs that are left out.
+
+    Raises:
+        ValueError: rows or a weight that the kernel is not for.
+    """
+    num_out = weight.num_out - first
+    out_STO = torch.empty(tile.splits, x_TI.shape[0], num_out, dtype=out_dtype, device=x_TI.device)
+    _launch(x_TI, weight, first, out_STO, tile, Gate.NONE)
+    return out_STO
+
+
+def packed_gated_linear_ahead(x_TH: Tensor, weight: TiledWeight, tile: AheadTile, gate: Gate) -> Tensor:
+    """``act(x · gateᵀ) · (x · upᵀ)`` [T, I] of ``weight = [gate; up]``, rounded as separate kernels round.
+
+    Args:
+        x_TH: as for `packed_linear_ahead`.
+        weight: likewise.
+        tile: of this product, which is one part.
+        gate: GELU or SILU.
+
+    Raises:
+        ValueError: as there, and for another tile.
+    """
+    if tile.splits != 1:
+        raise ValueError(f"{tile} of a gated product: one part is allowed")
+    width = weight.num_out // 2
+    out_STO = torch.empty(1, x_TH.shape[0], width, dtype=x_TH.dtype, device=x_TH.device)
+    _launch(x_TH, weight, 0, out_STO, tile, gate)
+    return out_STO[0]
+
+
+def _launch(x_TI: Tensor, weight: TiledWeight, first: int, out_STO: Tensor, tile: AheadTile, gate: Gate) -> None:
+    num_rows, num_in = x_TI.shape
+    num_out = out_STO.shape[2]
+    if not serves(weight):
+        raise ValueError(
+            f"a weight of {weight.code} with {weight.scaling} in units of {weight.unit.inputs} inputs: scales of rows "
+            f"or of codes, and units of {UNIT_INPUTS}, are allowed"
+        )
+    allowed = 0 < num_rows <= ROWS.value and x_TI.stride(1) == 1 and num_in == weight.num_in
+    if not (allowed and fits(x_TI, weight, num_out if gate.value else first)):
+        raise ValueError(
+            f"x {list(x_TI.shape)} with strides {x_TI.stride()} and a weight of {weight.num_in} inputs: 1 to "
+            f"{ROWS.value} rows of as many, one beside the other, are allowed, all at multiples of 16 bytes"
+        )
+    unit = weight.unit
+    shape = _Shape(
+        code=CODES[weight.code],
+        scaling=weight.scaling.value,
+        words=unit.words,
+        outputs=tile.outputs,
+        stages=tile.num_stages,
+        gate=gate.value,
+    )
+    words_BRW = weight.words_BOC.view(len(weight.words_BOC), -1, WIDE_WORDS.value)[
+        :, first * unit.words // WIDE_WORDS.value :
+    ]
+    block = [1, tile.outputs * unit.words // WIDE_WORDS.value, WIDE_WORDS.value]
+    scales = None
+    if weight.scaling == Scaling.CODES:
+        scale_BX = weight.scale_BO.view(torch.int32)[:, 2 * first :]
+        scales = TensorDescriptor.from_tensor(scale_BX, [1, 2 * tile.outputs], swizzled(0, 32, rank=2))
+    early = starts_early(x_TI)
+    _packed_ahead_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
+        TensorDescriptor.from_tensor(x_TI, [ROWS.value, HALF_I.value], swizzled(128, rank=2)),
+        TensorDescriptor.from_tensor(words_BRW, block, swizzled(128, rank=3)),
+        scales,
+        weight.factor_O[first:],
+        out_STO,
+        num_rows,
+        num_out,
+        words_BRW.shape[0],
+        SHAPE=shape,
+        EARLY=early,
+        FETCH_REGISTERS=FETCH_REGISTERS,
+        num_warps=tile.num_warps,
+        maxnreg=MOST_REGISTERS[tile.num_warps],
+        launch_pdl=early,
+    )
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _fetch_weight(words_BRW, scale_BX, place, is_there, tiles, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Ask for codes and scales of a step, whose barrier expects its rows, too."""
+    TILES: gl.constexpr = SHAPE.tiles
+    SIZE: gl.constexpr = TILES * words_BRW.block_type.nbytes + 4 * ROWS * HALF_I
+    words_tiles, scale_tiles = tiles
+    unit, o, num_out, stage = place
+    if SHAPE.scaling:
+        mbarrier.expect(is_there, SIZE + TILES * scale_BX.block_type.nbytes)
+    else:
+        mbarrier.expect(is_there, SIZE)
+    for half in gl.static_range(TILES):
+        first = o + half * num_out
+        fetch(
+            words_BRW, [unit, first * SHAPE.words // WIDE_WORDS, 0], is_there, words_tiles.index(stage * TILES + half)
+        )
+        if SHAPE.scaling:
+            fetch(scale_BX, [unit, 2 * first], is_there, scale_tiles.index(stage * TILES + half))
+
+
+@gluon.jit
+def _fetch_rows(x_TI, unit, is_there, x_tiles, stage):  # type: ignore[no-untyped-def]
+    for half in gl.static_range(2):
+        fetch(x_TI, [0, (2 * unit + half) * HALF_I], is_there, x_tiles.index(2 * stage + half))
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _fetch_steps(  # type: ignore[no-untyped-def]
+    x_TI, words_BRW, scale_BX, tiles, x_tiles, barriers, sizes, SHAPE: gl.constexpr, EARLY: gl.constexpr
+):
+    """A ring of weights, then, once they are written, the rows to it, and then what follows as places become free."""
+    ready, free = barriers
+    first, end, o, num_out = sizes
+    filled = gl.minimum(first + SHAPE.stages, end)
+    for unit in range(first, filled):
+        stage = unit - first
+        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, SHAPE)
+    wait_having_let(EARLY)
+    for unit in range(first, filled):
+        _fetch_rows(x_TI, unit, ready.index(unit - first), x_tiles, unit - first)
+    stage = 0
+    phase = 0
+    for unit in range(filled, end):
+        mbarrier.wait(free.index(stage), phase)
+        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, SHAPE)
+        _fetch_rows(x_TI, unit, ready.index(stage), x_tiles, stage)
+        stage, phase = next_stage(stage, phase, SHAPE.stages)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _loaded(tiles, at, NUMBERS: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Words [O, C] and scales [O] of a tile."""
+    words_tiles, scale_tiles = tiles
+    WIDE: gl.constexpr = in_wide_rows(SHAPE.outputs, SHAPE.words)
+    TILE: gl.constexpr = (SHAPE.outputs, SHAPE.words)
+    words = viewed(words_tiles.index(at), TILE, WIDE).load(NUMBERS)
+    scales = gl.arange(0, SHAPE.outputs, gl.SliceLayout(1, NUMBERS))  # a name, where there are none
+    if SHAPE.scaling:
+        PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        OUTPUTS: gl.constexpr = (SHAPE.outputs,)
+        scale_tile = viewed(scale_tiles.index(at), OUTPUTS, PLAIN, gl.int64)
+        scales = scale_tile.load(gl.SliceLayout(1, NUMBERS))
+    return words, scales
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _added(acc, x_low, x_high, words, scales, NUMBERS: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    acc = mma_v2(numbers_of_half(words, scales, 0, NUMBERS, SHAPE), x_low, acc)
+    return mma_v2(numbers_of_half(words, scales, 1, NUMBERS, SHAPE), x_high, acc)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _multiply(tiles, x_tiles, barriers, factor_O, out_STO, num_rows, split, sizes, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    OUTPUTS: gl.constexpr = SHAPE.outputs
+    TILES: gl.constexpr = SHAPE.tiles
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, 8]
+    )
+    NUMBERS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    ready, free = barriers
+    first, end, o, num_out = sizes
+    acc = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
+    up = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
+    stage = 0
+    phase = 0
+    for _unit in range(first, end):
+        mbarrier.wait(ready.index(stage), phase)
+        x_low = x_tiles.index(2 * stage).permute((1, 0)).load(RIGHT)
+        x_high = x_tiles.index(2 * stage + 1).permute((1, 0)).load(RIGHT)
+        words, scales = _loaded(tiles, stage * TILES, NUMBERS, SHAPE)
+        up_words = words
+        up_scales = scales
+        if SHAPE.gate:
+            up_words, up_scales = _loaded(tiles, stage * TILES + 1, NUMBERS, SHAPE)
+        # What all warps have in registers may be overwritten.
+        barrier()
+        mbarrier.arrive(free.index(stage))
+        acc = _added(acc, x_low, x_high, words, scales, NUMBERS, SHAPE)
+        if SHAPE.gate:
+            up = _added(up, x_low, x_high, up_words, up_scales, NUMBERS, SHAPE)
+        stage, phase = next_stage(stage, phase, SHAPE.stages)
+
+    o_O = o + gl.arange(0, OUTPUTS, gl.SliceLayout(1, SUMS))
+    t_T = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
+    factor_at_O = factor_O + gl.minimum(o_O, num_out - 1)
+    acc *= gl.load(factor_at_O).expand_dims(1)
+    dtype: gl.constexpr = out_STO.dtype.element_ty
+    if SHAPE.gate:
+        acc = gated_sums(acc, up * gl.load(factor_at_O + num_out).expand_dims(1), dtype, SHAPE.gate == 1)
+    at_T = out_STO + (split * num_rows + t_T).to(gl.int64) * num_out
+    is_there = (t_T < num_rows)[None, :] & (o_O < num_out)[:, None]
+    gl.store(at_T[None, :] + o_O[:, None], acc.to(dtype), mask=is_there)
+
+
+@gluon.jit(do_not_specialize=["num_rows", "units"])  # type: ignore[untyped-decorator]
+def _packed_ahead_kernel(  # type: ignore[no-untyped-def]
+    x_TI,
+    words_BRW,
+    scale_BX,
+    factor_O,
+    out_STO,
+    num_rows,
+    num_out,
+    units,
+    SHAPE: gl.constexpr,
+    EARLY: gl.constexpr,
+    FETCH_REGISTERS: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    OUTPUTS: gl.constexpr = SHAPE.outputs
+    STAGES: gl.constexpr = SHAPE.stages
+    TILES: gl.constexpr = SHAPE.tiles
+    let_next_start(EARLY)
+    words_tiles = gl.allocate_shared_memory(
+        gl.int16, [STAGES * TILES, 1, OUTPUTS * SHAPE.words // WIDE_WORDS, WIDE_WORDS], words_BRW.layout
+    )
+    scale_tiles = words_tiles  # a name, where there are none
+    if SHAPE.scaling:
+        scale_tiles = gl.allocate_shared_memory(gl.int32, [STAGES * TILES, 1, 2 * OUTPUTS], scale_BX.layout)
+    tiles = (words_tiles, scale_tiles)
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2 * STAGES, ROWS, HALF_I], x_TI.layout)
+    barriers = ring_barriers(1, STAGES)
+    fence_async_shared()
+    barrier()
+    split = gl.program_id(1)
+    first = split * units // gl.num_programs(1)
+    end = (split + 1) * units // gl.num_programs(1)
+    sizes = (first, end, gl.program_id(0) * OUTPUTS, num_out)
+    gl.warp_specialize(
+        [
+            (_multiply, (tiles, x_tiles, barriers, factor_O, out_STO, num_rows, split, sizes, SHAPE)),
+            (_fetch_steps, (x_TI, words_BRW, scale_BX, tiles, x_tiles, barriers, sizes, SHAPE, EARLY)),
+        ],
+        [1],
+        [FETCH_REGISTERS],
+    )
