@@ -71,13 +71,14 @@ def test_a_half_is_decoded_while_the_one_before_is_multiplied(name: str, gate: G
     ("name", "num_out", "num_in", "rows", "chosen"),
     [
         ("nvfp4", 16384, 5376, 17, VerifyTile(groups=4, rows=32, splits=2)),
-        ("nvfp4", 5376, 21504, 40, VerifyTile(groups=4, rows=64, splits=6)),
-        ("nvfp4", 5376, 8192, 64, VerifyTile(groups=4, rows=64, splits=6)),
+        ("nvfp4", 5376, 21504, 32, VerifyTile(groups=4, rows=32, splits=6)),
         ("nvfp4", 16384, 5376, 16, None),
-        ("nvfp4", 18432, 5376, 40, None),  # 144 programs for 132 multiprocessors
-        ("nvfp4", 5376, 4096, 40, None),  # six parts of so few inputs
-        ("int4 group 32", 16384, 5376, 40, None),
-        ("fp8 channel", 16384, 5376, 40, None),
+        ("nvfp4", 16384, 5376, 40, None),
+        ("nvfp4", 18432, 5376, 32, None),  # 144 programs for 132 multiprocessors
+        ("nvfp4", 5376, 8192, 32, None),  # six parts of so few inputs
+        ("int4 group 32", 16384, 5376, 24, VerifyTile(groups=4, rows=32, splits=2)),
+        ("int4 group 32", 5376, 21504, 64, None),
+        ("fp8 channel", 16384, 5376, 24, None),
     ],
 )
 def test_summands_of_verify_rows(name: str, num_out: int, num_in: int, rows: int, chosen: VerifyTile | None) -> None:
@@ -132,9 +133,10 @@ def test_rehearsed_rows_have_every_tile(name: str) -> None:
     ("rows", "on_hopper", "aligned", "summands", "gelu"),
     [
         (16, True, True, FEW, FEW),
-        (40, True, True, VERIFY, VERIFY),
-        (40, False, True, FEW, FEW),
-        (40, True, False, FEW, FEW),  # which the memory accelerator cannot address
+        (24, True, True, VERIFY, VERIFY),
+        (40, True, True, FEW, VERIFY),
+        (24, False, True, FEW, FEW),
+        (24, True, False, FEW, FEW),  # which the memory accelerator cannot address
         (65, True, True, MANY, MANY),
     ],
 )

@@ -58,7 +58,7 @@ MOST_AHEAD_ROWS = 8
 LEAST_LONG_INPUTS = 3000
 """Inputs of a part that outlasts the ends of the programs before it: 31B's down projection has 3,584 in four bits."""
 
-LEAST_VERIFY_INPUTS = 1300
+LEAST_VERIFY_INPUTS = 2000
 """Parts of fewer inputs end before the kernel of verify rows is faster."""
 LEAST_AT_WORK = 0.8
 """Share of the multiprocessors that its programs keep at work, where it is chosen."""
@@ -66,20 +66,20 @@ LEAST_AT_WORK = 0.8
 
 @dataclass(frozen=True)
 class _VerifyRows:
-    """From how many rows on, up to 64, the kernel of verify rows is faster
-    (`benchmarks/results/2026-11-30-h200-verify-rows`)."""
+    """Rows with which the kernel of verify rows is faster (`benchmarks/results/2026-11-30-h200-verify-rows`)."""
 
-    gated: int
+    gated: range
     """Rows of a gated product: three groups, of a gate's and an up tile each."""
-    summands: int | None
-    """Rows of another one: four groups of a tile each. None where it is never faster."""
+    summands: range
+    """Rows of another one: four groups of a tile each."""
 
 
+_FOUR_BITS = _VerifyRows(gated=range(17, MOST_ROWS + 1), summands=range(17, 33))
 _VERIFY_ROWS: Mapping[CodeName, _VerifyRows] = {
-    "int4": _VerifyRows(gated=17, summands=None),
-    "nvfp4": _VerifyRows(gated=17, summands=17),
-    "int8": _VerifyRows(gated=33, summands=None),
-    "fp8": _VerifyRows(gated=33, summands=None),
+    "int4": _FOUR_BITS,
+    "nvfp4": _FOUR_BITS,
+    "int8": _VerifyRows(gated=range(33, MOST_ROWS + 1), summands=range(0)),
+    "fp8": _VerifyRows(gated=range(33, MOST_ROWS + 1), summands=range(0)),
 }
 """Those of int8, which was not timed, are fp8's."""
 
@@ -193,16 +193,15 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
 def verify_tile(weight: TiledWeight, num_out: int, num_rows: int) -> VerifyTile | None:
     """Choose a tile for the kernel of verify rows, in place of `tile_of_summands` and with its parts; None where that
     one's is faster, or would have other bits."""
-    least = _VERIFY_ROWS[weight.code].summands
     splits = tile_of_summands(weight, num_out, num_rows).splits
-    if least is None or num_rows < least or weight.num_in < LEAST_VERIFY_INPUTS * splits:
+    if num_rows not in _VERIFY_ROWS[weight.code].summands or weight.num_in < LEAST_VERIFY_INPUTS * splits:
         return None
     return _if_at_work(VerifyTile(4, triton.next_power_of_2(num_rows), splits), weight, num_out)
 
 
 def gated_verify_tile(weight: TiledWeight, num_rows: int) -> VerifyTile | None:
     """Likewise in place of `gated_tile`."""
-    if num_rows < _VERIFY_ROWS[weight.code].gated:
+    if num_rows not in _VERIFY_ROWS[weight.code].gated:
         return None
     return _if_at_work(VerifyTile(3, triton.next_power_of_2(num_rows)), weight, weight.num_out // 2)
 
