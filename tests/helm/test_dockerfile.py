@@ -163,9 +163,9 @@ def test_install_step_works(tmp_path: Path) -> None:
                 shutil.copy(ROOT / source, destination)
     (install,) = [run for run in _instructions("RUN") if run.startswith("pip install") and "--no-deps" in run]
     environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     bin_ = environment / "bin"
-    pip = bin_ / "pip"
+    pip = [sys.executable, "-m", "pip", "--python", bin_ / "python"]  # a pip of its own takes seconds to unpack
     (site_packages,) = (environment / "lib").glob("python*/site-packages")
     lend_packages(_asked_for(), site_packages)
     needs: list[str | Path] = [
@@ -175,12 +175,13 @@ def test_install_step_works(tmp_path: Path) -> None:
         "-c",
         ROOT / "constraints.txt",
     ]
-    subprocess.run([pip, "install", "--quiet", "--no-compile", *needs], cwd=context, check=True)
-    subprocess.run([pip, "uninstall", "--quiet", "--yes", "gemray"], check=True)
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", *needs], cwd=context, check=True)
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", "gemray"], check=True)
     # The image keeps no cache; a test had better use one, and has no use for bytecode.
     own = shlex.split(install.partition("&&")[0].replace("--no-cache-dir", "--quiet --no-compile"))
     own[own.index("--prefix") : own.index("--prefix") + 2] = []
-    subprocess.run([bin_ / own[0], *own[1:]], cwd=context, check=True)
+    assert own[0] == "pip"
+    subprocess.run([*pip, *own[1:]], cwd=context, check=True)
     assert "serve" in _run([bin_ / "gemray", "--help"], tmp_path)
     # What KubeRay probes is served by the dashboard agent, which plain ray does not bring.
     _run([bin_ / "python", "-c", "import ray.dashboard.agent, triton, boto3, opentelemetry.sdk"], tmp_path)
