@@ -19,34 +19,38 @@ import pytest
 from gemray_workers.checkpoint.hf_config import fingerprint
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.mtp.config import AssistantConfig
-from gemray_workers.embedded import embedded_path
+from gemray_workers.embedded import EmbeddedName, embedded_path
 from gemray_workers.errors import InvalidField
 from gemray_workers.model.config import ModelConfig
 from gemray_workers.rank.blueprint import Blueprint
-from support.checkpoints.tiny import tiny_checkpoint
+from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import engine_config
 from support.waiting import HANG_S
 
-RANK_IN_A_PROCESS = """
+DRAFTERS: tuple[EmbeddedName, ...] = ("gemray-tiny-assistant-centroid", "gemray-tiny-dflash")
+SHAPES: tuple[Shape, ...] = ("E2B", "26B-A4B")
+
+RANKS_IN_A_PROCESS = """
 import pickle, sys
-config = pickle.load(sys.stdin.buffer)
 from gemray_workers.rank.process import ProcessLocation, RankSetup
 from gemray_workers.rank.worker import RankWorker
-rank = RankWorker(config, 0, lambda config: ProcessLocation("node", "127.0.0.1", None))
-info, _ = rank.load(RankSetup(rendezvous="", interface_ip="127.0.0.1", threads=1))
-print(info.num_layers, *sorted({"transformers", "torch._dynamo", "sympy"} & set(sys.modules)))
+for config in pickle.load(sys.stdin.buffer):
+    rank = RankWorker(config, 0, lambda config: ProcessLocation("node", "127.0.0.1", None))
+    info, _ = rank.load(RankSetup(rendezvous="", interface_ip="127.0.0.1", threads=1))
+    print(info.num_layers, *sorted({"transformers", "torch._dynamo", "sympy"} & set(sys.modules)))
 """
 
 
-def load_elsewhere(config: Any) -> list[str]:
-    """Layers of the model that a rank loads in a fresh process, and what it imported of what takes long to."""
+def load_elsewhere(configs: list[EngineConfig]) -> list[list[str]]:
+    """Layers of the models that ranks load, one after the other, in a fresh process, and what of all that takes long to
+    import is imported by then."""
     ran = subprocess.run(
-        [sys.executable, "-c", RANK_IN_A_PROCESS], input=pickle.dumps(config), capture_output=True, timeout=HANG_S,
+        [sys.executable, "-c", RANKS_IN_A_PROCESS], input=pickle.dumps(configs), capture_output=True, timeout=HANG_S,
         check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr.decode()
-    return ran.stdout.decode().split()
+    return [line.split() for line in ran.stdout.decode().splitlines()]
 
 
 def config_with_its_reading(target: Path, **changes: Any) -> EngineConfig:
@@ -56,24 +60,17 @@ def config_with_its_reading(target: Path, **changes: Any) -> EngineConfig:
     return config
 
 
-@pytest.mark.parametrize("drafter", [None, "gemray-tiny-assistant-centroid", "gemray-tiny-dflash"])
-def test_a_rank_with_the_reading_does_not_import_transformers(drafter: str | None) -> None:
-    path = None if drafter is None else str(embedded_path(drafter))
-    config = config_with_its_reading(embedded_path("gemray-tiny"), drafter_path=path)
-    layers = str(Blueprint.of(config).model.num_layers)
-    assert load_elsewhere(config) == [layers]
-
-
-def test_a_rank_without_it_does() -> None:
-    config = config_with_its_reading(embedded_path("gemray-tiny"))
-    assert "transformers" in load_elsewhere(replace(config, hf_configs={}))
-
-
-@pytest.mark.parametrize("shape", ["E2B", "26B-A4B"])
-def test_no_shape_takes_torchs_compiler(shape: Any) -> None:
-    """Layers that are laid out on the meta device must not compute there: torch does so in Python that imports it."""
-    config = config_with_its_reading(tiny_checkpoint(shape))
-    assert load_elsewhere(config)[1:] == []
+def test_a_rank_with_the_reading_imports_neither_transformers_nor_torchs_compiler() -> None:
+    """Layers that are laid out on the meta device must not compute there: torch does so in Python that imports it. A
+    rank without the reading imports transformers."""
+    family = embedded_path("gemray-tiny")
+    drafters = (None, *map(embedded_path, DRAFTERS))
+    configs = [config_with_its_reading(family, drafter_path=None if path is None else str(path)) for path in drafters]
+    configs += [config_with_its_reading(tiny_checkpoint(shape)) for shape in SHAPES]
+    layers = [str(Blueprint.of(config).model.num_layers) for config in configs]
+    *with_it, (_, *imported) = load_elsewhere([*configs, replace(configs[0], hf_configs={})])
+    assert with_it == [[number] for number in layers]
+    assert "transformers" in imported
 
 
 @pytest.mark.parametrize("shape", ["E2B", "26B-A4B", "31B"])
