@@ -165,7 +165,8 @@ def test_install_step_works(tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     bin_ = environment / "bin"
-    pip = [sys.executable, "-m", "pip", "--python", bin_ / "python"]  # a pip of its own takes seconds to unpack
+    # One of its own would take seconds to unpack.
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", bin_ / "python"]
     (site_packages,) = (environment / "lib").glob("python*/site-packages")
     lend_packages(_asked_for(), site_packages)
     needs: list[str | Path] = [
