@@ -23,6 +23,9 @@ GROUPS = {
     "31B full on Hopper": (32, 4, 512, None),
     "E2B full on Hopper": (8, 1, 512, None),
     "E2B sliding": (8, 1, 256, 512),
+    "31B sliding on Hopper": (32, 16, 256, 1024),
+    "31B sliding of two on Hopper": (16, 8, 256, 1024),
+    "E2B sliding on Hopper": (8, 1, 256, 512),
 }
 DRAFTERS = {"31B DFlash": (64, 8, 128, 2048), "26B-A4B DFlash": (32, 8, 128, None)}
 MOST_SEQUENCES = 32
@@ -39,7 +42,7 @@ def programs(
     """What one attention of such a batch would compile: kernels and their constants."""
     from triton.runtime.jit import JITFunction
 
-    from gemray_kernels.triton import few_attention, wide_attention
+    from gemray_kernels.triton import few_attention, whole_attention, wide_attention
     from gemray_kernels.triton.exact_attention import exact_paged_attention
     from gemray_kernels.triton.paged_attention import paged_attention
 
@@ -55,6 +58,7 @@ def programs(
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(few_attention, "starts_early", on_hopper),
         mock.patch.object(wide_attention, "on_hopper", return_value="Hopper" in group),
+        mock.patch.object(whole_attention, "on_hopper", return_value="Hopper" in group),
     ):
         attention(
             torch.empty(num_rows, heads, head_dim, dtype=torch.bfloat16),
@@ -94,8 +98,12 @@ def test_buckets_have_every_program(group: str) -> None:
 def test_decoding_never_launches_what_long_chunks_need(group: str) -> None:
     for b, _ in buckets(max_num_seqs=MOST_SEQUENCES, num_draft_tokens=(4,), prompts=None):
         found = programs(group, b.num_rows, b.num_sequences + 1, b.most_rows)
-        attends, combines = sorted(name for name, *_ in found)
-        if "Hopper" in group and (b.most_rows <= 4 or "31B" in group):
+        kernels = sorted(name for name, *_ in found)
+        if kernels == ["attend_whole_kernel"]:
+            assert "sliding on Hopper" in group or "two on Hopper" in group
+            continue
+        attends, combines = kernels
+        if "full on Hopper" in group and (b.most_rows <= 4 or "31B" in group):
             assert (attends, combines) == ("combine_chunks_kernel", "wide_attend_kernel")
         else:
             assert attends in ("attend_few_kernel", "attend_kernel")

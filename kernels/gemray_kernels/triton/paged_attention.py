@@ -33,6 +33,7 @@ from gemray_kernels.triton.attend_long import attend_long_kernel
 from gemray_kernels.triton.early_start import starts_early
 from gemray_kernels.triton.few_attention import attend_few, few_tile
 from gemray_kernels.triton.prompt_attention import PromptTiles, attend_prompts
+from gemray_kernels.triton.whole_attention import attend_whole, serves_whole
 from gemray_kernels.triton.wide_attention import attend_wide, is_wide
 
 LOG2_E = log2(e)
@@ -123,6 +124,11 @@ def paged_attention(
             most_rows=most,
             scratch=scratch,
         )
+        return out_TND
+    of_whole: dict[str, Any] = {"window": window, "causal": causal, "most_rows": most}
+    if tile is None and window is not None and serves_whole(q_TND, k_pages, v_pages, num_seqs, **of_whole):
+        tables = (block_table_SP, query_start_Z, kv_len_S)
+        attend_whole(q_TND, k_pages, v_pages, *tables, out_TND, window=window, scale=scale)
         return out_TND
     if tile is None:
         pairs = group * triton.cdiv(num_rows, num_seqs)

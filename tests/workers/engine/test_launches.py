@@ -29,7 +29,7 @@ LAYERS: dict[Shape, Counter[str]] = {
     - Counter({"add_then_norms": 1}),
     "E4B": DENSE + Counter({"summands": 1, "gated_projection": 1, "add_then_norms": 1}),
 }
-"""Calls of one layer. On a card attention is two launches and few rows' experts are two; the others are one each."""
+"""Calls of one layer. On a card attention is one launch or two, few rows' experts are two, the rest one."""
 DRAFTS = 4
 
 
