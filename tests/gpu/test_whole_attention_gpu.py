@@ -18,8 +18,6 @@ pytestmark = pytest.mark.gpu
 
 GROUPS = {
     "31B": (32, 16, 1024),
-    "31B on two ranks": (16, 8, 1024),
-    "E4B": (8, 2, 512),
     "E2B": (8, 1, 512),
     "no groups": (4, 4, 128),
 }
