@@ -17,6 +17,8 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# mypy 2 checks in so many processes, of 1.6 GB each; earlier ones in one.
+export MYPY_NUM_WORKERS ?= 2
 # Tests start hundreds of processes and import in several at once; where nothing may be kept, as images of Python have it,
 # each compiles the same modules for itself.
 unexport PYTHONDONTWRITEBYTECODE
