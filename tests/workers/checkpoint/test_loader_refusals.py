@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gemray_workers.checkpoint.index import INDEX_FILE, SINGLE_FILE, read_index
 from gemray_workers.checkpoint.target import Copy, WeightTarget
+from gemray_workers.errors import CheckpointError
 from support.checkpoints.weight_files import (
     FIRST,
     PREFIX,
@@ -111,6 +112,41 @@ def test_a_block_that_does_not_fill_its_destination(
     write_single(tmp_path, {PREFIX + "w": random_tensor(4, 2)})
     target = WeightTarget("w", (4, 2), (Copy(source, torch.zeros(shape)),))
     assert f"{PREFIX}w: block [{source[0].start}:{source[0].stop}" in refusal(tmp_path, [target])
+
+
+# --- weights that are no numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_number_that_is_none_is_told_by_its_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, stored: torch.dtype
+) -> None:
+    monkeypatch.setattr("gemray_workers.checkpoint.loader.BLOCK_BYTES", 64)
+    spoilt = random_tensor(40, 8).to(stored)
+    spoilt[33, 5] = value
+    write_single(tmp_path, {PREFIX + "fine": random_tensor(4), PREFIX + "w": spoilt})
+    targets = [whole("fine", torch.zeros(4)), whole("w", torch.zeros(40, 8, dtype=torch.bfloat16))]
+    told = rf"^{PREFIX}w is damaged: 1 of (16|32) weights that were read are NaN or infinite$"
+    with pytest.raises(CheckpointError, match=told):
+        load(tmp_path, targets)
+
+
+def test_what_is_damaged_on_another_rank_is_that_ranks_to_tell(tmp_path: Path) -> None:
+    spoilt = random_tensor(4, 2)
+    spoilt[3, 0] = float("nan")
+    write_single(tmp_path, {PREFIX + "w": spoilt})
+    part = Copy((slice(0, 2), slice(0, 2)), torch.zeros(2, 2))
+    load(tmp_path, [WeightTarget("w", (4, 2), (part,))])
+    assert torch.equal(part.destination, spoilt[:2])
+
+
+def test_large_numbers_are_numbers(tmp_path: Path) -> None:
+    large = torch.full((8,), 3e38)
+    write_single(tmp_path, {PREFIX + "w": large})
+    into = torch.zeros(8)
+    load(tmp_path, [whole("w", into)])
+    assert torch.equal(into, large)
 
 
 # --- unsound checkpoints ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemray_workers.checkpoint.damage import refuse_damaged_codes, refuse_damaged_scale
+from gemray_workers.checkpoint.damage import refuse_damaged_codes, refuse_damaged_scale, refuse_damaged_weights
 from gemray_workers.checkpoint.index import CheckpointIndex, StoredTensor, listed, opened, read_index
 from gemray_workers.checkpoint.target import Copy, WeightTarget, settle
 from gemray_workers.errors import CheckpointError
@@ -269,8 +269,8 @@ def _copy_file(file: Path, loads: Iterable[_WeightLoad]) -> Iterator[int]:
             on_disk = tensors.get_slice(load.stored.name)
             for copy in load.target.copies:
                 for block, size in _copy_blocks(on_disk, copy, STORED_DTYPES[load.stored.dtype].itemsize):
-                    if load.target.role == "codes":
-                        refuse_damaged_codes(load.stored.name, block)
+                    refuse_damaged = refuse_damaged_codes if load.target.role == "codes" else refuse_damaged_weights
+                    refuse_damaged(load.stored.name, block)
                     yield size
 
 
