@@ -149,7 +149,10 @@ def _fetch_tiles(
             )
             stage, phase = _fetch_units(k_desc, pages, kv_head, ring, (stage, phase), SHAPE)
             stage, phase = _fetch_units(v_desc, pages, kv_head, ring, (stage, phase), SHAPE)
-        q_phase = gl.where(last_tile >= first_tile, q_phase ^ 1, q_phase)
+        if last_tile < first_tile:
+            # Zeros are stored by way of the memory of queries: the next ones may not come before that.
+            mbarrier.wait(q_free, q_phase)
+        q_phase ^= 1
     wait_having_let(EARLY)
 
 
@@ -246,11 +249,10 @@ def _attend_blocks(  # noqa: PLR0915
         is_stored_ME = (to_M < num_rows)[:, None] & (e_E < UNIT)[None, :]
         gl.store(at_M[:, None] + e_E[None, :], low_ME, mask=is_stored_ME)
         gl.store(at_M[:, None] + UNIT + e_E[None, :], high_ME, mask=is_stored_ME)
-        if end > begin:
-            fence_async_shared()
-            barrier()
-            mbarrier.arrive(q_free)
-            q_phase ^= 1
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(q_free)
+        q_phase = gl.where(end > begin, q_phase ^ 1, q_phase)
 
 
 @gluon.jit(do_not_specialize=["num_pages"])
