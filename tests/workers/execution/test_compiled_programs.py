@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,6 +30,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     triton: Any = ModuleType("triton")
     triton.knobs = SimpleNamespace(runtime=SimpleNamespace(jit_cache_hook=None, jit_post_compile_hook=None))
     monkeypatch.setitem(sys.modules, "triton", triton)
+    jit = SimpleNamespace(serialize_specialization_data=lambda *_: "")
+    monkeypatch.setitem(sys.modules, "triton.runtime", cast("ModuleType", SimpleNamespace(jit=jit)))
     module.compiled_programs.cache_clear()
     yield triton.knobs.runtime
     module.compiled_programs.cache_clear()
@@ -69,6 +73,23 @@ def test_what_compiling_takes_is_added_up(runtime: SimpleNamespace, monkeypatch:
         runtime.jit_post_compile_hook(key=key, already_compiled=False)
     runtime.jit_post_compile_hook(key="c", already_compiled=False)  # compiled ahead: nobody has waited
     assert (programs.count, programs.seconds) == (3, 3.5)
+
+
+def test_programs_of_shapes_and_layouts_are_told_of() -> None:
+    """Triton describes a program to its hooks in JSON, and its own layouts have no form there."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    from triton.experimental.gluon.language import BlockedLayout
+
+    from gemray_kernels.triton.whole_kernel import WholeShape
+
+    compiled_programs()
+    constants = {(0,): WholeShape(8, 2, 64, 16, 6), (1,): BlockedLayout([1], [32], [4], [0]), (2,): 7}
+    target = (SimpleNamespace(),) if "target" in signature(jit.serialize_specialization_data).parameters else ()
+    told = jit.serialize_specialization_data("kernel", {}, constants, {}, SimpleNamespace(num_warps=4), "key", *target)
+    shape, layout, number = json.loads(told)["constant_vals"]
+    assert "window=64" in shape
+    assert layout.startswith("BlockedLayout")
+    assert number == 7
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 MOST_NAMED = 64
@@ -80,11 +81,26 @@ def compiled_programs() -> CompiledPrograms:
     programs = CompiledPrograms()
     try:
         from triton import knobs
+        from triton.runtime import jit
     except ImportError:
         return programs
+    jit.serialize_specialization_data = _with_objects(jit.serialize_specialization_data)
     knobs.runtime.jit_cache_hook = _first(programs, knobs.runtime.jit_cache_hook)
     knobs.runtime.jit_post_compile_hook = _then(programs, knobs.runtime.jit_post_compile_hook)
     return programs
+
+
+def _with_objects(serialize: Callable[..., str]) -> Callable[..., str]:
+    """Triton's description of a program for its hooks, in JSON, also where the compiler knows objects: without this a
+    launch fails for a Gluon kernel whose layouts or shape are such, as soon as there is a hook (Triton 3.6 and 3.9).
+    """
+
+    @functools.wraps(serialize)
+    def described(name: str, signature: Any, constants: dict[Any, Any], *rest: Any) -> str:
+        plain = {key: repr(value) if is_dataclass(value) else value for key, value in constants.items()}
+        return serialize(name, signature, plain, *rest)
+
+    return described
 
 
 def _first(programs: CompiledPrograms, earlier: Callable[..., Any] | None) -> Callable[..., Any]:
