@@ -22,17 +22,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gemray_kernels.triton.early_start import starts_early
-from gemray_kernels.triton.exact_rows_kernel import rows_kernel
+from gemray_kernels.triton.exact_rows_kernel import BLOCK_I, PIECE, rows_kernel
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
-from gemray_kernels.triton.rows_pieces import (
-    BLOCK_I,
-    FETCH_REGISTERS,
-    MULTIPLY_REGISTERS,
-    PIECE,
-    check_pieces,
-    parts_of,
-)
+
+LEAST_PART = 16
+MOST_WIDTH = 256
+"""Columns of one product of wgmma, and of a tile."""
+FETCH_REGISTERS = 24
+MULTIPLY_REGISTERS = {1: 240, 2: 240, 3: 160}
+"""Registers of a thread, by groups of warps: what the 65,536 of a multiprocessor leave."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,19 @@ class RowsTile:
         Raises:
             ValueError: a field is out of its range.
         """
-        check_pieces(self.groups, self.width)
+        if self.groups not in MULTIPLY_REGISTERS:
+            raise ValueError(f"groups {self.groups}: 1 to 3 are allowed")
+        second = self.parts[1]
+        if not LEAST_PART <= self.width <= MOST_WIDTH or second & (second - 1) or 0 < second < LEAST_PART:
+            raise ValueError(f"width {self.width}: 16 to 256, one or two powers of two from 16 on, are allowed")
         if self.leaves not in (1, 2, 4, 8):
             raise ValueError(f"{self.leaves} leaves: 1, 2, 4 or 8 are allowed")
 
     @property
     def parts(self) -> tuple[int, int]:
         """The width's two powers of two, the second may be none."""
-        return parts_of(self.width)
+        first = 1 << (self.width.bit_length() - 1)
+        return first, self.width - first
 
 
 def summands_of_rows(x_TI: Tensor, weight_OI: Tensor, leaves: int, tile: RowsTile, out_dtype: torch.dtype) -> Tensor:

@@ -19,8 +19,11 @@ from triton.language.core import _aggregate as aggregate
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import wait_for_inputs
 from gemray_kernels.triton.gluon_ring import barrier, fetch, ring_barriers
-from gemray_kernels.triton.rows_pieces import BLOCK_I, PIECE, halves, sums_layout
 
+PIECE = gl.constexpr(64)
+"""Weight rows of a group of warps: what wgmma multiplies at once."""
+BLOCK_I = gl.constexpr(64)
+"""Inputs of a tile, 128 bytes, whose rows wgmma reads from shared memory as the accelerator swizzles them."""
 STORED = gl.constexpr(64)
 """Columns that a group of warps stores at a time: places of more would push sums out of its registers."""
 GATED = gl.constexpr(16)
@@ -71,6 +74,12 @@ class Product:
         self.GATE = gl.constexpr(GATE)
         self.OUTPUTS = gl.constexpr(GROUPS * PIECE // 2 if GATE else GROUPS * PIECE)
         self.ROWS = gl.constexpr(PART_0 + PART_1)
+
+
+@gluon.constexpr_function
+def _layout(part: int) -> gl.NVMMADistributedLayout:
+    """How registers of four warps hold a piece's sums with `part` columns."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, part, 16])
 
 
 @gluon.jit
@@ -129,9 +138,9 @@ def _fetch_tiles(p, weight_OLI, part_0_TLI, part_1_TLI, EARLY: gl.constexpr):
 @gluon.jit
 def _leaf(p, first, GROUP: gl.constexpr):
     """One leaf's sums [64, part] in an accumulator for each part, over its inputs in order."""
-    acc_0 = gl.zeros([PIECE, p.PART_0], gl.float32, sums_layout(p.PART_0))
+    acc_0 = gl.zeros([PIECE, p.PART_0], gl.float32, _layout(p.PART_0))
     if p.PART_1 > 0:  # noqa: SIM108 - chosen at compile time
-        acc_1 = gl.zeros([PIECE, p.PART_1], gl.float32, sums_layout(p.PART_1))
+        acc_1 = gl.zeros([PIECE, p.PART_1], gl.float32, _layout(p.PART_1))
     else:
         acc_1 = acc_0
     for block in range(p.leaf_blocks):
@@ -197,6 +206,16 @@ def _store(p, out_STO, acc_0, acc_1, split, o, t):
 
 
 @gluon.jit
+def _halves(acc, PART: gl.constexpr):
+    """The left and the right half of a piece's columns, which lie in the same threads' registers."""
+    NARROW: gl.constexpr = PART // 2
+    left, right = acc.reshape([PIECE, 2, NARROW]).permute(0, 2, 1).split()
+    left = gl.convert_layout(left, _layout(NARROW), assert_trivial=True)
+    right = gl.convert_layout(right, _layout(NARROW), assert_trivial=True)
+    return left, right
+
+
+@gluon.jit
 def _store_block(p, out_TO, block, o_O, t_T):
     to = t_T.to(gl.int64)[None, :] * p.num_out + o_O[:, None]
     mask = (o_O < p.num_out)[:, None] & (t_T < p.num_rows)[None, :]
@@ -207,12 +226,12 @@ def _store_block(p, out_TO, block, o_O, t_T):
 def _store_part(p, out_TO, acc, o, t, PART: gl.constexpr):
     """Stores a piece's sums, some columns at a time."""
     if PART > STORED:
-        left, right = halves(acc, PART)
+        left, right = _halves(acc, PART)
         _store_part(p, out_TO, left, o, t, PART // 2)
         _store_part(p, out_TO, right, o, t + PART // 2, PART // 2)
     else:
-        o_O = o + gl.arange(0, PIECE, gl.SliceLayout(1, sums_layout(PART)))
-        t_T = t + gl.arange(0, PART, gl.SliceLayout(0, sums_layout(PART)))
+        o_O = o + gl.arange(0, PIECE, gl.SliceLayout(1, _layout(PART)))
+        t_T = t + gl.arange(0, PART, gl.SliceLayout(0, _layout(PART)))
         _store_block(p, out_TO, acc, o_O, t_T)
 
 
@@ -220,7 +239,7 @@ def _store_part(p, out_TO, acc, o, t, PART: gl.constexpr):
 def _store_gated(p, out_TO, acc, o, t, PART: gl.constexpr):
     """Stores ``act(gate) · up`` of a piece with gate rows above up rows, some columns at a time."""
     if PART > GATED:
-        left, right = halves(acc, PART)
+        left, right = _halves(acc, PART)
         _store_gated(p, out_TO, left, o, t, PART // 2)
         _store_gated(p, out_TO, right, o, t + PART // 2, PART // 2)
     else:

@@ -12,12 +12,18 @@ from functools import lru_cache
 
 from gemray_kernels.triton.exact_rows import RowsTile
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
-from gemray_kernels.triton.rows_pieces import WIDTHS, rounded, stage_bytes, stages_of
 
 MOST_ROWS = 256
 """More rows are the business of tiles of 128 rows."""
+WIDTHS = (48, 64, 80, 96, 128, 144, 160, 192, 256)
+"""Widths of tiles: 16 or more in each of two powers of two."""
+ROWS = (80, 96, 128, 160, 192, MOST_ROWS)
+"""Numbers of rows for which tiles are chosen, the next one for those between: a weight has six programs at most."""
+SHARED_BYTES = 225 * 1024
+"""Shared memory for tiles that wait to be multiplied."""
 GATE_BYTES = 4096
 """Shared memory for what a group of warps gates at a time."""
+MOST_STAGES = 8
 SUMS = {1: 196, 2: 196, 3: 128}
 """Registers of a thread for sums, by groups of warps."""
 WIDEST = {1: 256, 2: 256, 3: 192}
@@ -46,7 +52,7 @@ def rows_tile(num_rows: int, num_out: int, leaf: int, leaves: int) -> RowsTile:
         leaf: inputs of a leaf.
         leaves: of the product.
     """
-    num_rows = rounded(num_rows)
+    num_rows = _rounded(num_rows)
     return _cheapest(
         [
             _tile(groups, width, together, 0)
@@ -65,19 +71,28 @@ def rows_tile(num_rows: int, num_out: int, leaf: int, leaves: int) -> RowsTile:
 @lru_cache(1024)
 def gated_rows_tile(num_rows: int, num_out: int, leaf: int) -> RowsTile:
     """Choose a tile of one leaf for a weight with gate and up rows, `num_out` together, whose result is gated."""
-    num_rows = rounded(num_rows)
+    num_rows = _rounded(num_rows)
     tiles = [_tile(groups, width, 1, groups * GATE_BYTES) for groups in (1, 2, 3) for width in _widths(num_rows)]
     return _cheapest(tiles, num_rows, num_out, leaf, 1)
 
 
+def _rounded(num_rows: int) -> int:
+    return next(rows for rows in ROWS if rows >= num_rows)
+
+
 def _tile(groups: int, width: int, leaves: int, reserved_bytes: int) -> RowsTile:
-    return RowsTile(groups, width, stages_of(groups, width, reserved_bytes), leaves)
+    stages = min(MOST_STAGES, (SHARED_BYTES - reserved_bytes) // _stage_bytes(groups, width))
+    return RowsTile(groups, width, stages, leaves)
 
 
 def _widths(num_rows: int) -> list[int]:
     """The least width that holds all rows, and those that hold them in two, three and four tiles."""
     parts = (-(-num_rows // n) for n in (1, 2, 3, 4))
     return list(dict.fromkeys(next(width for width in WIDTHS if width >= part) for part in parts))
+
+
+def _stage_bytes(groups: int, width: int) -> int:
+    return (64 * groups + width) * 128
 
 
 def _cheapest(tiles: list[RowsTile], num_rows: int, num_out: int, leaf: int, leaves: int) -> RowsTile:
@@ -96,7 +111,7 @@ def _cycles(tile: RowsTile, num_rows: int, num_out: int, leaf: int, leaves: int)
     tiles = -(-num_out // (64 * tile.groups)) * -(-num_rows // tile.width) * splits
     steps = -(-leaf // 64) * tile.leaves
     # A group's product of 64 by `width` with 16 inputs takes half as many cycles.
-    step = max(2 * tile.groups * tile.width, stage_bytes(tile.groups, tile.width) / CACHE_BYTES)
+    step = max(2 * tile.groups * tile.width, _stage_bytes(tile.groups, tile.width) / CACHE_BYTES)
     at_work = -(-tiles // MULTIPROCESSORS) * (steps * step + TILE_CYCLES)
     summands = splits * num_rows * num_out * 4 if splits > 1 else 0
     reading = num_out * leaf * leaves * 2 / MEMORY_BYTES

@@ -210,15 +210,17 @@ def _eager_plans(blueprint: Blueprint) -> Iterator[CyclePlan]:
 
 
 def _tiled_rows(blueprint: Blueprint) -> list[int]:
-    """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled: exact ones, those
-    of packed weights, and a few others. The rest is the library's."""
-    from gemray_kernels.triton import rows_pieces, verify_rows_tiles  # where there is triton
+    """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled: exact ones, and
+    those of packed weights. Others are the library's."""
+    from gemray_kernels.triton.exact_rows_tiles import ROWS  # where there is triton
 
     is_exact, is_packed = blueprint.config.numerics == "exact", blueprint.model.quantization is not None
-    few = rows_pieces.ROWS if is_exact else verify_rows_tiles.ROWS
     if not is_exact and not is_packed:
-        return [*few]
-    return [*few, *range(PROMPT_TILE_ROWS, blueprint.scheduler.max_step_tokens, PROMPT_TILE_ROWS)]
+        return []
+    return [
+        *(ROWS if is_exact else ()),
+        *range(PROMPT_TILE_ROWS, blueprint.scheduler.max_step_tokens, PROMPT_TILE_ROWS),
+    ]
 
 
 def _with_keys(shape: CycleShape) -> CycleShape:
