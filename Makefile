@@ -59,7 +59,7 @@ test-lowest: $(LOWEST_INSTALLED)
 
 # On two GPUs or more also the regression tests of TP 2; mixed traffic lasts TRAFFIC_SECONDS. Workers are as many as cores
 # and the cards' memory have room for.
-TRAFFIC_SECONDS ?= 120
+TRAFFIC_SECONDS ?= 600
 GPU_TEST_WORKERS ?= auto
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu -n $(GPU_TEST_WORKERS) --dist load --maxschedchunk 1 \
