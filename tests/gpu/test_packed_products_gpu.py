@@ -163,7 +163,7 @@ def test_weights_ahead(name: str) -> None:
                 wanted_STO = packed_linear_in_tiles(
                     x_TI, tiled, replace(few, splits=splits), out_dtype=torch.float32, first=first
                 )
-                for tile in (AheadTile(128, 4, 4, splits), AheadTile(64, 4, 2, splits), AheadTile(256, 8, 3, splits)):
+                for tile in (AheadTile(128, 4, splits), AheadTile(64, 3, splits), AheadTile(64, 4, splits)):
                     with poisoned_memory():
                         found = [
                             packed_linear_ahead(x_TI, tiled, tile, out_dtype=torch.float32, first=first)
@@ -175,7 +175,7 @@ def test_weights_ahead(name: str) -> None:
             for gate, act in ((Gate.GELU, gelu_tanh_and_mul), (Gate.SILU, silu_and_mul)):
                 wanted_TI = packed_gated_linear_in_tiles(x_TI, tiled, gated_tile(tiled, rows), gate)
                 with poisoned_memory():
-                    gated = [packed_gated_linear_ahead(x_TI, tiled, AheadTile(64, 4, 3), gate) for _ in range(4)]
+                    gated = [packed_gated_linear_ahead(x_TI, tiled, AheadTile(64, 3), gate) for _ in range(4)]
                 assert relative_error(gated[0], act(sums_TO)) < GATED_TOLERANCE, (rows, gate)
                 assert all(torch.equal(again, wanted_TI) for again in gated), (rows, gate)
 

@@ -20,8 +20,8 @@ from gemray_kernels.triton.packed_tile_choice import ahead_tile, gated_ahead_til
 from support.kernels.packed_cases import FORMATS, random_packed
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
 
-PARTS = AheadTile(outputs=128, num_warps=4, num_stages=4, splits=2)
-GATED = AheadTile(outputs=64, num_warps=4, num_stages=3)
+PARTS = AheadTile(outputs=128, num_stages=4, splits=2)
+GATED = AheadTile(outputs=64, num_stages=3)
 FEW, AHEAD = "_packed_linear_kernel", "_packed_ahead_kernel"
 
 
@@ -73,14 +73,14 @@ def test_weights_are_asked_for_before_rows_are_waited_for(name: str, gate: Gate)
 @pytest.mark.parametrize(
     ("name", "num_out", "num_in", "rows", "chosen"),
     [
-        ("int4 group 32", 5376, 8192, 1, AheadTile(128, 4, 4, splits=6)),
-        ("nvfp4", 5376, 8192, 8, AheadTile(128, 4, 4, splits=6)),
+        ("int4 group 32", 5376, 8192, 1, AheadTile(128, 4, splits=6)),
+        ("nvfp4", 5376, 8192, 8, AheadTile(128, 4, splits=6)),
         ("int4 group 32", 5376, 8192, 9, None),
-        ("int4 group 32", 5376, 21504, 8, AheadTile(64, 4, 3, splits=6)),
-        ("nvfp4", 5376, 21504, 1, AheadTile(64, 4, 3, splits=6)),
+        ("int4 group 32", 5376, 21504, 8, AheadTile(64, 3, splits=6)),
+        ("nvfp4", 5376, 21504, 1, AheadTile(64, 3, splits=6)),
         ("int4 group 32", 16384, 5376, 1, None),
         ("int4 group 32", 2560, 2048, 1, None),  # E4B's: 80 programs
-        ("fp8 channel", 5376, 8192, 1, AheadTile(64, 4, 4, splits=3)),
+        ("fp8 channel", 5376, 8192, 1, AheadTile(64, 4, splits=3)),
         ("fp8 channel", 5376, 21504, 1, None),
         ("fp8 block 128", 5376, 8192, 1, None),  # whose scales go into sums
         ("int4 group 128", 5376, 8192, 1, None),  # whose scales go into sums
@@ -107,6 +107,18 @@ def test_summands_ahead(name: str, num_out: int, num_in: int, rows: int, chosen:
 )
 def test_gated_ahead(name: str, num_out: int, num_in: int, rows: int, chosen: AheadTile | None) -> None:
     assert gated_ahead_tile(of_shape(name, num_out, num_in), rows) == chosen
+
+
+@pytest.mark.parametrize("name", ["int4 group 32", "fp8 channel"])
+def test_rehearsed_rows_have_every_tile(name: str) -> None:
+    """A start rehearses powers of two (`rank/eager_shapes`)."""
+    gate_up, *others = (of_shape(name, *shape) for shape in ((43008, 5376), (16384, 5376), (5376, 8192), (5376, 21504)))
+
+    def tiles(rows: int) -> list[AheadTile | None]:
+        return [gated_ahead_tile(gate_up, rows), *(ahead_tile(weight, weight.num_out, rows) for weight in others)]
+
+    rehearsed = [tiles(rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
+    assert all(tiles(rows) in rehearsed for rows in range(1, 65))
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,10 @@ HALF_I = gl.constexpr(64)
 """Inputs of a tile of rows, half a unit's: 128 bytes."""
 UNIT_INPUTS = 128
 FETCH_REGISTERS = 24
-MOST_REGISTERS = {4: 56, 8: 64}
-"""Registers of a thread, by warps that multiply, which take what the fetching one's leave of them."""
+NUM_WARPS = 4
+"""That multiply."""
+MOST_REGISTERS = 56
+"""Registers of a thread: those of the three warps beside the fetching one are left to those that multiply."""
 WIDE_WORDS = gl.constexpr(64)
 """Words of 128 bytes, as the accelerator takes them: of one output or of two."""
 ROWS = gl.constexpr(8)
@@ -57,8 +59,7 @@ class AheadTile:
     """What one program of a product holds, and into how many parts the inputs are cut."""
 
     outputs: int
-    """A multiple of 16 for each warp."""
-    num_warps: int
+    """A multiple of 64, 16 for each warp that multiplies."""
     num_stages: int
     splits: int = 1
 
@@ -177,8 +178,8 @@ def _launch(x_TI: Tensor, weight: TiledWeight, first: int, out_STO: Tensor, tile
         SHAPE=shape,
         EARLY=early,
         FETCH_REGISTERS=FETCH_REGISTERS,
-        num_warps=tile.num_warps,
-        maxnreg=MOST_REGISTERS[tile.num_warps],
+        num_warps=NUM_WARPS,
+        maxnreg=MOST_REGISTERS,
         launch_pdl=early,
     )
 

@@ -99,12 +99,12 @@ class _Ahead:
 
 
 _FOUR_BITS_AHEAD = _Ahead(
-    short=AheadTile(outputs=128, num_warps=4, num_stages=4),
+    short=AheadTile(outputs=128, num_stages=4),
     short_inputs=1400,
-    long=AheadTile(outputs=64, num_warps=4, num_stages=3),
-    gated=AheadTile(outputs=64, num_warps=4, num_stages=3),
+    long=AheadTile(outputs=64, num_stages=3),
+    gated=AheadTile(outputs=64, num_stages=3),
 )
-_EIGHT_BITS_AHEAD = _Ahead(short=AheadTile(outputs=64, num_warps=4, num_stages=4), short_inputs=2800)
+_EIGHT_BITS_AHEAD = _Ahead(short=AheadTile(outputs=64, num_stages=4), short_inputs=2800)
 _AHEAD: Mapping[CodeName, _Ahead] = {
     "int4": _FOUR_BITS_AHEAD,
     "nvfp4": _FOUR_BITS_AHEAD,
