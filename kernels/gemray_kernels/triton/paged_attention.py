@@ -2,8 +2,8 @@
 
 A sequence of few rows (a decode or verify step) would keep few multiprocessors busy, so its keys are cut into chunks
 at fixed places, one program each, whose partial softmaxes a second kernel combines (Flash-Decoding, Dao et al. 2023).
-Where the cuts are depends on that sequence and on the call's shape, not on what other sequences hold. A call that has
-few programs has a kernel of its own (`few_attention`). A sequence of many rows (a prompt chunk) is not cut.
+Where the cuts are depends on that sequence and on the call's shape, not on what other sequences hold. On Hopper most
+such calls have kernels of their own (`few_rows_attention`). A sequence of many rows (a prompt chunk) is not cut.
 
 The grid is sized by numbers that the host knows (rows, sequences, block-table width), so nothing waits for the device
 and a CUDA graph can hold the launches.
@@ -31,10 +31,8 @@ from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_kernels.triton.attend_kernels import attend_kernel, combine_kernel
 from gemray_kernels.triton.attend_long import attend_long_kernel
 from gemray_kernels.triton.early_start import starts_early
-from gemray_kernels.triton.few_attention import attend_few, few_tile
+from gemray_kernels.triton.few_rows_attention import attend_few_rows
 from gemray_kernels.triton.prompt_attention import PromptTiles, attend_prompts
-from gemray_kernels.triton.whole_attention import attend_whole, serves_whole
-from gemray_kernels.triton.wide_attention import attend_wide, is_wide
 
 LOG2_E = log2(e)
 LEAST_BLOCK_OF_SEQUENCES = 64
@@ -86,7 +84,7 @@ def paged_attention(
     Args:
         scratch: uint8 memory that no other stream uses, for what one kernel leaves for the next
             (`gemray_kernels.attention_scratch`); a call takes memory of its own where it is None or too small.
-        tile: of short rows; chosen when None, or another kernel (`few_tile`, `is_wide`).
+        tile: of short rows; chosen when None, or another kernel (`few_rows_attention`).
         long: of prompt chunks in one kernel; chosen when None, or two kernels. The others are the reference's.
     """
     num_rows, num_heads, head_dim = q_TND.shape
@@ -102,33 +100,21 @@ def paged_attention(
     page_size = k_pages.shape[1]
     early = starts_early(q_TND)
     most = most_of(num_rows, most_rows)
-    wide: dict[str, Any] = {"most_rows": most, "keys_of_values": keys_of_values}
-    if tile is None and is_wide(q_TND, k_pages, num_seqs, window=window, causal=causal, **wide):
-        tables = (block_table_SP, query_start_Z, kv_len_S)
-        attend_wide(q_TND, k_pages, v_pages, *tables, out_TND, scale=scale, scratch=scratch, **wide)
-        return out_TND
-    few = few_tile(q_TND, k_pages, num_seqs, window=window, causal=causal, most_rows=most) if tile is None else None
-    if few is not None and window is not None:
-        attend_few(
-            q_TND,
-            k_pages,
-            v_pages,
-            block_table_SP,
-            query_start_Z,
-            kv_len_S,
-            out_TND,
-            few,
-            window=window,
-            causal=causal,
-            scale=scale,
-            most_rows=most,
-            scratch=scratch,
-        )
-        return out_TND
-    of_whole: dict[str, Any] = {"window": window, "causal": causal, "most_rows": most}
-    if tile is None and window is not None and serves_whole(q_TND, k_pages, v_pages, num_seqs, **of_whole):
-        tables = (block_table_SP, query_start_Z, kv_len_S)
-        attend_whole(q_TND, k_pages, v_pages, *tables, out_TND, window=window, scale=scale)
+    if tile is None and attend_few_rows(
+        q_TND,
+        k_pages,
+        v_pages,
+        block_table_SP,
+        query_start_Z,
+        kv_len_S,
+        out_TND,
+        window=window,
+        causal=causal,
+        scale=scale,
+        most_rows=most,
+        keys_of_values=keys_of_values,
+        scratch=scratch,
+    ):
         return out_TND
     if tile is None:
         pairs = group * triton.cdiv(num_rows, num_seqs)
