@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
-
 import typer
 
 from gemray.cli.exit_codes import FAILED
@@ -26,10 +23,10 @@ def check(flags: dict[str, str | None]) -> None:
 
     from gemray_cluster.check.result import failed
     from gemray_cluster.check.run import check_all
+    from gemray_cluster.observability.printed_lines import answers_alone
 
-    results_to = sys.stdout
-    with redirect_stdout(sys.stderr):  # Ray's library prints what becomes of processes, and results alone belong there
-        results = asyncio.run(check_all(settings, lambda result: print(result, file=results_to, flush=True)))
+    with answers_alone() as answers:
+        results = asyncio.run(check_all(settings, lambda result: print(result, file=answers, flush=True)))
     problems = failed(results)
     print(f"{len(problems)} of {len(results)} checks failed" if problems else "gemray serve can start")
     if problems:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -19,6 +18,7 @@ from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.cli.progress import start_progress
 from gemray_cluster.gang.config import ClusterConfig
+from gemray_cluster.observability.printed_lines import answers_alone
 from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.serving.app import Serving, serving
 from gemray_cluster.settings.settings import ServeSettings
@@ -65,8 +65,7 @@ def run(prompt: str, *, max_tokens: int, temperature: float, seed: int) -> None:
         chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=prompt)]),
         sampling=pb.SamplingParameters(max_tokens=max_tokens, temperature=temperature, seed=seed),
     )
-    answers_to = sys.stdout
-    with redirect_stdout(sys.stderr):  # Ray's library prints what becomes of processes, and answers alone belong there
+    with answers_alone() as answers_to:
         asyncio.run(_run(request, prompt, Console(stderr=True), answers_to))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from typing import TextIO
 
 from typing_extensions import override
 
@@ -41,3 +43,11 @@ def printed_lines_as_records() -> Iterator[None]:
     """Log what is printed to standard output in the block. Ray prints there when its processes die."""
     with redirect_stdout(PrintedLines()):
         yield
+
+
+@contextmanager
+def answers_alone() -> Iterator[TextIO]:
+    """Standard output, for what a command answers; what is printed meanwhile goes to standard error."""
+    answers = sys.stdout
+    with redirect_stdout(sys.stderr):
+        yield answers
