@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
+from gemray.client.retry import CHECKPOINT_METADATA
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from gemray_cluster.gang.client import GangState, GangUnavailable, ReplicatedGang, why_not_serving
@@ -33,7 +34,6 @@ from gemray_workers.checkpoint.identity import CheckpointIdentity
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 SERVICE_NAME: str = SERVICE.full_name
 REQUEST_ID_METADATA = "x-request-id"
-CHECKPOINT_METADATA = "x-checkpoint-hash"
 TOKENIZE_SHARE = 4
 """Tokenize calls may hold this part of the places that generations have, beside them."""
 

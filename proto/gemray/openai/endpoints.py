@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
+from gemray.client.retry import CHECKPOINT_METADATA
 from gemray.openai.body import read_body, understood
 from gemray.openai.chat_answers import ChatChunks, whole_chat
 from gemray.openai.chat_request import Asked, read_chat_request
@@ -28,8 +29,6 @@ from gemray.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-request-id"
 """The header, of a request and of its answer."""
-CHECKPOINT = "x-checkpoint-hash"
-"""The header of a request that says which checkpoint is to answer."""
 
 Messages = AsyncGenerator[pb.GenerateStreamResponse | None, None]
 
@@ -50,7 +49,7 @@ class Endpoint:
         asked = await understood(await read_body(request, gateway.settings.max_bytes), self.read)
         answer_id = self.prefix + uuid.uuid4().hex
         request_id = asked.request.request_id = request.headers.get(REQUEST_ID) or answer_id
-        if (expected := request.headers.get(CHECKPOINT)) is not None:
+        if (expected := request.headers.get(CHECKPOINT_METADATA)) is not None:
             asked.request.checkpoint_hash = expected
         return await unless_gone(
             request.receive, self._answer(asked, answer_id, {REQUEST_ID: request_id}, caller, gateway, served)
