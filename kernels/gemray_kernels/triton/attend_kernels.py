@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gemray_kernels.triton.attend_spans import chunk_keys_of, ends_at_once, find_row, find_span, first_key
+from gemray_kernels.triton.attend_spans import chunk_keys_of, combined, ends_at_once, find_row, find_span, first_key
 from gemray_kernels.triton.dot import dot
 from gemray_kernels.triton.early_start import let_next_start, wait_for_inputs, wait_having_let
 
@@ -280,9 +280,6 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     o_CD = tl.load(
         partial_o + partial_C[:, None] * HEAD_DIM + d_D[None, :], mask=holds_C[:, None] & in_head_D[None, :], other=0.0
     )
-    largest = tl.max(largest_C, axis=0)
-    weight_C = tl.exp2(largest_C - tl.where(largest == float("-inf"), 0.0, largest))
-    total = tl.sum(weight_C * sum_C, axis=0)
-    o_D = tl.sum(o_CD * weight_C[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    o_D = combined(largest_C, sum_C, o_CD)
     out_at = ((start + row).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
     tl.store(out_TND + out_at + d_D, o_D.to(out_TND.dtype.element_ty), mask=in_head_D)

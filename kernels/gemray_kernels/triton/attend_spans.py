@@ -32,6 +32,15 @@ def chunk_keys_of(  # type: ignore[no-untyped-def]
     return tl.maximum(tl.maximum(for_rows, for_span), 1) * MIN_CHUNK
 
 
+@triton.jit
+def combined(largest_C, sum_C, o_CD):  # type: ignore[no-untyped-def]
+    """A row's result [D] of its chunks' largest scores, sums of weights and weighted sums; zeros without a key."""
+    largest = tl.max(largest_C, axis=0)
+    weight_C = tl.exp2(largest_C - tl.where(largest == float("-inf"), 0.0, largest))
+    total = tl.sum(weight_C * sum_C, axis=0)
+    return tl.sum(o_CD * weight_C[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def first_key(position, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
     """The first key that a query at `position` sees."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemray_kernels.triton.attend_spans import combined
 from gemray_kernels.triton.early_start import wait_for_inputs
 
 TILE = tl.constexpr(64)
@@ -118,8 +119,5 @@ def combine_chunks_kernel(  # type: ignore[no-untyped-def]
     largest_C = tl.load(partial_ml + partial_C * 2, mask=is_there_C, other=float("-inf"))
     sum_C = tl.load(partial_ml + partial_C * 2 + 1, mask=is_there_C, other=0.0)
     o_CD = tl.load(partial_o + partial_C[:, None] * HEAD_DIM + d_D[None, :], mask=is_there_C[:, None], other=0.0)
-    largest = tl.max(largest_C, axis=0)
-    weight_C = tl.exp2(largest_C - tl.where(largest == float("-inf"), 0.0, largest))
-    total = tl.sum(weight_C * sum_C, axis=0)
-    o_D = tl.sum(o_CD * weight_C[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    o_D = combined(largest_C, sum_C, o_CD)
     tl.store(out_TND + pair * HEAD_DIM + d_D, o_D.to(out_TND.dtype.element_ty))
