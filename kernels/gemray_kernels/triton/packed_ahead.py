@@ -32,6 +32,7 @@ from gemray_kernels.triton.gluon_ring import (
     in_wide_rows,
     next_stage,
     ring_barriers,
+    store_sums,
     swizzled,
     viewed,
 )
@@ -288,15 +289,12 @@ def _multiply(tiles, x_tiles, barriers, factor_O, out_STO, num_rows, split, size
         stage, phase = next_stage(stage, phase, SHAPE.stages)
 
     o_O = o + gl.arange(0, OUTPUTS, gl.SliceLayout(1, SUMS))
-    t_T = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
     factor_at_O = factor_O + gl.minimum(o_O, num_out - 1)
     acc *= gl.load(factor_at_O).expand_dims(1)
     dtype: gl.constexpr = out_STO.dtype.element_ty
     if SHAPE.gate:
         acc = gated_sums(acc, up * gl.load(factor_at_O + num_out).expand_dims(1), dtype, SHAPE.gate == 1)
-    at_T = out_STO + (split * num_rows + t_T).to(gl.int64) * num_out
-    is_there = (t_T < num_rows)[None, :] & (o_O < num_out)[:, None]
-    gl.store(at_T[None, :] + o_O[:, None], acc.to(dtype), mask=is_there)
+    store_sums(acc.to(dtype), None, (None, out_STO), (split, 0, o), (num_rows, num_out), False)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "units"])  # type: ignore[untyped-decorator]

@@ -21,7 +21,7 @@ from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.linear import MOST_ROWS
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
-from gemray_kernels.triton.packed_ahead import AheadTile, serves
+from gemray_kernels.triton.packed_ahead import ROWS, AheadTile, serves
 from gemray_kernels.triton.packed_linear import PackedTile
 from gemray_kernels.triton.packed_prompts import PromptTile
 from gemray_kernels.triton.packed_verify import TILE_O, VerifyTile
@@ -54,7 +54,6 @@ _PROMPT_COSTS: Mapping[CodeName, tuple[int, ...]] = {
 of int8 are taken for fp8's, of whose last one there is only what `2026-11-29-h200-prompts` has. NVFP4, which takes most
 to decode, wants more rows a number."""
 
-MOST_AHEAD_ROWS = 8
 LEAST_LONG_INPUTS = 3000
 """Inputs of a part that outlasts the ends of the programs before it: 31B's down projection has 3,584 in four bits."""
 
@@ -212,7 +211,7 @@ def ahead_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | 
     splits = tile_of_summands(weight, num_out, num_rows).splits
     tiles, inputs = _AHEAD[weight.code], weight.num_in / splits
     tile = tiles.short if inputs <= tiles.short_inputs else tiles.long if inputs >= LEAST_LONG_INPUTS else None
-    if tile is None or num_rows > MOST_AHEAD_ROWS or not serves(weight):
+    if tile is None or num_rows > ROWS.value or not serves(weight):
         return None
     programs = -(-num_out // tile.outputs) * splits
     return replace(tile, splits=splits) if programs >= 2 * LEAST_AT_WORK * MULTIPROCESSORS else None
@@ -220,7 +219,7 @@ def ahead_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | 
 
 def gated_ahead_tile(weight: TiledWeight, num_rows: int) -> AheadTile | None:
     """Likewise in place of `gated_tile`."""
-    comes = num_rows <= MOST_AHEAD_ROWS and weight.num_out // 2 >= MANY_OUTPUTS and serves(weight)
+    comes = num_rows <= ROWS.value and weight.num_out // 2 >= MANY_OUTPUTS and serves(weight)
     return _AHEAD[weight.code].gated if comes else None
 
 
