@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -11,37 +10,17 @@ import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
-from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.triton import packed_ahead
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_ahead import AheadTile, packed_gated_linear_ahead, packed_linear_ahead
 from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_tile_choice import ahead_tile, gated_ahead_tile, tile_of_summands
-from support.kernels.packed_cases import FORMATS, random_packed
+from support.kernels.packed_cases import of_shape, tiled
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
 
 PARTS = AheadTile(outputs=128, num_stages=4, splits=2)
 GATED = AheadTile(outputs=64, num_stages=3)
 FEW, AHEAD = "_packed_linear_kernel", "_packed_ahead_kernel"
-
-
-def tiled(name: str, num_out: int, num_in: int) -> TiledWeight:
-    weight = random_packed(FORMATS[name], num_out, num_in, device="cpu")
-    assert weight.tiling is not None
-    return laid_out(weight, weight.tiling)
-
-
-def of_shape(name: str, num_out: int, num_in: int) -> TiledWeight:
-    """A weight of which nothing but its shape is right."""
-    small = tiled(name, 64, 512)
-    units = -(-num_in // (512 // small.words_BOC.shape[0]))
-    return replace(
-        small,
-        words_BOC=torch.empty(units, num_out, small.words_BOC.shape[2], dtype=torch.int16),
-        scale_BO=torch.empty(units, num_out, dtype=small.scale_BO.dtype),
-        factor_O=torch.empty(num_out),
-        num_in=num_in,
-    )
 
 
 @pytest.mark.parametrize("gate", [Gate.NONE, Gate.GELU])

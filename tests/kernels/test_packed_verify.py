@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
-from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_tile_choice import gated_verify_tile, tile_of_summands, verify_tile
 from gemray_kernels.triton.packed_verify import VerifyTile, packed_verify_gated_linear, packed_verify_linear
-from support.kernels.packed_cases import FORMATS, random_packed
+from support.kernels.packed_cases import of_shape, tiled
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, launches_of, loop_of
 
 GATED = VerifyTile(groups=3, rows=64)
 PARTS = VerifyTile(groups=4, rows=32, splits=2)
 FEW, VERIFY, MANY = "_packed_linear_kernel", "_packed_verify_kernel", "_packed_prompt_kernel"
-
-
-def tiled(name: str, num_out: int, num_in: int) -> TiledWeight:
-    weight = random_packed(FORMATS[name], num_out, num_in, device="cpu")
-    assert weight.tiling is not None
-    return laid_out(weight, weight.tiling)
-
-
-def of_shape(name: str, num_out: int, num_in: int) -> TiledWeight:
-    """A weight of which nothing but its shape is right."""
-    small = tiled(name, 64, 512)
-    units = -(-num_in // (512 // small.words_BOC.shape[0]))
-    return replace(
-        small,
-        words_BOC=torch.empty(units, num_out, small.words_BOC.shape[2], dtype=torch.int16),
-        factor_O=torch.empty(num_out),
-        num_in=num_in,
-    )
 
 
 @pytest.mark.parametrize(

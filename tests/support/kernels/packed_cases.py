@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gemray_kernels.packed_tiles import exact_tiling_of, tiling_of
+from gemray_kernels.packed_tiles import TiledWeight, exact_tiling_of, laid_out, tiling_of
 from gemray_kernels.packed_weight import FP8, INT4, INT8, INT8_PACKED, NVFP4, Code, PackedWeight, groups_of, words_of
 
 
@@ -104,6 +104,26 @@ def random_packed(
         first=first,
         num_in=num_in,
         tiling=tiling,
+    )
+
+
+def tiled(name: str, num_out: int, num_in: int) -> TiledWeight:
+    """A random weight on the CPU, laid out as kernels read it."""
+    weight = random_packed(FORMATS[name], num_out, num_in, device="cpu")
+    assert weight.tiling is not None
+    return laid_out(weight, weight.tiling)
+
+
+def of_shape(name: str, num_out: int, num_in: int) -> TiledWeight:
+    """A weight of which nothing but its shape is right."""
+    small = tiled(name, 64, 512)
+    units = -(-num_in // (512 // small.words_BOC.shape[0]))
+    return replace(
+        small,
+        words_BOC=torch.empty(units, num_out, small.words_BOC.shape[2], dtype=torch.int16),
+        scale_BO=torch.empty(units, num_out, dtype=small.scale_BO.dtype),
+        factor_O=torch.empty(num_out),
+        num_in=num_in,
     )
 
 
