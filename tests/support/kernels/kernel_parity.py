@@ -121,6 +121,25 @@ class AttentionCase:
         return [tensor.to(device) for tensor in batch]
 
 
+def beside_others(attend: Callable[..., Tensor], device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each of five sequences as `attend` has it among them, and again in another place, beside one that holds other
+    keys and one that holds none."""
+    case = AttentionCase([(5, 3000), (5, 90), (5, 1024), (5, 17), (5, 2500)], 32, 16, 256, 16, 1024)
+    q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S = case.batch(torch.bfloat16, device, seed=5)
+
+    def attended(q_TND: Tensor, table_SP: Tensor, kv_len_S: Tensor) -> Tensor:
+        batch = (q_TND, k_pages, v_pages, table_SP, start_Z, kv_len_S)
+        return attend(*batch, window=case.window, causal=case.causal, scale=case.scale).view(5, 5, 32, 256)
+
+    together = attended(q_TND, table_SP, kv_len_S)
+    for s in range(5):
+        order = [(s + shift) % 5 for shift in (2, 0, 1, 3, 4)]
+        other_lens = kv_len_S[order]
+        other_lens[[0, 3]] = torch.tensor([700, 0], dtype=torch.int32, device=device)
+        q = q_TND.view(5, 5, 32, 256)[order].flatten(0, 1).contiguous()
+        yield together[s], attended(q, table_SP[order], other_lens)[1]
+
+
 Run = Callable[[Kernels, torch.dtype], Tensor]
 
 
