@@ -26,6 +26,7 @@ def chat(
     sampling: Sampling,
     system: options.System = None,
     thinking: options.Thinking = None,
+    checkpoint_hash: options.CheckpointHash = None,
 ) -> None:
     """Talk to a server. /help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation.
 
@@ -53,7 +54,10 @@ def chat(
                 turn.enable_thinking = thinking
             try:
                 request = pb.GenerateStreamRequest(
-                    chat=turn, sampling=sampling.parameters, speculation=sampling.speculation
+                    chat=turn,
+                    sampling=sampling.parameters,
+                    speculation=sampling.speculation,
+                    checkpoint_hash=checkpoint_hash,
                 )
                 answer = _answer(client, request)
             except ClientError as error:

@@ -73,6 +73,7 @@ def generate(
             help="Also print a checksum of all logits that each token was chosen by: equal where the bits are.",
         ),
     ] = False,
+    checkpoint_hash: options.CheckpointHash = None,
     timeout: Annotated[float | None, numbers.seconds("timeout", "Most time for the whole answer.")] = None,
 ) -> None:
     """Send one request to a server."""
@@ -87,7 +88,12 @@ def generate(
         raise InvalidOption("stream", True, "unset, or with --json, for several answers")
     text = _prompt(prompt, file or [])
     form = forms.read_form(schema=schema, regex=regex, choice=choice, grammar=grammar)
-    request = pb.GenerateStreamRequest(sampling=sampling.parameters, speculation=sampling.speculation, structured=form)
+    request = pb.GenerateStreamRequest(
+        sampling=sampling.parameters,
+        speculation=sampling.speculation,
+        structured=form,
+        checkpoint_hash=checkpoint_hash,
+    )
     request.sampling.MergeFrom(
         pb.SamplingParameters(
             n=n,

@@ -29,6 +29,14 @@ Patience = Annotated[
 
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system turn.")]
 Thinking = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first.")]
+CheckpointHash = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-hash",
+        metavar="HASH",
+        help="The checkpoint that is to answer, as `gemray info` tells it; a server of another one refuses.",
+    ),
+]
 
 DEFAULT_SERVER = "127.0.0.1:50051"
 

@@ -80,6 +80,18 @@ async def test_a_drafter_that_the_server_lacks_is_told(served: Serving) -> None:
     assert "speculation.method = 'dflash' is not allowed: one of auto, none, mtp on this server" in err
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_checkpoint_that_is_to_answer(served: Serving, command: str) -> None:
+    arguments = (command, "--address", served.server.address, "--checkpoint-hash")
+    code, out, err = await run(*arguments, "0123", stdin="Hi")
+    assert (code, out) == (0, "Hi\n"), err
+    for other in ("4567", ""):
+        code, out, err = await run(*arguments, other, stdin="Hi")
+        assert (code, out) == (2, "")
+        assert f"checkpoint_hash = {other!r} is not served here: '0123' is" in err
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_checksums_stand_beside_the_tokens(served: Serving) -> None:
     arguments = ("generate", "Hi", "--logits-checksum", "--address", served.server.address)
