@@ -97,7 +97,8 @@ def _read_calls(field: str, calls: Sequence[pb.ToolCall], called: _Called) -> li
         if call.is_incomplete:
             raise InvalidField(f"{path}.is_incomplete", True, "false: only whole calls can be part of a chat")
         name = check_function_name(f"{path}.name", call.name)
-        arguments = read_object(f"{path}.arguments_json", call.arguments_json or "{}")
+        # A model may write a name twice, and clients send back what it wrote.
+        arguments = read_object(f"{path}.arguments_json", call.arguments_json or "{}", names_once=False)
         if call.id in ids:  # no answer could tell which of them it is for
             raise InvalidField(f"{path}.id", Summary.of_text(call.id), "an id that no other call of the message has")
         if call.id:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import math
-import sys
-from typing import Any, NoReturn
+from typing import Any
 
+from gemray.strict_json import JsonFault, read_strictly
 from gemray_workers.errors import InvalidField, Summary
 
 MAX_JSON_DEPTH = 64
 """Templates and their filters recurse."""
 
 
-def read_json(field: str, text: str, what: str) -> Any:
-    """The value that `text` holds; raises InvalidField, which calls what is allowed `what`."""
+def read_json(field: str, text: str, what: str, *, names_once: bool = True) -> Any:
+    """The value that `text` holds; raises InvalidField, which calls what is allowed `what`.
+
+    With `names_once` False the last of equal names in an object counts.
+    """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer)
-    except ValueError as error:
-        raise InvalidField(field, Summary.of_text(text), f"{what} ({error})") from error
+        return read_strictly(text, names_once=names_once)
+    except JsonFault as fault:
+        raise InvalidField(field, Summary.of_text(text), f"{what} (this {fault})") from None
     except RecursionError:
         raise InvalidField(field, Summary.of_text(text), f"nested at most {MAX_JSON_DEPTH} deep") from None
-    return value
 
 
 def check_content(field: str, text: str, value: dict[str, Any] | list[Any]) -> None:
@@ -45,9 +45,9 @@ def check_content(field: str, text: str, value: dict[str, Any] | list[Any]) -> N
     raise InvalidField(field, Summary.of_text(text), f"nested at most {MAX_JSON_DEPTH} deep")
 
 
-def read_object(field: str, text: str) -> dict[str, Any]:
-    """A JSON object; raises InvalidField."""
-    value = read_json(field, text, "a JSON object")
+def read_object(field: str, text: str, *, names_once: bool = True) -> dict[str, Any]:
+    """A JSON object; raises InvalidField. With `names_once` False the last of equal names in an object counts."""
+    value = read_json(field, text, "a JSON object", names_once=names_once)
     if not isinstance(value, dict):
         raise InvalidField(field, Summary.of_text(text), "a JSON object")
     check_content(field, text, value)
@@ -61,22 +61,3 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:40]} is beyond a number's range")
-    return value
-
-
-def _integer(digits: str) -> int:
-    try:
-        return int(digits)
-    except ValueError:  # Python takes no more, and advises to change that
-        most = sys.get_int_max_str_digits()
-        raise ValueError(f"an integer of {len(digits.lstrip('-'))} digits, at most {most} are read") from None

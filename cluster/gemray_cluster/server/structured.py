@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gemray.v1 import generation_pb2 as pb
+from gemray_cluster.server.json_input import read_json
 from gemray_cluster.text.control_tokens import CHANNEL_TOKENS
 from gemray_workers.errors import InvalidField, Summary
 from gemray_workers.grammar.compiler import MAX_GRAMMAR_BYTES
@@ -43,6 +44,8 @@ def read_structured(
     num_bytes = len(grammar.text.encode())
     if not 0 < num_bytes <= MAX_GRAMMAR_BYTES:
         raise InvalidField(grammar.field, Summary(f"{num_bytes} bytes"), f"1 to {MAX_GRAMMAR_BYTES} bytes")
+    if grammar.kind == "json_schema":
+        read_json(grammar.field, grammar.text, "a JSON schema")  # the compiler would take the last of two equal names
     return grammar
 
 

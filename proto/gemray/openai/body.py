@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from gemray.openai.errors import ClientGone, HttpError, shown
+from gemray.openai.errors import ClientGone, HttpError
 from gemray.openai.fields import Fields
+from gemray.strict_json import JsonFault, read_strictly
 
 T = TypeVar("T")
 
@@ -65,34 +64,13 @@ async def _content(request: Request, max_bytes: int) -> bytes:
 def parse(content: bytes) -> object:
     """The JSON; raises HttpError."""
     try:
-        return json.loads(
-            content.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_object
-        )
+        return read_strictly(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise HttpError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:  # JSONDecodeError too
-        raise HttpError(400, f"the body is not JSON: {error}") from None
-
-
-def _integer(digits: str) -> int:
-    try:
-        return int(digits)
-    except ValueError:  # Python reads so many digits of none
-        raise HttpError(400, f"the body has an integer of {len(digits)} digits, which no field takes") from None
-
-
-def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    read = dict(members)
-    if len(read) < len(members):  # readers of JSON differ in which one counts
-        twice = next(name for name, count in Counter(name for name, _ in members).items() if count > 1)
-        raise HttpError(400, f"the body names {shown(twice)} more than once in one object")
-    return read
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    except JsonFault as fault:
+        raise HttpError(400, f"the body {fault}") from None
 
 
 def _too_deep() -> HttpError:

@@ -61,6 +61,7 @@ async def test_only_an_answer_can_go_on(served: Serving, message: pb.ChatMessage
         ('{"namespace": 5}', "'namespace' is not allowed: names that the chat does not give itself, nor templates"),
         ('{"raise_exception": 5}', "nor templates have"),
         ('{"a b": 1}', "letters, digits"),
+        ('{"a": {"b": 1, "b": 2}}', 'a JSON object (this names "b" more than once in one object)'),
         ('{"_a": 1}', "letters, digits"),
         ('{"a": "' + "x" * 65536 + '"}', "at most 65536"),
     ],

@@ -141,6 +141,12 @@ async def test_strings_of_calls_cannot_end_them(served: Serving, embedded: ChatT
     assert control == [token_id for token_id in answer.token_ids if token_id in embedded.control_spellings]
 
 
+async def test_a_name_that_a_model_wrote_twice_may_be_sent_back(served: Serving) -> None:
+    """As `CallArguments` gives it; its last value counts, as for most readers."""
+    said = called(name="f", arguments_json='{"a":1,"a":2}')
+    assert "<|tool_call>call:f{a:2}<tool_call|>" in await rendered(served, said)
+
+
 async def test_the_template_drops_reasoning(served: Serving) -> None:
     said = pb.ChatMessage(role="assistant", content="Yes", reasoning="secret")
     assert "secret" not in await rendered(served, said)
@@ -347,7 +353,7 @@ BAD = [
     ("tool_calls[0].is_incomplete", [called(name="f", is_incomplete=True)], "only whole calls"),
     ("tool_calls[0].arguments_json", [called(name="f", arguments_json="[1]")], "a JSON object"),
     ("tool_calls[0].arguments_json", [called(name="f", arguments_json='{"a":')], "a JSON object"),
-    ("tool_calls[0].arguments_json", [called(name="f", arguments_json='{"a":NaN}')], "no JSON number"),
+    ("tool_calls[0].arguments_json", [called(name="f", arguments_json='{"a":NaN}')], "no number of it"),
     ("tool_calls[0].arguments_json", [called(name="f", arguments_json='{"\\ud800":1}')], "lone surrogates"),
     (
         "tool_calls[0].arguments_json",

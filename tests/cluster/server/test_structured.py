@@ -72,6 +72,7 @@ async def test_a_thought_may_come_first_where_the_chat_thinks(served: Serving) -
         (pb.Structured(json_object=False), "structured.json_object"),
         (pb.Structured(json_schema=""), "structured.json_schema"),
         (pb.Structured(json_schema="{"), "structured.json_schema"),
+        (pb.Structured(json_schema='{"type": "null", "type": "object"}'), "structured.json_schema"),
         (pb.Structured(json_schema=" " * (MAX_GRAMMAR_BYTES + 1)), "structured.json_schema"),
         (
             pb.Structured(json_schema=json.dumps({"properties": {"a": {"not": {}}}})),
