@@ -59,6 +59,20 @@ def test_a_copy_has_the_same_hash_however_its_config_is_spaced(model: Path, tmp_
     assert checkpoint_hash(str(copy)) == checkpoint_hash(str(model))
 
 
+def test_a_copy_in_other_files_has_the_same_hash(model: Path, tmp_path: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    copy = tmp_path / "sharded"
+    copy.mkdir()
+    (copy / "config.json").write_text('{"model_type": "m", "layers": 2, "transformers_version": "5.0"}')
+    files = {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"}
+    for name, file in files.items():
+        save_file({name: tensors[name]}, copy / file, metadata={"format": "pt"})
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert checkpoint_hash(str(copy)) == checkpoint_hash(str(model))
+    save_file({"a": tensors["a"] + 1}, copy / files["a"])
+    assert checkpoint_hash(str(copy)) != checkpoint_hash(str(model))
+
+
 def test_a_damaged_header_is_a_checkpoint_error(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):

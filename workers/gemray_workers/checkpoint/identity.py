@@ -18,6 +18,8 @@ from gemray_workers.errors import CheckpointError
 SAMPLED_BYTES = 64
 """Bytes of each tensor that the hash covers: 32 numbers of bfloat16, which no training leaves as they were."""
 _LENGTH_BYTES = 8
+_WRITTEN_BY = "transformers_version"
+"""What wrote config.json last, a program that shards anew for one: no number of the model depends on it."""
 
 
 class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,30 +58,33 @@ def holds_weights(path: str) -> bool:
 
 
 def checkpoint_hash(path: str) -> str:
-    """SHA-256 over config.json (as data) and, file by file, names, sizes, headers and the first bytes of each tensor.
+    """SHA-256 over config.json (as data) and, by name, dtype, shape and first bytes of each tensor.
 
     It takes milliseconds where the weights take minutes, and differs between checkpoints that differ in a config, in
-    names, shapes or dtypes, or by training. It does not find damage further inside a tensor. Raises CheckpointError.
+    names, shapes or dtypes, or by training; files that are cut or named otherwise hold the same one. It does not find
+    damage further inside a tensor. Raises CheckpointError.
     """
-    digest = hashlib.sha256(fingerprint(read_json_object(Path(path) / "config.json")).encode())
+    config = read_json_object(Path(path) / "config.json")
+    config.pop(_WRITTEN_BY, None)
+    digest = hashlib.sha256(fingerprint(config).encode())
+    described: dict[str, bytes] = {}
     for file in sorted({tensor.file for tensor in read_index(path).tensors.values()}):
-        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
         try:
-            for part in _parts(file):
-                digest.update(part)
+            described |= _described(file)
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
+    for name in sorted(described):
+        digest.update(described[name])
     return digest.hexdigest()
 
 
-def _parts(file: Path) -> Iterator[bytes]:
-    """The header of a safetensors file, and the first bytes of each tensor in the order of the data."""
+def _described(file: Path) -> Iterator[tuple[str, bytes]]:
+    """What is hashed of each tensor of a safetensors file, by name; read in the order of the data."""
     with file.open("rb") as stream:
-        header = stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little"))
-        yield header
+        header = json.loads(stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little")))
         start = stream.tell()
-        entries = json.loads(header)
-        ranges = sorted(entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__")
-        for begin, end in ranges:
+        tensors = [(entry["data_offsets"], name) for name, entry in header.items() if name != "__metadata__"]
+        for (begin, end), name in sorted(tensors):
             stream.seek(start + begin)
-            yield stream.read(min(SAMPLED_BYTES, end - begin))
+            first = stream.read(min(SAMPLED_BYTES, end - begin))
+            yield name, json.dumps([name, header[name]["dtype"], header[name]["shape"]]).encode() + first
