@@ -2,6 +2,7 @@
 
 A process beside pytest waits for the end of a pipe that only pytest holds, then kills whatever carries the session's
 mark in its environment, which children inherit. Run as a script it is that process: ``session_end.py NAME=MARK``.
+A session that ends by itself says so over the pipe: one that left nothing need not wait for what was about to start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MARK = "TEST_SESSION_OF_GEMRAY"  # no GEMRAY_..., which would be a setting
 QUIET_S = 1.0
 """Nothing new with the mark for so long: no process was about to start another one."""
 LONGEST_S = 60.0
+LOOK_S = 0.1
+ENDED = b"ended"
+"""What a session says that starts nothing any more."""
 ENDER = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
@@ -36,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End what is left now."""
     if (ender := config.stash.get(ENDER, None)) is not None:
-        ender.communicate()
+        ender.communicate(ENDED)
 
 
 def marked(mark: str) -> list[int]:
@@ -62,9 +66,18 @@ def kill_marked(mark: str) -> None:
             except ProcessLookupError:
                 continue
             quiet_since = time.monotonic()
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
+
+
+def is_any_left(mark: str) -> bool:
+    """Whether one of two looks finds a process with the mark: one may have started another and ended between."""
+    if marked(mark):
+        return True
+    time.sleep(LOOK_S)
+    return bool(marked(mark))
 
 
 if __name__ == "__main__":
-    sys.stdin.read()
-    kill_marked(sys.argv[1])
+    has_ended = sys.stdin.buffer.read() == ENDED
+    if not has_ended or is_any_left(sys.argv[1]):
+        kill_marked(sys.argv[1])

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.processes import session_end
 from support.waiting import HANG_S, eventually
 
 LEAVES_A_PROCESS = """
@@ -52,3 +53,11 @@ async def test_what_a_test_leaves_ends_with_the_session(tmp_path: Path, is_kille
         session.stdout.read()
     assert session.wait(HANG_S) == (-9 if is_killed else 0)
     await eventually(lambda: not is_alive(left))
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_began_between_two_looks_counts(monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
+    looks = iter([[], [7]] if leaves else [[], []])
+    monkeypatch.setattr(session_end, "marked", lambda _: next(looks))
+    assert session_end.is_any_left("mark") is leaves
+    assert next(looks, None) is None, "both looks were taken"
