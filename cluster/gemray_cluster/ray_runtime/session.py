@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -31,6 +32,8 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 """Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
 _LEAST_TEMPORARY_BYTES = 64 * 2**20
 """Sockets and logs of a Ray session take a few MiB to begin with."""
+_FULL_BYTES = 64 * 2**10
+"""A directory with less room is taken to be full."""
 _NOT_UP = "timed out during startup"
 """What Ray's library says of a raylet that has not registered, most often as it has ended: it gives its agent, which
 imports for seconds, 15 s (Ray 2.60), too few where a machine is busy or reads from a cold disk."""
@@ -232,6 +235,8 @@ def _hint(error: Exception) -> str:
     """What to do about a home or a temporary directory that Ray cannot write to: it says little of either."""
     if isinstance(error, OSError) and error.filename is not None and ".ray" in Path(error.filename).parts:
         return ": its token would lie there; set RAY_AUTH_TOKEN, or HOME to a directory that can be written"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and _is_full(Path.home()):
+        return f": {Path.home()}, where its token would lie, is full; set RAY_AUTH_TOKEN, or HOME to another directory"
     directory = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
         free = shutil.disk_usage(directory).free
@@ -240,6 +245,13 @@ def _hint(error: Exception) -> str:
     if free < _LEAST_TEMPORARY_BYTES:
         return f": {directory}, where it keeps its session, has {free >> 20} MiB free; RAY_TMPDIR names another place"
     return ""
+
+
+def _is_full(directory: Path) -> bool:
+    try:
+        return shutil.disk_usage(directory).free < _FULL_BYTES
+    except OSError:
+        return False
 
 
 def _init(**arguments: Any) -> None:

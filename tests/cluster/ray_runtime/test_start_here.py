@@ -50,6 +50,16 @@ def test_a_home_that_cannot_be_written(no_ray: pytest.MonkeyPatch) -> None:
     assert "Read-only file system: '/home/someone/.ray': its token would lie there; set RAY_AUTH_TOKEN" in _message()
 
 
+def test_a_home_that_is_full(no_ray: pytest.MonkeyPatch) -> None:
+    """A write that fails names no file."""
+    no_ray.setattr(session, "_init", _failing_with(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert _message() == "cannot start Ray on this machine: [Errno 28] No space left on device"
+    home = Path("/home/someone")
+    no_ray.setenv("HOME", str(home))
+    no_ray.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if path == home else 1 << 40))
+    assert f"left on device: {home}, where its token would lie, is full; set RAY_AUTH_TOKEN" in _message()
+
+
 def test_a_full_temporary_directory(no_ray: pytest.MonkeyPatch, tmp_path: Path) -> None:
     no_ray.setattr(session, "_init", _failing_with(RuntimeError("The current node timed out during startup.")))
     no_ray.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 << 20))
