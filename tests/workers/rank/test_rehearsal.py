@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemray_workers.config import EngineConfig
+from gemray_workers.config import EngineConfig, KVMemory
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.errors import CapacityError
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
@@ -126,6 +126,24 @@ def test_the_second_server_takes_what_the_first_one_left() -> None:
         assert card.free() >= 100 * MIB // LEAST_HEADROOM
     # 90 of 100 MiB are its share; then 30 are gone, and all but a 32nd of the rest is taken.
     assert budgets[0] - budgets[1] == 30 * MIB - (10 * MIB - 100 * MIB // LEAST_HEADROOM)
+
+
+@pytest.mark.parametrize(("max_position", "needs_it"), [(4096, False), (1 << 20, True)])
+def test_less_memory_than_the_gang_before_found_is_told_where_it_costs_pages(
+    max_position: int, needs_it: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = auto(tiny_checkpoint("31B", max_position=max_position))
+    loaded_rank = loaded(config, FakeCard(total=100 * MIB))
+    find_kv_memory(loaded_rank, SoloCommunicator(), config)
+    info = loaded_rank.rank_info().memory
+    assert info is not None
+    before = KVMemory(info.kv_budget, info.kv_budget)
+    config = replace(config, most_kv_memory=before)
+    for others in (0, 15 * MIB):
+        caplog.clear()
+        rank = loaded(config, FakeCard(total=100 * MIB, others=others))
+        find_kv_memory(rank, SoloCommunicator(), config)
+        assert ("the gang before had" in caplog.text) is (others > 0 and needs_it)
 
 
 def test_the_largest_step_is_run() -> None:

@@ -133,13 +133,15 @@ def find_kv_memory(rank: PoolOwner, gang: Communicator, config: EngineConfig, *,
     )
     rooms = exchange(mine, gang)
     kv = settle(rooms, config.tensor_parallel_size, config.most_kv_memory)
-    _tell(config, kv)
-    rank.size_pools(draw(config, kv, rooms))
+    drawn = draw(config, kv, rooms)
+    _tell(config, kv, drawn)
+    rank.size_pools(drawn)
 
 
-def _tell(config: EngineConfig, kv: KVMemory) -> None:
+def _tell(config: EngineConfig, kv: KVMemory, drawn: Blueprint) -> None:
+    """Warn where pools are smaller than those of the gang before; often they need less than was found."""
     most = config.most_kv_memory
-    if most is not None and (kv.target < most.target or kv.drafter < most.drafter):
+    if most is not None and drawn.pools != Blueprint.of(config, most).pools:
         logger.warning(
             "KV memory is %s a rank, the gang before had %s: requests of its longest lengths may not fit any more",
             gib(kv.target), gib(most.target),
