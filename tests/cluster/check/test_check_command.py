@@ -18,7 +18,7 @@ from gemray_cluster.check.run import Listener
 from gemray_cluster.cli.commands import app
 from gemray_workers.errors import CapacityError
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.command import run_forked
+from support.cluster.command import run
 from support.waiting import HANG_S
 
 GEMRAY = Path(sysconfig.get_path("scripts")) / "gemray"
@@ -48,7 +48,7 @@ async def test_a_machine_that_cannot(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         flags = f"--model={tmp_path}", "--tp=2", "--device=cuda", "--local-num-gpus=1", f"--port={port}"
-        code, out, _ = await run_forked("check", *flags)
+        code, out, _ = await run("check", *flags)
     assert code == 1
     lines = [line for line in out.splitlines() if line.startswith("fail")]
     assert f"fail  grpc port: 127.0.0.1:{port} is taken" in lines[0]
@@ -61,7 +61,7 @@ async def test_a_machine_that_cannot(tmp_path: Path) -> None:
 async def test_more_ranks_than_the_machine_ever_holds_are_not_waited_for(tmp_path: Path) -> None:
     model = write_servable_checkpoint(tmp_path / "model")
     flags = f"--model={model}", "--tp=4", "--device=cpu", "--local-num-cpus=2", "--port=0", "--kv-memory=32MiB"
-    code, _, err = await run_forked("serve", *flags, f"--placement-deadline-s={2 * HANG_S}")
+    code, _, err = await run("serve", *flags, f"--placement-deadline-s={2 * HANG_S}")
     assert code == 3
     assert "4 x {CPU: 1} wanted, this machine's Ray holds 2: lower --tp, or " in err
     assert "--local-num-cpus 4" in err
@@ -70,7 +70,7 @@ async def test_more_ranks_than_the_machine_ever_holds_are_not_waited_for(tmp_pat
 async def test_more_ranks_than_the_machine_ever_holds_are_told_as_the_server_would(tmp_path: Path) -> None:
     model = write_servable_checkpoint(tmp_path / "model")
     flags = f"--model={model}", "--tp=4", "--device=cpu", "--local-num-cpus=2", "--port=0", "--kv-memory=32MiB"
-    code, out, _ = await run_forked("check", *flags)
+    code, out, _ = await run("check", *flags)
     assert code == 1
     (line,) = (line for line in out.splitlines() if line.startswith("fail"))
     assert line.startswith("fail  resources: 4 x {CPU: 1} wanted, 2 available (")
@@ -90,7 +90,7 @@ def test_results_alone_go_to_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 async def test_an_unreachable_cluster_is_a_sentence(tmp_path: Path) -> None:
     flags = f"--model={tmp_path}", "--address=127.0.0.1:9", "--port=0", "--connect-deadline-s=1"
-    code, out, err = await run_forked("check", *flags)
+    code, out, err = await run("check", *flags)
     assert code == 1
     assert "fail  ray: " in out
     assert "127.0.0.1:9" in out

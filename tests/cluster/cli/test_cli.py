@@ -24,7 +24,7 @@ from gemray_cluster.text.tokenizer import ChatTokenizer
 from gemray_workers.errors import CapacityError
 from gemray_workers.messages import Choice, SpeculationCounters
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.command import GEMRAY, gemray, run, run_forked
+from support.cluster.command import GEMRAY, gemray, run
 from support.cluster.fake_gang import FakeGang, Script, gang_info
 from support.cluster.serving import Serving, serving
 from support.waiting import HANG_S
@@ -53,7 +53,7 @@ def test_version() -> None:
 
 async def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMRAY_KV_MEMROY", "2GiB")
-    _, _, err = await run_forked("serve", "--model", "/nowhere")
+    _, _, err = await run("serve", "--model", "/nowhere")
     assert "warning: GEMRAY_KV_MEMROY is no setting of gemray and does nothing; did you mean GEMRAY_KV_MEMORY?\n" in (
         err
     )
@@ -82,7 +82,7 @@ async def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 async def test_serve_refuses_in_one_sentence(arguments: list[str], code: int, words: str) -> None:
-    ended, out, err = await run_forked("serve", *arguments)
+    ended, out, err = await run("serve", *arguments)
     assert ended == code
     assert words in err
     assert err.count("\n") == 1, err
@@ -93,7 +93,7 @@ async def test_serve_on_a_taken_port(tmp_path: Path) -> None:
     write_servable_checkpoint(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, err = await run_forked("serve", "--model", str(tmp_path), "--port", str(port))
+        code, _, err = await run("serve", "--model", str(tmp_path), "--port", str(port))
     assert code == 4
     assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n" == err
 

@@ -20,19 +20,17 @@ P = TypeVar("P", bound=CommandProcess)
 
 
 def gemray(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command with its start."""
     return subprocess.run([*GEMRAY, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
-async def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*GEMRAY, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), HANG_S)
-    return process.returncode or 0, out.decode(), err.decode()
-
-
-async def run_forked(*arguments: str, environment: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """As `run`, without the seconds that a command imports which serves or checks."""
-    command = await ForkedCommand.start(*arguments, environment=environment)
+async def run(
+    *arguments: str, stdin: str | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command, without the time that it imports."""
+    command = await ForkedCommand.start(
+        *arguments, environment=environment, stdin=None if stdin is None else stdin.encode()
+    )
     async with killed_at_last(command):
         out, err = await asyncio.wait_for(command.communicate(), HANG_S)
         return await command.wait(), out.decode(), err.decode()

@@ -1,8 +1,9 @@
 """`gemray` commands in processes that fork from one which has imported torch and transformers.
 
-A command that serves, checks or measures imports for four seconds of CPU time. This is such a command but for them:
-arguments, environment, standard streams, signals, session and exit code are its own, and Ray and gRPC are imported
-by the process itself, whose environment they read. Tests of a command's start itself run `command.GEMRAY`.
+A command that serves, checks or measures imports for four seconds of CPU time, one that asks a server for half a
+second. This is such a command but for them: arguments, environment, standard streams, signals, session and exit code
+are its own, and Ray and gRPC are imported by the process itself, whose environment they read. Tests of a command's
+start itself run `command.GEMRAY`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,6 +45,7 @@ class ForkedCommand:
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
         start_new_session: bool = False,
+        stdin: bytes | None = None,
     ) -> ForkedCommand:
         """Start ``gemray`` with `arguments`.
 
@@ -51,6 +54,7 @@ class ForkedCommand:
             environment: all of it; None for this process's.
             log: what standard error is appended to, in place of a pipe.
             start_new_session: whether it leads a session of its own.
+            stdin: what it reads from a pipe; None for /dev/null.
         """
         context = forking()
         output, its_output = context.Pipe(duplex=False)
@@ -61,7 +65,7 @@ class ForkedCommand:
             its_errors = Connection(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), readable=False)
         process = context.Process(
             target=_run,
-            args=(arguments, dict(os.environ if environment is None else environment), os.getcwd(),
+            args=(arguments, dict(os.environ if environment is None else environment), os.getcwd(), stdin,
                   (its_output, its_errors), start_new_session),
         )  # fmt: skip
         process.start()
@@ -118,8 +122,30 @@ async def _reader(connection: Connection) -> asyncio.StreamReader:
     return reader
 
 
+def _take_stdin(content: bytes | None) -> None:
+    """Make standard input what reads `content` to its end."""
+    if content is None:
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        return
+    reading, writing = os.pipe()
+    os.dup2(reading, 0)
+    os.close(reading)
+
+    def write() -> None:
+        with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:
+            pipe.write(content)
+
+    threading.Thread(target=write, daemon=True).start()
+
+
 def _run(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: str, streams: _Streams, own_session: bool
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str,
+    stdin: bytes | None,
+    streams: _Streams,
+    own_session: bool,
 ) -> NoReturn:
     """The process: what a new interpreter would do, and what one does at its end."""
     if own_session:
@@ -127,8 +153,7 @@ def _run(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    _take_stdin(stdin)
     for number, stream in enumerate(streams, start=1):
         if stream is not None:
             os.dup2(stream.fileno(), number)
