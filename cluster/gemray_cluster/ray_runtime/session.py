@@ -21,6 +21,7 @@ from ray._private.utils import get_num_cpus
 from gemray_cluster.gang.config import ClusterConfig
 from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.own_processes import OwnProcesses, in_sessions_of_their_own, kill_sessions
+from gemray_cluster.ray_runtime.unused_processes import without_unused_processes
 from gemray_workers.errors import GemrayError
 from gemray_workers.rank.waiting_threads import waiting_threads
 
@@ -216,7 +217,7 @@ def _start_here(config: ClusterConfig) -> None:
 
 def _start_node(config: ClusterConfig) -> None:
     """Start Ray's processes and connect to them; none of them is left where that fails."""
-    with in_sessions_of_their_own() as leaders:
+    with in_sessions_of_their_own() as leaders, without_unused_processes():
         try:
             _init(
                 address="local",

@@ -133,6 +133,9 @@ async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) 
             everything = processes_of(process.pid)
             assert {"raylet", "gcs_server"} < {p.name() for p in everything}
             assert any(p.name().endswith("Agent") for p in everything)
+            scripts = {Path(argument).name for p in everything for argument in p.cmdline()}
+            assert "log_monitor.py" in scripts
+            assert not scripts & {"monitor.py", "dashboard.py"}, "nobody needs them"
             shared = shared_memory_of(everything)
             begun = [asyncio.Event() for _ in expected]
             streams = [asyncio.create_task(read(client, seed, event)) for seed, event in enumerate(begun)]

@@ -42,6 +42,8 @@ def local_ray() -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])))
         import ray
 
+        from gemray_cluster.ray_runtime.unused_processes import without_unused_processes
+
         start = partial(
             ray.init,
             address="local",
@@ -53,10 +55,11 @@ def local_ray() -> Iterator[None]:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-        try:
-            start()
-        except Exception:  # seen once: the raylet had ended as it began, so that the node did not come up
-            ray.shutdown()
-            start()
+        with without_unused_processes():
+            try:
+                start()
+            except Exception:  # seen once: the raylet had ended as it began, so that the node did not come up
+                ray.shutdown()
+                start()
         yield
         ray.shutdown()
