@@ -1,78 +1,90 @@
-"""`gemray serve` and `gemray demo` with Ray and two tensor-parallel ranks, as a user runs them."""
+"""`gemray serve` and `gemray demo` with Ray and two tensor-parallel ranks, as a user runs them.
+
+Three tests share a server, which the last of them ends: with Ray and two ranks it takes 20 s of CPU time to start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import openai
 import pytest
+import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
+from gemray_cluster.ray_runtime.session import NOSET_DEVICES
+from gemray_workers.rank.waiting_threads import FEW_SPINS, SPINS
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.command import GEMRAY, end_in_order, killed_at_last
-from support.cluster.serve_process import START_S, line_with, ranks_of, served, starting
-from support.waiting import HANG_S
+from support.cluster.forked_command import ForkedCommand
+from support.cluster.serve_process import START_S, gone, line_with, processes_of, ranks_of, served, starting
+from support.cluster.server_streams import reading
+from support.waiting import HANG_S, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 END_OF_STREAM: Any = vars(grpc.aio)["EOF"]
 """Not in the stubs."""
 
 
-async def test_serve_answers_and_drains(tmp_path: Path) -> None:
-    model = write_servable_checkpoint(tmp_path / "model")
-    async with served(model, "--kv-memory", "auto") as (process, channel):
-        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
-        health: Any = health_pb2_grpc.HealthStub(channel)
-        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+Server = tuple[ForkedCommand, grpc.aio.Channel]
 
-        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert [rank.shard_indices.org_vocab_start_index for rank in info.ranks] == [0, 1024]
-        assert [choice.reason for choice in info.choices if choice.what == "KV memory"] == [
-            "a quarter of what was free, shared by the ranks of a host"
-        ]
-        for memory in (rank.memory for rank in info.ranks):
-            parts = (memory.weights, memory.drafter, memory.kv, memory.graphs, memory.work, memory.elsewhere)
-            assert sum(parts) + memory.headroom == memory.total > 0
 
-        sampling = pb.SamplingParameters(seed=7, max_tokens=24, ignore_eos=True)
-        unary = await stub.Generate(pb.GenerateRequest(text="import this", sampling=sampling))
-        assert unary.completion.usage.completion_tokens == 24
-        deltas = [
-            message.delta
-            async for message in stub.GenerateStream(pb.GenerateStreamRequest(text="import this", sampling=sampling))
-        ]
-        assert [token for delta in deltas for token in delta.token_ids] == list(unary.token_ids)
-        assert "".join(delta.text for delta in deltas) == unary.text
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    model = write_servable_checkpoint(tmp_path_factory.mktemp("served") / "model")
+    async with AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NCCL_SOCKET_NTHREADS", "1")
+            running = await stack.enter_async_context(served(model, "--kv-memory", "auto"))
+        yield running
 
-        too_long = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[2] * info.max_model_len))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Generate(too_long)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-        cancelled = stub.GenerateStream(pb.GenerateStreamRequest(text="import this", sampling={"ignore_eos": True}))
-        await cancelled.read()
-        cancelled.cancel()
-        async with asyncio.timeout(HANG_S):
-            while not is_idle(await stub.GetServerStats(pb.GetServerStatsRequest())):
-                await asyncio.sleep(0.1)
+async def test_serve_answers(server: Server) -> None:
+    _, channel = server
+    stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
-        live = stub.GenerateStream(
-            pb.GenerateStreamRequest(text="import this", sampling={"ignore_eos": True, "max_tokens": 60})
-        )
-        newest = await live.read()
-        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal's group
-        while (message := await live.read()) is not END_OF_STREAM:
-            newest = message
-        assert newest.final.usage.completion_tokens == 60, "draining lets it finish"
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert [rank.shard_indices.org_vocab_start_index for rank in info.ranks] == [0, 1024]
+    assert [choice.reason for choice in info.choices if choice.what == "KV memory"] == [
+        "a quarter of what was free, shared by the ranks of a host"
+    ]
+    for memory in (rank.memory for rank in info.ranks):
+        parts = (memory.weights, memory.drafter, memory.kv, memory.graphs, memory.work, memory.elsewhere)
+        assert sum(parts) + memory.headroom == memory.total > 0
+
+    sampling = pb.SamplingParameters(seed=7, max_tokens=24, ignore_eos=True)
+    unary = await stub.Generate(pb.GenerateRequest(text="import this", sampling=sampling))
+    assert unary.completion.usage.completion_tokens == 24
+    deltas = [
+        message.delta
+        async for message in stub.GenerateStream(pb.GenerateStreamRequest(text="import this", sampling=sampling))
+    ]
+    assert [token for delta in deltas for token in delta.token_ids] == list(unary.token_ids)
+    assert "".join(delta.text for delta in deltas) == unary.text
+
+    too_long = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[2] * info.max_model_len))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Generate(too_long)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    cancelled = stub.GenerateStream(pb.GenerateStreamRequest(text="import this", sampling={"ignore_eos": True}))
+    await cancelled.read()
+    cancelled.cancel()
+    async with asyncio.timeout(HANG_S):
+        while not is_idle(await stub.GetServerStats(pb.GetServerStatsRequest())):
+            await asyncio.sleep(0.1)
 
 
 def is_idle(stats: pb.GetServerStatsResponse) -> bool:
@@ -80,23 +92,22 @@ def is_idle(stats: pb.GetServerStatsResponse) -> bool:
     return nothing_runs and all(pool.pages_in_use == 0 for pool in stats.engine.pools)
 
 
-async def test_a_killed_rank_costs_a_pause(tmp_path: Path) -> None:
-    model = write_servable_checkpoint(tmp_path / "model")
+async def test_a_killed_rank_costs_a_pause(server: Server) -> None:
+    process, channel = server
     sampling = pb.SamplingParameters(seed=7, max_tokens=200, ignore_eos=True, logprobs=1)
     request = pb.GenerateStreamRequest(text="import this", sampling=sampling)
-    async with served(model) as (process, channel):
-        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
-        undisturbed = [message async for message in stub.GenerateStream(request)]
-        last_rank = ranks_of(process)[-1]  # to look for it takes time, in which the answer would go on
-        live = stub.GenerateStream(request)
-        messages = [await live.read()]
-        last_rank.kill()
-        while (message := await asyncio.wait_for(live.read(), HANG_S)) is not END_OF_STREAM:
-            messages.append(message)
-        assert _joined(messages) == _joined(undisturbed)
-        assert messages[-1].final.usage.completion_tokens == 200
-        line = await asyncio.wait_for(line_with(process, "rebuilding the gang"), HANG_S)
-        assert line.endswith("live requests: 1\n"), "the rank died in the middle"
+    stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+    undisturbed = [message async for message in stub.GenerateStream(request)]
+    last_rank = ranks_of(process)[-1]  # to look for it takes time, in which the answer would go on
+    live = stub.GenerateStream(request)
+    messages = [await live.read()]
+    last_rank.kill()
+    while (message := await asyncio.wait_for(live.read(), HANG_S)) is not END_OF_STREAM:
+        messages.append(message)
+    assert _joined(messages) == _joined(undisturbed)
+    assert messages[-1].final.usage.completion_tokens == 200
+    line = await asyncio.wait_for(line_with(process, "rebuilding the gang"), HANG_S)
+    assert line.endswith("live requests: 1\n"), "the rank died in the middle"
 
 
 def _joined(messages: list[Any]) -> tuple[list[int], str, list[int]]:
@@ -107,6 +118,26 @@ def _joined(messages: list[Any]) -> tuple[list[int], str, list[int]]:
         "".join(delta.text for delta in deltas),
         [logprob.token_id for delta in deltas for logprob in delta.logprobs],
     )
+
+
+async def test_a_signal_to_the_group_loses_no_stream(server: Server) -> None:
+    """As `timeout` and a terminal send it. Ray has a session of its own, so the drain still has its ranks.
+
+    They have what the server's environment says of interfaces, and threads that soon sleep.
+    """
+    process, channel = server
+    everything = processes_of(process.pid)
+    environments = [rank.environ() for rank in ranks_of(process)]
+    names = ("NCCL_SOCKET_NTHREADS", NOSET_DEVICES, SPINS)
+    assert [[each[name] for name in names] for each in environments] == [["1", "1", FEW_SPINS]] * 2
+    (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
+    readers = await reading(channel, 20)
+    process.send_signal(signal.SIGHUP)  # as some send it for a reload
+    os.killpg(process.pid, signal.SIGTERM)
+    found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
+    assert found[0] == expected
+    assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+    await eventually(lambda: gone(everything))
 
 
 async def test_without_rebuilds_a_killed_rank_ends_the_server(tmp_path: Path) -> None:

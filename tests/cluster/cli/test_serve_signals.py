@@ -1,7 +1,6 @@
 """Signals and deaths around `gemray serve` with a Ray of its own: streams outlive them, nothing outlives the server.
 
-One server has two ranks; what the others show does not depend on how many there are, and a second one takes 4 s of CPU
-time to start.
+One rank each: what they show does not depend on how many there are. `test_serve_for_real.py` has a server of two.
 """
 
 from __future__ import annotations
@@ -22,53 +21,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gemray.client import AsyncClient, Retry
 from gemray.v1 import generation_pb2 as pb
-from gemray.v1 import generation_pb2_grpc
-from gemray_cluster.ray_runtime.session import NOSET_DEVICES
-from gemray_workers.rank.waiting_threads import FEW_SPINS, SPINS
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.command import GEMRAY, killed_at_last
-from support.cluster.serve_process import PATIENCE, START_S, line_with, ranks_of, ray_of, served, starting
+from support.cluster.serve_process import (
+    PATIENCE,
+    START_S,
+    gone,
+    line_with,
+    processes_of,
+    ranks_of,
+    ray_of,
+    served,
+    starting,
+)  # fmt: skip
+from support.cluster.server_streams import NUM_TOKENS, Reader, reading
 from support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
-
-NUM_TOKENS = 100
-
-
-class Reader:
-    """A client that reads one stream to its end."""
-
-    def __init__(self, channel: grpc.aio.Channel, seed: int, num_tokens: int = NUM_TOKENS) -> None:
-        self.ids: list[int] = []
-        self.final: pb.Completion | None = None
-        self.began = asyncio.Event()
-        sampling = pb.SamplingParameters(seed=seed, max_tokens=num_tokens, ignore_eos=True)
-        self.task = asyncio.create_task(
-            self._read(channel, pb.GenerateStreamRequest(text="import this", sampling=sampling))
-        )
-
-    async def _read(self, channel: grpc.aio.Channel, request: pb.GenerateStreamRequest) -> None:
-        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
-        async for message in stub.GenerateStream(request):
-            self.began.set()
-            if message.HasField("delta"):
-                self.ids += message.delta.token_ids
-            else:
-                self.final = message.final
-
-    async def read_on(self) -> list[int]:
-        """Everything that it got, to the end of the stream."""
-        await self.task
-        assert self.final is not None
-        assert self.final.usage.completion_tokens == len(self.ids) == NUM_TOKENS
-        return self.ids
-
-
-async def reading(channel: grpc.aio.Channel, count: int) -> list[Reader]:
-    """Streams that have begun."""
-    readers = [Reader(channel, seed) for seed in range(count)]
-    await asyncio.gather(*(reader.began.wait() for reader in readers))
-    return readers
 
 
 def free_port() -> int:
@@ -77,47 +46,11 @@ def free_port() -> int:
         return port
 
 
-def processes_of(pid: int) -> list[psutil.Process]:
-    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-
-
 def terminate_all(pid: int) -> None:
     """Send SIGTERM to a process and its descendants, of which some may end before it is their turn."""
     for each in processes_of(pid):
         with suppress(psutil.NoSuchProcess):
             each.terminate()
-
-
-def is_gone(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE or not process.is_running()
-    except psutil.NoSuchProcess:
-        return True
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return all(map(is_gone, processes))
-
-
-async def test_a_signal_to_the_group_loses_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `timeout` and a terminal send it. Ray has a session of its own, so the drain still has its ranks.
-
-    They have what the server's environment says of interfaces, and threads that soon sleep.
-    """
-    monkeypatch.setenv("NCCL_SOCKET_NTHREADS", "1")
-    async with served(write_servable_checkpoint(tmp_path / "model")) as (process, channel):
-        everything = processes_of(process.pid)
-        environments = [rank.environ() for rank in ranks_of(process)]
-        names = ("NCCL_SOCKET_NTHREADS", NOSET_DEVICES, SPINS)
-        assert [[each[name] for name in names] for each in environments] == [["1", "1", FEW_SPINS]] * 2
-        (expected,) = [await reader.read_on() for reader in await reading(channel, 1)]
-        readers = await reading(channel, 20)
-        process.send_signal(signal.SIGHUP)  # as some send it for a reload
-        os.killpg(process.pid, signal.SIGTERM)
-        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
-        assert found[0] == expected
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
-        await eventually(lambda: gone(everything))
 
 
 async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) -> None:
@@ -181,7 +114,10 @@ async def test_a_ray_that_dies_is_started_again(tmp_path: Path) -> None:
             assert "killed by SIGKILL" in line
             found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
             assert found[0] == expected
-        process.terminate()
+        readers = await reading(channel, 5)
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal's group
+        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
+        assert found[0] == expected, "draining lets them finish"
         assert await asyncio.wait_for(process.wait(), HANG_S) == 0
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import psutil
 from psutil import Process
 
 from support.cluster.command import CommandProcess, killed_at_last
@@ -58,3 +59,19 @@ def ray_of(process: CommandProcess, name: str) -> Process:
     """A process of the server's own Ray: ``raylet`` or ``gcs_server``."""
     (found,) = [p for p in Process(process.pid).children() if Path(p.cmdline()[0]).name == name]
     return found
+
+
+def processes_of(pid: int) -> list[Process]:
+    """A process and all its descendants."""
+    return [Process(pid), *Process(pid).children(recursive=True)]
+
+
+def is_gone(process: Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE or not process.is_running()
+    except psutil.NoSuchProcess:
+        return True
+
+
+def gone(processes: list[Process]) -> bool:
+    return all(map(is_gone, processes))
