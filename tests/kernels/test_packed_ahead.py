@@ -59,6 +59,13 @@ def test_weights_are_asked_for_before_rows_are_waited_for(name: str, gate: Gate)
         ("nvfp4", 5376, 21504, 1, AheadTile(64, 3, splits=6)),
         ("int4 group 32", 16384, 5376, 1, None),
         ("int4 group 32", 2560, 2048, 1, None),  # E4B's: 80 programs
+        ("int4 group 32", 1536, 6144, 1, AheadTile(64, 4, splits=6)),  # E2B's: one a multiprocessor
+        ("int4 group 32", 1536, 6144, 8, AheadTile(64, 4, splits=6)),
+        ("int4 group 32", 1536, 6144, 9, None),
+        ("nvfp4", 1536, 6144, 1, None),  # which was not measured
+        ("int4 group 128", 1536, 6144, 1, None),  # whose scales go into sums
+        ("int4 group 32", 1536, 12288, 1, None),  # parts of 2,048 inputs, which were slower
+        ("int4 group 32", 1536, 4096, 1, None),  # parts of 683
         ("fp8 channel", 5376, 8192, 1, AheadTile(64, 4, splits=3)),
         ("fp8 channel", 5376, 21504, 1, None),
         ("fp8 block 128", 5376, 8192, 1, None),  # whose scales go into sums
@@ -66,7 +73,7 @@ def test_weights_are_asked_for_before_rows_are_waited_for(name: str, gate: Gate)
     ],
 )
 def test_summands_ahead(name: str, num_out: int, num_in: int, rows: int, chosen: AheadTile | None) -> None:
-    """As was measured to be faster for 31B's weights."""
+    """As was measured to be faster for 31B's weights, and for E2B's down projection."""
     weight = of_shape(name, num_out, num_in)
     assert ahead_tile(weight, num_out, rows) == chosen
     if chosen is not None:
@@ -88,10 +95,14 @@ def test_gated_ahead(name: str, num_out: int, num_in: int, rows: int, chosen: Ah
     assert gated_ahead_tile(of_shape(name, num_out, num_in), rows) == chosen
 
 
+SHAPES = ((43008, 5376), (16384, 5376), (5376, 8192), (5376, 21504), (1536, 6144))
+"""Outputs and inputs, of gate and up rows first."""
+
+
 @pytest.mark.parametrize("name", ["int4 group 32", "fp8 channel"])
 def test_rehearsed_rows_have_every_tile(name: str) -> None:
     """A start rehearses powers of two (`rank/eager_shapes`)."""
-    gate_up, *others = (of_shape(name, *shape) for shape in ((43008, 5376), (16384, 5376), (5376, 8192), (5376, 21504)))
+    gate_up, *others = (of_shape(name, *shape) for shape in SHAPES)
 
     def tiles(rows: int) -> list[AheadTile | None]:
         return [gated_ahead_tile(gate_up, rows), *(ahead_tile(weight, weight.num_out, rows) for weight in others)]

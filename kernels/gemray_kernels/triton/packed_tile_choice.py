@@ -57,6 +57,10 @@ to decode, wants more rows a number."""
 LEAST_LONG_INPUTS = 3000
 """Inputs of a part that outlasts the ends of the programs before it: 31B's down projection has 3,584 in four bits."""
 
+NARROW_OUTPUTS = 2048
+LEAST_NARROW_INPUTS = 1000
+"""Inputs of a part of a product of few outputs, if its programs are to be one a multiprocessor."""
+
 LEAST_VERIFY_INPUTS = 2000
 """Parts of fewer inputs end before the kernel of verify rows is faster."""
 LEAST_AT_WORK = 0.8
@@ -91,6 +95,9 @@ class _Ahead:
     short: AheadTile
     """Tile of parts of at most `short_inputs`, as its o projection has behind attention."""
     short_inputs: int
+    narrow: AheadTile | None = None
+    """Tile of products of at most `NARROW_OUTPUTS`, of which one program is on each multiprocessor: E2B's down
+    projection (`benchmarks/results/2026-11-30-h200-small-packed`)."""
     long: AheadTile | None = None
     """Tile of parts of `LEAST_LONG_INPUTS` and more: registers leave room for four programs on a multiprocessor, so
     that all have as many."""
@@ -105,7 +112,7 @@ _FOUR_BITS_AHEAD = _Ahead(
 )
 _EIGHT_BITS_AHEAD = _Ahead(short=AheadTile(outputs=64, num_stages=4), short_inputs=2800)
 _AHEAD: Mapping[CodeName, _Ahead] = {
-    "int4": _FOUR_BITS_AHEAD,
+    "int4": replace(_FOUR_BITS_AHEAD, narrow=AheadTile(outputs=64, num_stages=4)),
     "nvfp4": _FOUR_BITS_AHEAD,
     "int8": _EIGHT_BITS_AHEAD,
     "fp8": _EIGHT_BITS_AHEAD,
@@ -171,7 +178,11 @@ def tile_of_summands(weight: TiledWeight, num_out: int, num_rows: int) -> Packed
     tiles = _TILES[weight.code]
     programs = -(-num_out // tiles.few.outputs)
     inputs = weight.words_BOC.shape[0] * weight.unit.inputs
-    splits = max(1, min(round(tiles.programs / programs), inputs // LEAST_INPUTS, MOST_SPLITS))
+    narrow = _narrow_tile(weight, num_out)
+    if narrow is not None:
+        splits = narrow.splits
+    else:
+        splits = max(1, min(round(tiles.programs / programs), inputs // LEAST_INPUTS, MOST_SPLITS))
     # Splits end where steps do: those of all rows are the same.
     tile = tiles.few if num_rows <= tiles.few_rows else replace(tiles.more, units=tiles.few.units)
     return replace(tile, splits=splits)
@@ -208,6 +219,9 @@ def gated_verify_tile(weight: TiledWeight, num_rows: int) -> VerifyTile | None:
 def ahead_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | None:
     """Choose a tile for the kernel that asks for weights ahead, in place of `tile_of_summands` and with its parts; None
     where that one's is faster."""
+    narrow = _narrow_tile(weight, num_out)
+    if narrow is not None:
+        return narrow if num_rows <= ROWS.value else None
     splits = tile_of_summands(weight, num_out, num_rows).splits
     tiles, inputs = _AHEAD[weight.code], weight.num_in / splits
     tile = tiles.short if inputs <= tiles.short_inputs else tiles.long if inputs >= LEAST_LONG_INPUTS else None
@@ -221,6 +235,16 @@ def gated_ahead_tile(weight: TiledWeight, num_rows: int) -> AheadTile | None:
     """Likewise in place of `gated_tile`."""
     comes = num_rows <= ROWS.value and weight.num_out // 2 >= MANY_OUTPUTS and serves(weight)
     return _AHEAD[weight.code].gated if comes else None
+
+
+def _narrow_tile(weight: TiledWeight, num_out: int) -> AheadTile | None:
+    """The tile of a product of few outputs, as `ahead_tile` has it for few rows; its parts are those of all."""
+    tiles = _AHEAD[weight.code]
+    if tiles.narrow is None or num_out > NARROW_OUTPUTS or not serves(weight):
+        return None
+    splits = round(MULTIPROCESSORS / -(-num_out // tiles.narrow.outputs))
+    fits_parts = LEAST_NARROW_INPUTS * splits <= weight.num_in <= tiles.short_inputs * splits
+    return replace(tiles.narrow, splits=splits) if fits_parts else None
 
 
 def _if_at_work(tile: VerifyTile, weight: TiledWeight, num_out: int) -> VerifyTile | None:
