@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.reference.keys_of_values import KeysOfValues
 from gemray_kernels.reference.paged_attention import FEW_ROWS
-from gemray_workers.engine.buckets import buckets, decode_buckets
+from gemray_workers.engine.buckets import bucket, buckets, decode_buckets, smallest
 from gemray_workers.engine.prompt_room import PromptRoom
 from gemray_workers.rank.eager_shapes import eager_shapes
 
@@ -26,8 +26,14 @@ GROUPS = {
     "31B sliding on Hopper": (32, 16, 256, 1024),
     "31B sliding of two on Hopper": (16, 8, 256, 1024),
     "E2B sliding on Hopper": (8, 1, 256, 512),
+    "E4B sliding on Hopper": (8, 2, 256, 512),
 }
-DRAFTERS = {"31B DFlash": (64, 8, 128, 2048), "26B-A4B DFlash": (32, 8, 128, None)}
+DRAFTERS = {
+    "31B DFlash": (64, 8, 128, 2048),
+    "26B-A4B DFlash": (32, 8, 128, None),
+    "31B DFlash on Hopper": (64, 8, 128, 2048),
+    "26B-A4B DFlash of two on Hopper": (16, 4, 128, 2048),
+}
 MOST_SEQUENCES = 32
 OF_VALUES = KeysOfValues(torch.empty(512, dtype=torch.bfloat16), num_rotating=64)
 
@@ -108,6 +114,34 @@ def test_decoding_never_launches_what_long_chunks_need(group: str) -> None:
         else:
             assert attends in ("attend_few_kernel", "attend_kernel")
             assert combines == "combine_kernel"
+
+
+@pytest.mark.parametrize(
+    ("group", "drafts", "batch", "kernel"),
+    [
+        ("E4B sliding on Hopper", (), 8, {"name": "attend_few_kernel", "PAIRS": 8, "WARPS": 4}),
+        ("E2B sliding on Hopper", (), 8, {"name": "attend_few_kernel", "PAIRS": 8, "WARPS": 2}),
+        ("E4B sliding on Hopper", (4,), 4, {"name": "attend_few_kernel", "PAIRS": 16}),
+        ("31B full on Hopper", (), 8, {"name": "wide_attend_kernel", "pairs": 8}),
+        ("E2B full on Hopper", (), 32, {"name": "wide_attend_kernel", "pairs": 8}),
+    ],
+    ids=str,
+)
+def test_graphs_of_decoding_have_the_kernels_of_few_rows(
+    group: str, drafts: tuple[int, ...], batch: int, kernel: dict[str, Any]
+) -> None:
+    """Such a graph serves a step of one row a sequence, or of a row and its drafts, and no prompt's."""
+    room = PromptRoom.of(chunk=512, step_rows=1024, worthwhile=4096)
+    keys = buckets(max_num_seqs=32, num_draft_tokens=drafts, prompts=room)
+    step = bucket(batch, drafts)
+    found = smallest(step, keys)
+    assert found is not None
+    assert found[0] == step
+    launched = programs(group, step.num_rows, batch + 1, step.most_rows)
+    (constants,) = (dict(rest) for name, *rest in launched if name == kernel["name"])
+    of_shape = vars(constants["SHAPE"]) if "SHAPE" in constants else {}
+    told: dict[str, Any] = {**constants, **of_shape, "name": kernel["name"]}
+    assert kernel.items() <= told.items()
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])

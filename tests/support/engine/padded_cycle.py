@@ -12,7 +12,7 @@ from gemray_workers.engine.prompt_room import PromptRoom
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.sampling.row_masks import MakeMasks
 
-PROMPTS = PromptRoom(beside_any=16, alone=(24, 32), beside_all=(40,), step_rows=64)
+PROMPTS = PromptRoom(beside_any=40, alone=(48, 56), beside_all=(60,), step_rows=64)
 """Room as a server would have it, at a small scale."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,34 @@ def test_few_rows_of_a_long_prompt_are_left_empty(rows: int) -> None:
     found = smallest(bucket(1, (), rows), all_of_them)
     assert found is not None
     assert 1 - rows / found[0].num_rows <= 0.2
+
+
+@given(decoding=st.integers(0, 11), tail=st.integers(2, 32), drafts=st.sampled_from((0, 4)))
+def test_a_prompts_end_beside_a_batch_has_few_rows(decoding: int, tail: int, drafts: int) -> None:
+    """Batches that decode leave no room for it, and a short prompt's graph would compute ten times the rows."""
+    all_of_them = buckets(max_num_seqs=12, num_draft_tokens=(4,), prompts=ROOM)
+    decode = bucket(decoding, (drafts,)) if decoding else without_choice(0)
+    shape = replace(
+        decode,
+        num_sequences=decoding + 1,
+        num_choosing=decoding + 1,
+        num_rows=decode.num_rows + tail,
+        most_rows=max(decode.most_rows, tail),
+        num_outputs=decode.num_outputs + 1,
+        most_outputs=max(decode.most_outputs, 1),
+    )
+    found = smallest(shape, all_of_them)
+    assert found is not None
+    assert found[0].num_rows <= 11 * (1 + drafts) + 32
+    assert tail <= found[0].most_rows <= 32
+
+
+@pytest.mark.parametrize("batch", [2, 8, 12])
+def test_only_prompts_ends_leave_room_for_rows_that_no_decode_step_has(batch: int) -> None:
+    plan = CyclePlan([], bucket(batch, (4,)), GREEDY)
+    finder = BucketFinder(buckets(max_num_seqs=12, num_draft_tokens=(4,), prompts=ROOM))
+    assert finder.fit(plan).shape.most_rows == 5
+    assert finder.fit(replace(plan, shape=replace(plan.shape, most_rows=6))).shape.most_rows == 32
 
 
 def test_a_chunk_that_chooses_no_token_computes_no_logits() -> None:

@@ -28,7 +28,7 @@ def config(shape: str, chunk: int | None, **changes: Any) -> EngineConfig:
 
 @pytest.mark.parametrize(
     ("shape", "chunk", "most_rows", "count"),
-    [("31B", 256, 512, 72), ("E4B", 1024, 1024, 91), ("31B", 4096, 640, 81), ("E4B", 4096, 4096, 115)],
+    [("31B", 256, 512, 75), ("E4B", 1024, 1024, 94), ("31B", 4096, 640, 84), ("E4B", 4096, 4096, 118)],
 )
 def test_graphs_of_a_server(shape: str, chunk: int, most_rows: int, count: int) -> None:
     keys = graph_buckets(Blueprint.of(config(shape, chunk)))

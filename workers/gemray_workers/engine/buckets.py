@@ -43,6 +43,9 @@ def buckets(*, max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: Prom
             if size > 1 or not any(k)
         )
         keys += [(shape, features) for shape in beside for features in (GREEDY, PUBLISHED)]
+        if prompts.beside_any > FEW_ROWS:
+            few = [_with_few(max_num_seqs, k, prompts.step_rows) for k in drafts if max_num_seqs > 1 or not any(k)]
+            keys += [(shape, PUBLISHED) for shape in few]
         keys += [(shape, PUBLISHED) for shape in dict.fromkeys(_long(max_num_seqs, num_draft_tokens, prompts))]
         keys += [(without_choice(rows), PUBLISHED) for rows in (prompts.beside_any, *prompts.alone)]
     return sorted(keys, key=lambda key: -key[0].num_rows)
@@ -63,6 +66,13 @@ def _drafts(num_draft_tokens: Sequence[int]) -> list[tuple[int, ...]]:
     for drafter, most in enumerate(num_draft_tokens):
         drafts |= {(*(0,) * drafter, k) for k in (most // 2, most)}
     return sorted(drafts)
+
+
+def _with_few(max_num_seqs: int, num_drafts: Sequence[int], step_rows: int) -> CycleShape:
+    """The bucket of prompts' ends, and of what follows a text found in the cache: so few rows of a sequence, beside a
+    batch of any size, that attention needs one kernel less."""
+    found = bucket(max_num_seqs, num_drafts, FEW_ROWS, step_rows)
+    return replace(found, most_rows=max(FEW_ROWS, 1 + max(num_drafts, default=0)))
 
 
 def _long(max_num_seqs: int, num_draft_tokens: Sequence[int], prompts: PromptRoom) -> Iterator[CycleShape]:
@@ -94,18 +104,19 @@ def bucket(
         # No row more than needed: products of 513 rows take a tile of rows more than those of 512.
         beside = own - (1 + most) + prompt_rows
         rows = max(own, beside if step_rows is None else min(beside, step_rows))
-    # The limit up to which attention needs one kernel less, or more if the drafts need more.
-    most_own = max(1 + most, min(own, FEW_ROWS))
+    # Of prompts' rows whose output is used: the limit up to which attention needs one kernel less.
+    most_outputs = max(1 + most, min(own, FEW_ROWS)) if prompt_rows else 1 + most
     return CycleShape(
         num_sequences=num_sequences,
         num_drafting=num_sequences if most else 0,
         num_choosing=num_sequences,
         max_drafts=most,
         num_rows=rows,
-        most_rows=rows if prompt_rows else most_own,
+        # Batches that decode leave no room for prompts: attention of few rows of each sequence has programs of its own.
+        most_rows=rows if prompt_rows else 1 + most,
         num_block_rows=own if most else 0,
         num_outputs=own,
-        most_outputs=most_own,
+        most_outputs=most_outputs,
         drafters=tuple(DraftShape(num_sequences, k, num_sequences * (1 + k)) if k else DraftShape() for k in num_drafts)
         if any(num_drafts[1:])
         else (),
