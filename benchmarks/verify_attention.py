@@ -43,6 +43,11 @@ LAYER_BATCHES = ((2, 1), (2, 5), (2, 16), (4, 1), (4, 5), (4, 16), (8, 1), (8, 5
 SLIDING = {kind.name: kind for kind in layer_kernels.KINDS if kind.window is not None} | {
     "31B sliding of two": layer_kernels.Kind("31B sliding of two", 5376, 16, 8, 256, 1024, 10752)
 }
+BLOCKS = {
+    name: layer_kernels.Kind(name, hidden, heads, 8, 128, 2048, 2 * hidden)
+    for name, hidden, heads in (("31B DFlash", 5376, 64), ("26B-A4B DFlash", 2816, 32))
+}
+"""Layers of a drafter whose sequences have 16 rows each."""
 LAYERS = (
     ("int4", "31B sliding"),
     ("bf16", "31B sliding"),
@@ -95,6 +100,9 @@ def calls() -> Iterator[dict[str, Any]]:
     """Microseconds of a call by batch, and how far its result is from float64."""
     print("\n| layer | sequences x rows, keys | reading | parts | whole | error of whole |\n|" + " --- |" * 6)
     shapes = [(kind, *batch, 640) for kind in SLIDING.values() for batch in BATCHES]
+    shapes += [
+        (kind, seqs, 16, keys) for kind in BLOCKS.values() for seqs in (1, 2, 4, 8, 16, 32) for keys in (640, 2000)
+    ]
     sliding = SLIDING["31B sliding"]
     shapes += [(sliding, seqs, rows, keys) for seqs, rows in ((2, 5), (8, 5), (8, 16)) for keys in (128, 2000)]
     for kind, seqs, rows, keys in shapes:
@@ -136,7 +144,7 @@ def layers() -> Iterator[dict[str, Any]]:
 
 def compile_programs(name: str, form: str | None, rows: int) -> None:
     """Run calls or layers of so many rows once."""
-    kind = SLIDING[name]
+    kind = (SLIDING | BLOCKS)[name]
     for seqs in sorted({seqs for seqs, of in BATCHES if of == rows}):
         for least in LEAST_PROGRAMS.values():
             with mock.patch.object(whole_attention, "LEAST_PROGRAMS", least):
@@ -159,6 +167,7 @@ def main() -> None:
     if arguments.only:
         parts = {arguments.only: parts[arguments.only]}
     work = [(name, None, rows) for name in SLIDING for rows in (1, 5, 16)] if "calls" in parts else []
+    work += [(name, None, 16) for name in BLOCKS] if "calls" in parts else []
     packed: list[tuple[str, str | None, int]] = [(name, form, rows) for form, name in LAYERS for rows in (1, 5, 16)]
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         pool.starmap(compile_programs, [*work, *(packed if "layers" in parts else [])], chunksize=1)

@@ -74,11 +74,13 @@ def programs(
         ({"num_seqs": 8, "heads": 8, "kv_heads": 2, "window": 512}, PARTS),
         ({"num_seqs": 8, "heads": 8, "kv_heads": 2, "window": 512, "rows": 16}, WHOLE),  # two blocks of rows
         ({"window": None}, PARTS),
-        ({"causal": False}, PARTS),
+        ({"causal": False}, WHOLE),
         ({"pages_dtype": FP8}, PARTS),
         ({"dtype": torch.float32, "pages_dtype": torch.float32}, PARTS),
         ({"page_size": 32}, PARTS),
-        ({"head_dim": 128}, PARTS),
+        ({"head_dim": 128}, WHOLE),
+        ({"head_dim": 64}, PARTS),
+        ({"head_dim": 128, "window": None, "causal": False}, PARTS),  # a DFlash block's full layer
         ({"heads": 48}, PARTS),  # three query heads a KV head
         ({"on_hopper": False}, PARTS),
         ({"rows": 40}, [*PARTS, "attend_long_kernel"]),
@@ -101,8 +103,24 @@ def test_programs_beyond_the_multiprocessors_share_them(num_seqs: int, rows: int
     assert not kernel.lost_products
     # Of each product every step is under way at one time: keys by queries of both halves, then both halves of values.
     assert kernel.product_waits in (2, None)
-    products = re.findall(r"wgmma\.mma_async\S*\.m64n(\d+)k16", loop_of(kernel.ptx))
-    assert products == [str(pairs)] * (256 // 16 + 4 * 64 // 16)
+    assert products_of(kernel) == [str(pairs)] * (256 // 16 + 4 * 64 // 16)
+
+
+@pytest.mark.parametrize(("num_seqs", "heads", "rows", "pairs"), [(8, 64, 16, 32), (4, 32, 8, 32), (32, 64, 2, 64)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_programs_of_a_drafters_block(num_seqs: int, heads: int, rows: int, pairs: int, causal: bool) -> None:
+    """Heads of 128 have half the sums, so that one of many programs holds twice as many pairs."""
+    (kernel,) = programs(num_seqs, rows, heads=heads, kv_heads=8, head_dim=128, window=2048, causal=causal)
+    assert kernel.shared_bytes <= MAX_SHARED_BYTES
+    assert not kernel.stack_bytes or kernel.stack_bytes <= 64, "registers spill"
+    assert not kernel.lost_products
+    assert kernel.product_waits in (2, None)
+    assert products_of(kernel) == [str(pairs)] * (128 // 16 + 2 * 64 // 16)
+
+
+def products_of(kernel: Compiled) -> list[str]:
+    """Pairs of each product of a tile of keys."""
+    return re.findall(r"wgmma\.mma_async\S*\.m64n(\d+)k16", loop_of(kernel.ptx))
 
 
 def test_a_program_stores_and_lets_the_next_kernel_start_only_when_the_one_before_has_ended() -> None:

@@ -83,6 +83,6 @@ def attend_few_rows(
         )
         return True
     if serves_whole(q_TND, k_pages, v_pages, num_seqs, window=window, causal=causal, most_rows=most_rows):
-        attend_whole(q_TND, k_pages, v_pages, *tables, out_TND, window=window, scale=scale)
+        attend_whole(q_TND, k_pages, v_pages, *tables, out_TND, window=window, causal=causal, scale=scale)
         return True
     return False

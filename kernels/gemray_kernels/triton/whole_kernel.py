@@ -25,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from gemray_kernels.triton.early_start import wait_for_inputs, wait_having_let
 from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, swizzled, viewed
 
-HEAD_DIM = gl.constexpr(256)
 PAGE_SIZE = gl.constexpr(16)
 KEYS = gl.constexpr(64)
 """Keys of a tile: rows of a product of the tensor cores."""
@@ -43,7 +42,10 @@ class WholeShape:
 
     num_heads: int
     group: int
+    head_dim: int
+    """128 or 256: one unit, or two."""
     window: int
+    causal: bool
     pairs: int
     stages: int
 
@@ -80,7 +82,7 @@ def _fetch_units(desc, pages, kv_head, ring, place, SHAPE: gl.constexpr):
     UNIT_PIECES: gl.constexpr = UNIT // PIECE
     tiles, ready, free = ring
     stage, phase = place
-    for unit in gl.static_range(HEAD_DIM // UNIT):
+    for unit in gl.static_range(SHAPE.head_dim // UNIT):
         is_there = ready.index(stage)
         mbarrier.wait(free.index(stage), phase)
         mbarrier.expect(is_there, KEYS // PAGE_SIZE * UNIT_PIECES * desc.block_type.nbytes)
@@ -99,7 +101,9 @@ def _span(first_row, lengths, SHAPE: gl.constexpr):
     num_rows, kv_len = lengths
     first_position = kv_len - num_rows + first_row
     begin = gl.maximum(first_position - SHAPE.window + 1, 0)
-    end = gl.maximum(gl.minimum(first_position + SHAPE.rows, kv_len), 0)
+    end = kv_len
+    if SHAPE.causal:
+        end = gl.maximum(gl.minimum(first_position + SHAPE.rows, kv_len), 0)
     return gl.where(kv_len > 0, begin, 0), gl.where(kv_len > 0, end, 0)
 
 
@@ -136,8 +140,8 @@ def _fetch_tiles(
             if tile == waiting:
                 wait_having_let(EARLY)
                 mbarrier.wait(q_free, q_phase)
-                mbarrier.expect(q_ready, HEAD_DIM // PIECE * q_desc.block_type.nbytes)
-                for piece in gl.static_range(HEAD_DIM // PIECE):
+                mbarrier.expect(q_ready, SHAPE.head_dim // PIECE * q_desc.block_type.nbytes)
+                for piece in gl.static_range(SHAPE.head_dim // PIECE):
                     at = [start + block_row, kv_head * SHAPE.group, piece * PIECE]
                     fetch(q_desc, at, q_ready, q_tiles.index(piece))
             first = tile * KEYS
@@ -162,7 +166,7 @@ def _attend_blocks(  # noqa: PLR0915
 ):
     """Blocks of rows: a tile's scores, their weights by the largest so far, and what the weighted values add."""
     M: gl.constexpr = SHAPE.pairs
-    UNITS: gl.constexpr = HEAD_DIM // UNIT
+    UNITS: gl.constexpr = SHAPE.head_dim // UNIT
     STAGES: gl.constexpr = SHAPE.stages
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
     OF_PAIR: gl.constexpr = gl.SliceLayout(0, ACC)
@@ -187,28 +191,32 @@ def _attend_blocks(  # noqa: PLR0915
         largest_M = gl.full([M], float("-inf"), gl.float32, OF_PAIR)
         sum_LM = gl.zeros([KEYS, M], gl.float32, ACC)
         low_EM = gl.zeros([UNIT, M], gl.float32, ACC)
-        high_EM = gl.zeros([UNIT, M], gl.float32, ACC)
+        high_EM = low_EM
         for tile in range(begin // KEYS, gl.cdiv(end, KEYS)):
             mbarrier.wait(q_ready, q_phase)
             mbarrier.wait(ready.index(stage), phase)
-            second, second_phase = next_stage(stage, phase, SHAPE.stages)
+            first = stage
             q_EM = q_UME.index(0).permute((1, 0))
             score_LM = warpgroup_mma(kv_ULE.index(stage), q_EM, zero_LM, use_acc=False, is_async=True)
-            mbarrier.wait(ready.index(second), second_phase)
-            q_EM = q_UME.index(1).permute((1, 0))
-            score_LM = warpgroup_mma(kv_ULE.index(second), q_EM, score_LM, is_async=True)
+            if UNITS == 2:
+                stage, phase = next_stage(stage, phase, STAGES)
+                mbarrier.wait(ready.index(stage), phase)
+                q_EM = q_UME.index(1).permute((1, 0))
+                score_LM = warpgroup_mma(kv_ULE.index(stage), q_EM, score_LM, is_async=True)
             place_L = tile * KEYS + offset_L
             page_L = place_L // PAGE_SIZE * PAGE_SIZE
             key_L = place_L + _skipped(page_L, span)
             inside_L = (key_L >= page_L) & (key_L < page_L + PAGE_SIZE) & (page_L < end)
-            visible_LM = inside_L[:, None] & (key_L[:, None] <= position_M[None, :])
-            visible_LM = visible_LM & (key_L[:, None] > position_M[None, :] - SHAPE.window)
+            visible_LM = inside_L[:, None] & (key_L[:, None] > position_M[None, :] - SHAPE.window)
+            if SHAPE.causal:
+                visible_LM = visible_LM & (key_L[:, None] <= position_M[None, :])
             score_LM = warpgroup_mma_wait(0, deps=(score_LM,))
             # What every warp has done with may be overwritten.
             barrier()
-            mbarrier.arrive(free.index(stage))
-            mbarrier.arrive(free.index(second))
-            stage, phase = next_stage(second, second_phase, SHAPE.stages)
+            mbarrier.arrive(free.index(first))
+            if UNITS == 2:
+                mbarrier.arrive(free.index(stage))
+            stage, phase = next_stage(stage, phase, STAGES)
             score_LM = gl.where(visible_LM, score_LM * scale_log2, float("-inf"))
             new_largest_M = gl.maximum(largest_M, gl.max(score_LM, axis=0))
             shift_M = gl.where(new_largest_M == float("-inf"), 0.0, new_largest_M)  # nothing seen yet
@@ -221,34 +229,38 @@ def _attend_blocks(  # noqa: PLR0915
             # Each thread sums its own keys, all threads' are added behind the last tile.
             sum_LM = sum_LM * rescale_M[None, :] + weight_LM
             low_EM *= rescale_M[None, :]
-            high_EM *= rescale_M[None, :]
             mbarrier.wait(ready.index(stage), phase)
-            second, second_phase = next_stage(stage, phase, SHAPE.stages)
+            first = stage
             low_EM = warpgroup_mma(kv_ULE.index(stage).permute((1, 0)), weights_LM, low_EM, is_async=True)
-            mbarrier.wait(ready.index(second), second_phase)
-            high_EM = warpgroup_mma(kv_ULE.index(second).permute((1, 0)), weights_LM, high_EM, is_async=True)
-            low_EM, high_EM = warpgroup_mma_wait(0, deps=(low_EM, high_EM))
+            if UNITS == 2:
+                high_EM *= rescale_M[None, :]
+                stage, phase = next_stage(stage, phase, STAGES)
+                mbarrier.wait(ready.index(stage), phase)
+                high_EM = warpgroup_mma(kv_ULE.index(stage).permute((1, 0)), weights_LM, high_EM, is_async=True)
+                low_EM, high_EM = warpgroup_mma_wait(0, deps=(low_EM, high_EM))
+            else:
+                low_EM = warpgroup_mma_wait(0, deps=(low_EM,))
             barrier()
-            mbarrier.arrive(free.index(stage))
-            mbarrier.arrive(free.index(second))
-            stage, phase = next_stage(second, second_phase, SHAPE.stages)
+            mbarrier.arrive(free.index(first))
+            if UNITS == 2:
+                mbarrier.arrive(free.index(stage))
+            stage, phase = next_stage(stage, phase, STAGES)
 
         total_M = gl.sum(sum_LM, axis=0)
         over_M = 1.0 / gl.where(total_M == 0.0, 1.0, total_M)  # rows that see no key give zeros
         # By way of shared memory, where queries were, dims come to lie side by side.
         q_UME.index(0).permute((1, 0)).store((low_EM * over_M[None, :]).to(gl.bfloat16))
-        q_UME.index(1).permute((1, 0)).store((high_EM * over_M[None, :]).to(gl.bfloat16))
+        if UNITS == 2:
+            q_UME.index(1).permute((1, 0)).store((high_EM * over_M[None, :]).to(gl.bfloat16))
         barrier()
-        low_ME = q_UME.index(0).load(OUT)
-        high_ME = q_UME.index(1).load(OUT)
         pair_M = gl.arange(0, M, gl.SliceLayout(1, OUT))
         e_E = gl.arange(0, UNIT, gl.SliceLayout(0, OUT))
         to_M = block_row + pair_M // SHAPE.group
         head_M = kv_head * SHAPE.group + pair_M % SHAPE.group
-        at_M = out_TND + ((start + to_M).to(gl.int64) * SHAPE.num_heads + head_M) * HEAD_DIM
+        at_M = out_TND + ((start + to_M).to(gl.int64) * SHAPE.num_heads + head_M) * SHAPE.head_dim
         is_stored_ME = (to_M < num_rows)[:, None] & (e_E < UNIT)[None, :]
-        gl.store(at_M[:, None] + e_E[None, :], low_ME, mask=is_stored_ME)
-        gl.store(at_M[:, None] + UNIT + e_E[None, :], high_ME, mask=is_stored_ME)
+        for unit in gl.static_range(UNITS):
+            gl.store(at_M[:, None] + unit * UNIT + e_E[None, :], q_UME.index(unit).load(OUT), mask=is_stored_ME)
         fence_async_shared()
         barrier()
         mbarrier.arrive(q_free)
@@ -276,7 +288,9 @@ def attend_whole_kernel(
     """Attend with blocks of rows and a KV head, having asked for earlier keys before the wait."""
     STAGES: gl.constexpr = SHAPE.stages
     PIECES: gl.constexpr = STAGES * (UNIT // PIECE) * (KEYS // PAGE_SIZE)
-    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [HEAD_DIM // PIECE, SHAPE.rows, SHAPE.group, PIECE], q_desc.layout)
+    q_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [SHAPE.head_dim // PIECE, SHAPE.rows, SHAPE.group, PIECE], q_desc.layout
+    )
     kv_tiles = gl.allocate_shared_memory(gl.bfloat16, [PIECES, 1, PAGE_SIZE, 1, PIECE], k_desc.layout)
     WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * SHAPE.pairs, element_bitwidth=16, rank=2)
     weights_LM = gl.allocate_shared_memory(gl.bfloat16, [KEYS, SHAPE.pairs], WEIGHTS)

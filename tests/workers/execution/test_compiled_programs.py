@@ -83,7 +83,7 @@ def test_programs_of_shapes_and_layouts_are_told_of() -> None:
     from gemray_kernels.triton.whole_kernel import WholeShape
 
     compiled_programs()
-    constants = {(0,): WholeShape(8, 2, 64, 16, 6), (1,): BlockedLayout([1], [32], [4], [0]), (2,): 7}
+    constants = {(0,): WholeShape(8, 2, 256, 64, True, 16, 6), (1,): BlockedLayout([1], [32], [4], [0]), (2,): 7}
     target = (SimpleNamespace(),) if "target" in signature(jit.serialize_specialization_data).parameters else ()
     told = jit.serialize_specialization_data("kernel", {}, constants, {}, SimpleNamespace(num_warps=4), "key", *target)
     shape, layout, number = json.loads(told)["constant_vals"]
