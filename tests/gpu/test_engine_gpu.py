@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,14 @@ def test_a_drafter_on_the_second_card_changes_no_id(run_on_gang: RunOnGang, dtyp
     wanted = submits(259, 24)
     plain = run_on_gpus(SoloCommunicator(), tiny_config("31B", dtype), wanted)
     changes = with_drafter("31B", "dflash", drafter_placement="dedicated", num_draft_tokens=5)
-    run = run_on_gang(2, run_on_gpus, tiny_config("31B", dtype, **changes), wanted)[0]
-    beside = run_on_gpus(
-        SoloCommunicator(), tiny_config("31B", dtype, **{**changes, "drafter_placement": "colocated"}), wanted
-    )
+    config = tiny_config("31B", dtype, **changes)
+    run = run_on_gang(2, run_on_gpus, config, wanted)[0]
+    eager = run_on_gang(2, run_on_gpus, replace(config, enforce_eager=True), wanted)[0]
+    beside = run_on_gpus(SoloCommunicator(), replace(config, drafter_placement="colocated"), wanted)
     assert plain is not None
     assert beside is not None
-    assert run.ids == plain.ids
-    assert run.speculation == beside.speculation
+    assert run.ids == eager.ids == plain.ids
+    assert run.speculation == eager.speculation == beside.speculation
 
 
 @pytest.mark.parametrize("method", ["none", "mtp", "dflash"])

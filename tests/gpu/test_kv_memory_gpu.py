@@ -99,6 +99,17 @@ def test_two_ranks_take_the_same(run_on_gang: RunOnGang, tmp_path: Path, shape: 
     assert ranks[0].memory.kv == ranks[1].memory.kv
 
 
+@pytest.mark.cards(2, whole=True)
+def test_a_drafter_on_its_own_card_fills_that_one(run_on_gang: RunOnGang) -> None:
+    """Both rehearse, and capture, their halves of the same cycles before they say how much is left."""
+    needs_gpus(2)
+    dflash = str(embedded_path("gemray-tiny-dflash"))
+    config = family_config(drafter_path=dflash, second_drafter_path=None, drafter_placement="dedicated", max_num_seqs=8)
+    for filled in run_on_gang(2, fill, config, SECONDS, timeout_s=600.0):
+        check(filled, config)
+        assert filled.memory.graphs > 0
+
+
 def test_the_second_server_takes_what_another_process_left() -> None:
     """Half of the card is held by another process: 0.9 of it cannot be had. A small server starts soonest."""
     needs_gpus(1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from gemray_workers.engine.buckets import BucketFinder, buckets
-from gemray_workers.engine.cycle import Cycle, CycleOutput
+from gemray_workers.engine.graphs import Capturable
 from gemray_workers.engine.prompt_room import PromptRoom
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.sampling.row_masks import MakeMasks
@@ -16,12 +17,15 @@ PROMPTS = PromptRoom(beside_any=40, alone=(48, 56), beside_all=(60,), step_rows=
 """Room as a server would have it, at a small scale."""
 
 
-class PaddedCycle:
+OutputT = TypeVar("OutputT")
+
+
+class PaddedCycle(Generic[OutputT]):
     """Pads each plan as `GraphedCycle` would."""
 
     def __init__(
         self,
-        cycle: Cycle,
+        cycle: Capturable[OutputT],
         *,
         max_num_seqs: int,
         num_draft_tokens: Sequence[int],
@@ -44,5 +48,5 @@ class PaddedCycle:
     def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
         self._cycle.draft(plan, table_S6)
 
-    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> OutputT:
         return self._cycle.decide(plan, table_S6, masks)

@@ -27,6 +27,7 @@ from support.checkpoints.tiny import Shape, tiny_checkpoint
 from support.checkpoints.tiny_drafters import tiny_assistant, tiny_dflash
 from support.engine.engine_runner import Run, collect, engine_config, run_engine
 from support.engine.held_out_requests import held_out_requests
+from support.engine.padded_cycle import PaddedCycle
 from support.engine.scarce_memory import least_memory
 from support.engine.scripted_drafters import Round, ScriptedDrafter, Texts, plain_texts
 from support.engine.watched_requests import every_acceptance
@@ -164,6 +165,23 @@ def serve_dedicated(gang: TorchCommunicator, jobs: list[Job]) -> list[Any]:
     return answers
 
 
+def serve_padded(gang: TorchCommunicator, job: Job) -> Any:
+    """As `serve_dedicated`, one job, in the shapes of graphs; every rank says how many cycles were padded."""
+    config = job.config
+    padded = functools.partial(PaddedCycle, max_num_seqs=config.max_num_seqs, num_draft_tokens=[5])
+    if gang.rank == config.tensor_parallel_size:
+        own = DrafterRank(config, gang, CPU)
+        half = padded(own._cycle(own._drafter, own._slots))
+        own._engine(half, own._drafter, own._slots).run()
+        return None, half.num_padded, half.num_eager
+    rank = EngineRank(config, gang.subgroup(config.tensor_parallel_size, "target"), CPU, gang=gang)
+    parts = rank._parts(rank._drafter)
+    cycle = padded(parts.cycle())
+    inbox = LocalInbox(job.submits) if gang.rank == 0 else None
+    rank._engine(parts, inbox, cycle).run()
+    return None if inbox is None else Outcome.of(collect(inbox, job.submits)), cycle.num_padded, cycle.num_eager
+
+
 @functools.cache
 def colocated(kind: Kind) -> tuple[Outcome, list[Round]]:
     return serve_colocated(job_of(kind, 1, "colocated", lag=0))
@@ -196,6 +214,17 @@ def test_ids_acceptance_and_drafts_equal_those_of_a_colocated_drafter(run_on_gan
         found = by_request(rounds, job, outcome.ids)
         assert found == by_request(expected_rounds, job, outcome.ids)
         check_acceptance(outcome, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+def test_both_ends_pad_a_cycle_to_the_same_graph(run_on_gang: RunOnGang, tp: int) -> None:
+    """What they exchange has the bucket's shapes, so each must find the same; prompts beyond the buckets have none."""
+    lead, *others = run_on_gang(tp + 1, serve_padded, tiny_job("31B", tp, "dedicated"))
+    outcome, num_padded, num_eager = lead
+    assert others == [(None, num_padded, num_eager)] * tp
+    assert outcome.ids == plain_ids("31B")
+    assert min(num_padded, num_eager, outcome.total("accepted")) > 0
 
 
 @pytest.mark.slow

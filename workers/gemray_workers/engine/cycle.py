@@ -53,7 +53,7 @@ class CycleRunner(Protocol):
     """What enqueues a plan's cycle: kernel by kernel, or as graphs.
 
     It stands around the whole cycle and not around the model, because a graph holds drafting as well: the target and
-    the drafters beside it run behind these verbs. A drafter on a rank of its own runs kernel by kernel.
+    the drafters beside it run behind these verbs. So does a drafter on a rank of its own (`DrafterCycle`).
     """
 
     def fit(self, plan: CyclePlan) -> CyclePlan:

@@ -4,6 +4,9 @@ A bucket has room for a number of sequences, drafts and prompt rows; a plan runs
 it leaves empty belongs to the null slot, which no cycle changes. A plan that no bucket holds (a long prompt chunk) runs
 eagerly, over the same memory. Replays read one small table, so the host's part of a cycle is a copy and two launches.
 
+A drafter on a rank of its own captures its half of the same buckets in the same order, and replays the bucket that the
+target replays: what crosses between them has the bucket's shapes, and is sent and received inside the graphs.
+
 All graphs live in the memory of the largest, outputs among it: what a cycle gives is read, or on its way to the host,
 before the next cycle is enqueued (`Engine.step`). Logits that each graph kept for itself would be a MiB a row at a
 vocabulary of 262,144, gigabytes with drafts.
@@ -16,28 +19,48 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from gemray_workers.engine.buckets import BucketFinder, Key
-from gemray_workers.engine.cycle import Cycle, CycleOutput
+from gemray_workers.engine.cycle import CycleOutput
 from gemray_workers.engine.unowned import unowned
 from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.row_masks import MakeMasks
 
+OutputT = TypeVar("OutputT")
+CapturedT_co = TypeVar("CapturedT_co", covariant=True)
+
+
+class Capturable(Protocol[CapturedT_co]):
+    """What a rank does in a cycle, kernel by kernel: `Cycle`, or `DrafterCycle` on a drafter's own rank."""
+
+    def fit(self, plan: CyclePlan) -> CyclePlan:
+        """As `CycleRunner.fit`."""
+        ...
+
+    def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
+        """As `CycleRunner.draft`."""
+        ...
+
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CapturedT_co:
+        """As `CycleRunner.decide`."""
+        ...
+
 
 @dataclass(frozen=True)
-class _Captured:
+class _Captured(Generic[OutputT]):
     """One bucket's graphs and the memory they read and write."""
 
     plan: CyclePlan
     table_S6: Tensor
     draft: torch.cuda.CUDAGraph | None
     decide: torch.cuda.CUDAGraph
-    output: CycleOutput
+    output: OutputT
 
 
 @dataclass
@@ -50,14 +73,22 @@ class Captures:
     """Without compiling the programs that were missing."""
 
 
-class GraphedCycle:
-    """`Cycle` whose buckets are replayed."""
+class GraphedCycle(Generic[OutputT]):
+    """A cycle whose buckets are replayed."""
 
     def __init__(
-        self, cycle: Cycle, keys: Sequence[Key], *, null_slot: int, device: torch.device, captures: Captures
+        self,
+        cycle: Capturable[OutputT],
+        keys: Sequence[Key],
+        *,
+        null_slot: int,
+        device: torch.device,
+        captures: Captures,
+        give_up: Callable[[OutputT], OutputT],
     ) -> None:
         """For the buckets and features of `keys`; each is captured by `capture`, or when a plan first fits it.
-        `captures` is told what that costs.
+        `captures` is told what that costs. `give_up` makes of an output one whose large tensors the next capture may
+        write over.
         """
         self._cycle = cycle
         self._keys = tuple(keys)
@@ -65,10 +96,11 @@ class GraphedCycle:
         self._null_slot = null_slot
         self._device = device
         self._captures = captures
+        self._give_up = give_up
         self._pool = torch.cuda.graph_pool_handle()
         # One for all captures: libraries keep work space for each stream that they have seen.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._captured: dict[Key, _Captured] = {}
+        self._captured: dict[Key, _Captured[OutputT]] = {}
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -128,7 +160,7 @@ class GraphedCycle:
         if captured.draft is not None:
             captured.draft.replay()
 
-    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> OutputT:
         """As `Cycle.decide`, after `draft`; the output is written again by the next cycle of any bucket. Cycles with
         `masks` have no bucket: see `Features.grammar`."""
         captured = self._captured.get((plan.shape, plan.features))
@@ -137,7 +169,7 @@ class GraphedCycle:
         captured.decide.replay()
         return captured.output
 
-    def _capture(self, shape: CycleShape, features: Features) -> _Captured:
+    def _capture(self, shape: CycleShape, features: Features) -> _Captured[OutputT]:
         programs = compiled_programs()
         started, compiling = time.perf_counter(), programs.seconds
         captured = self._capture_one(shape, features)
@@ -145,7 +177,7 @@ class GraphedCycle:
         self._captures.seconds += time.perf_counter() - started - (programs.seconds - compiling)
         return captured
 
-    def _capture_one(self, shape: CycleShape, features: Features) -> _Captured:
+    def _capture_one(self, shape: CycleShape, features: Features) -> _Captured[OutputT]:
         plan = CyclePlan([], shape, features)
         table_S6 = plan.table(self._null_slot).to(self._device)
         # Once eagerly: kernels compile, and libraries take what memory they keep.
@@ -163,7 +195,7 @@ class GraphedCycle:
         decide = torch.cuda.CUDAGraph()
         with torch.cuda.graph(decide, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = self._cycle.decide(plan, table_S6)
-        return _Captured(plan, table_S6, draft, decide, given_up(output))
+        return _Captured(plan, table_S6, draft, decide, self._give_up(output))
 
 
 def given_up(output: CycleOutput) -> CycleOutput:

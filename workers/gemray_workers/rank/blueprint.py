@@ -119,8 +119,6 @@ class Blueprint:
             return "graphs need CUDA"
         if config.enforce_eager:
             return "enforce_eager asks for it"
-        if config.drafter_placement == "dedicated":
-            return "drafts and features cross to the drafter's worker inside a cycle"
         if any(choice.chosen != "triton" for choice in self.choices):
             return "the attention backend torch reads lengths back in every layer"
         return None

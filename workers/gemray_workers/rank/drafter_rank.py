@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
@@ -16,8 +17,11 @@ from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import build_slots
-from gemray_workers.engine.drafter_engine import DrafterEngine
+from gemray_workers.engine.drafter_engine import DrafterCycle, DrafterEngine
+from gemray_workers.engine.graphs import Capturable, Captures, GraphedCycle
 from gemray_workers.engine.planner import FollowPlanner
+from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.execution.slots import SlotTable
 from gemray_workers.kv.pool import KVPools
 from gemray_workers.messages import ModelInfo, RankInfo
 from gemray_workers.model.kv_groups import kv_donors
@@ -27,11 +31,14 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
+from gemray_workers.rank.capture_all import capture_all
 from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.compile_ahead import Rehearsal
+from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.memory import memory_info
-from gemray_workers.rank.rehearsal import PresentBytes, find_room, told_as_capacity
+from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, find_room, told_as_capacity
+from gemray_workers.sampling.verify import Accept, verify
 
 
 class DrafterRank:
@@ -51,6 +58,7 @@ class DrafterRank:
         """
         self._card = card_memory(device) if card is None else card
         self._work_bytes = 0
+        self._graph_bytes = 0
         self._config = config
         self._gang = gang
         self._device = device
@@ -74,6 +82,9 @@ class DrafterRank:
                 progress=progress,
             )
         )
+        self._slots = self._build_slots()
+        self._runners: dict[tuple[Drafter, Accept], Capturable[None]] = {}
+        self.captures = Captures()
 
     def rehearsal(self) -> Rehearsal:
         """What this rank's cycles are rehearsed on."""
@@ -81,7 +92,7 @@ class DrafterRank:
             self._gang.rank,
             self._blueprint,
             self._device,
-            lambda: self.engine().run_cycle,
+            self._stage,
             one_layer_a_kind=nullcontext,
             silenced=partial(silenced, self._gang),
         )
@@ -96,40 +107,106 @@ class DrafterRank:
             remedy="lower max_num_seqs, max_step_tokens or prefill_chunk",
             utilization=self._config.gpu_memory_utilization,
             ranks_here=ranks_here,
-            run=lambda: self.engine().run(),
-            graphs=lambda: None,
+            run=lambda: self.engine(kernel_by_kernel=True).run(),
+            graphs=self._graphs_to_capture,
         )
         self._work_bytes = room.work
         return room
 
     def size_pools(self, blueprint: Blueprint) -> None:
         """As `EngineRank.size_pools`."""
+        self._runners.clear()
         self._pools.release()
         self._blueprint = blueprint
+        self._slots = self._build_slots()
         if self._card is not None:
             self._card.give_back()
         with told_as_capacity(self._place, "for KV pages, for which it was free a moment ago: another process took it"):
             self._pools.allocate(blueprint.pools.num_pages)
 
-    def engine(self, *, drafter: Drafter | None = None) -> DrafterEngine:
-        """An engine with no requests, following rank 0; `drafter` stands in for this rank's own (tests)."""
-        plan = self._blueprint.drafter
+    def engine(
+        self, *, drafter: Drafter | None = None, accept: Accept = verify, kernel_by_kernel: bool = False
+    ) -> DrafterEngine:
+        """An engine with no requests, following rank 0.
+
+        Args:
+            drafter: stands in for this rank's own (tests).
+            accept: the target's, which captures graphs of its own for each.
+            kernel_by_kernel: as the target's ranks run the same steps, with no graphs.
+        """
+        drafter = drafter or self._drafter
+        cycle = self._cycle(drafter, self._slots) if kernel_by_kernel else self._runner(drafter, accept)
+        return self._engine(cycle, drafter, self._slots)
+
+    def _engine(self, cycle: Capturable[None], drafter: Drafter, slots: SlotTable) -> DrafterEngine:
         return DrafterEngine(
-            drafter=drafter or self._drafter,
-            slots=build_slots(
-                self._blueprint.widest, plan.kv_specs, self._shard, self._config.torch_dtype, self._device
-            ),
+            cycle=cycle,
+            drafter=drafter,
+            slots=slots,
             planner=FollowPlanner(self._gang),
-            link=self._gang,
-            num_target_ranks=self._config.tensor_parallel_size,
-            feature_shape=(len(plan.traits.captured_layers), self._blueprint.model.hidden_size),
-            dtype=self._config.torch_dtype,
             poisoned=[self._pools] if self._config.poison_freed_pages else [],
         )
 
-    def warm_up(self) -> None:
+    def _cycle(self, drafter: Drafter, slots: SlotTable) -> DrafterCycle:
+        return DrafterCycle(
+            drafter=drafter,
+            slots=slots,
+            link=self._gang,
+            num_target_ranks=self._config.tensor_parallel_size,
+            feature_shape=(len(self._blueprint.drafter.traits.captured_layers), self._blueprint.model.hidden_size),
+            dtype=self._config.torch_dtype,
+        )
+
+    def _stage(self) -> Callable[[CyclePlan], None]:
+        slots = self._build_slots()
+        return self._engine(self._cycle(self._drafter, slots), self._drafter, slots).run_cycle
+
+    def _runner(self, drafter: Drafter, accept: Accept) -> Capturable[None]:
+        """What runs this drafter's cycles; graphs are captured at the first call, as the target's ranks capture theirs:
+        what crosses between them is exchanged meanwhile."""
+        found = self._runners.get((drafter, accept))
+        if found is None:
+            found = self._runners[drafter, accept] = self._build_runner(drafter)
+        return found
+
+    def _build_runner(self, drafter: Drafter) -> Capturable[None]:
+        cycle = self._cycle(drafter, self._slots)
+        if self._blueprint.why_eager() is not None:
+            return cycle
+        graphed = self._graphed(cycle)
+        if self._config.capture == "start":
+            assert self._card is not None
+            self._graph_bytes += capture_all(graphed, self._card, rank=self._gang.rank, place=self._place)
+        return graphed
+
+    def _graphed(self, cycle: DrafterCycle) -> GraphedCycle[None]:
+        return GraphedCycle(
+            cycle,
+            graph_buckets(self._blueprint),
+            null_slot=self._slots.null_slot,
+            device=self._device,
+            captures=self.captures,
+            give_up=lambda nothing: nothing,
+        )
+
+    def _graphs_to_capture(self) -> GraphsToCapture | None:
+        if self._blueprint.why_eager() is not None:
+            return None
+        graphed = self._graphed(self._cycle(self._drafter, self._slots))
+        return GraphsToCapture(graphed, graphed.num_buckets if self._config.capture == "start" else 0)
+
+    def _build_slots(self) -> SlotTable:
+        return build_slots(
+            self._blueprint.widest,
+            self._blueprint.drafter.kv_specs,
+            self._shard,
+            self._config.torch_dtype,
+            self._device,
+        )
+
+    def warm_up(self, accept: Accept = verify) -> None:
         """Follow the target's warm-up."""
-        self.engine().run()
+        self.engine(accept=accept).run()
 
     def model_info(self) -> ModelInfo:
         """The served model, as clients see it."""
@@ -151,7 +228,7 @@ class DrafterRank:
                 weights=self._table_bytes,
                 drafter=self._drafter.weight_bytes,
                 kv=self._pools.num_bytes,
-                graphs=0,
+                graphs=self._graph_bytes,
                 work=self._work_bytes,
                 kv_budget=0 if self._blueprint.kv is None else self._blueprint.kv.drafter,
             ),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,14 +12,13 @@ import torch
 from gemray_kernels.numerics import Numerics
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.checkpoint.loader import ProgressFn
-from gemray_workers.checkpoint.progress import progress_bar
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
-from gemray_workers.engine.cycle import Cycle, CycleRunner
+from gemray_workers.engine.cycle import Cycle, CycleOutput, CycleRunner
 from gemray_workers.engine.engine import Engine
-from gemray_workers.engine.graphs import Captures, GraphedCycle
+from gemray_workers.engine.graphs import Captures, GraphedCycle, given_up
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
@@ -34,6 +31,7 @@ from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.attention_memory import attention_scratch
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
+from gemray_workers.rank.capture_all import capture_all
 from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.compile_ahead import Rehearsal, target_stage
 from gemray_workers.rank.exact_numerics import require_exact_device
@@ -53,8 +51,6 @@ from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, find_ro
 from gemray_workers.rank.target_parts import drafter_pools, load_target, target_pools
 from gemray_workers.rank.warm_up import OneByOne, requests_of
 from gemray_workers.sampling.verify import Accept, verify
-
-logger = logging.getLogger(__name__)
 
 
 class EngineRank:
@@ -284,24 +280,19 @@ class EngineRank:
             self._capture(graphed)
         return graphed
 
-    def _graphed(self, cycle: Cycle) -> GraphedCycle:
-        keys = graph_buckets(self._blueprint)
-        return GraphedCycle(cycle, keys, null_slot=self._slots.null_slot, device=self._device, captures=self.captures)
+    def _graphed(self, cycle: Cycle) -> GraphedCycle[CycleOutput]:
+        return GraphedCycle(
+            cycle,
+            graph_buckets(self._blueprint),
+            null_slot=self._slots.null_slot,
+            device=self._device,
+            captures=self.captures,
+            give_up=given_up,
+        )
 
-    def _capture(self, graphed: GraphedCycle) -> None:
+    def _capture(self, graphed: GraphedCycle[CycleOutput]) -> None:
         assert self._card is not None
-        self._card.give_back()
-        started, before = time.perf_counter(), self._card.free()
-        with (
-            progress_bar("capturing graphs", rank=self._comm.rank, unit="graphs") as progress,
-            told_as_capacity(self._place, "while it captured graphs: lower gpu_memory_utilization or kv_memory"),
-        ):
-            graphed.capture(progress)
-        seconds = time.perf_counter() - started
-        self._card.give_back()
-        num_bytes = before - self._card.free()
-        self._graph_bytes += max(0, num_bytes)
-        logger.info("captured %d shapes of cycles in %.1f s, %s", graphed.num_buckets, seconds, gib(num_bytes))
+        self._graph_bytes += capture_all(graphed, self._card, rank=self._comm.rank, place=self._place)
 
     def warm_up(self, accept: Accept = verify) -> None:
         """Generate a few tokens through every part of a step and, where kernels are compiled, each kind of choice.

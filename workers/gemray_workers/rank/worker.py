@@ -123,7 +123,8 @@ class RankWorker:
     @property
     def captures(self) -> Captures:
         """What capturing graphs has cost so far; nothing where there are none."""
-        return Captures() if self._engine_rank is None else self._engine_rank.captures
+        rank = self._engine_rank or self._drafter_rank
+        return Captures() if rank is None else rank.captures
 
     def run(self, address: ChannelAddress | None) -> None:
         """Step until the coordinator says stop; rank 0 is given the channel's address."""
@@ -150,7 +151,7 @@ class RankWorker:
             on_experts: as in `EngineRank.engine`.
         """
         if self._drafter_rank is not None:
-            self._drafter_rank.engine().run()
+            self._drafter_rank.engine(accept=accept, kernel_by_kernel=on_experts is not None).run()
         elif self._engine_rank is None:
             raise RuntimeError("run() before load()")
         else:
@@ -186,7 +187,7 @@ class RankWorker:
 
     def _warm_up(self, accept: Accept) -> tuple[ModelInfo, RankInfo]:
         if self._drafter_rank is not None:
-            self._drafter_rank.warm_up()
+            self._drafter_rank.warm_up(accept)
             return self._drafter_rank.model_info(), self._drafter_rank.rank_info()
         assert self._engine_rank is not None
         self._engine_rank.warm_up(accept)
