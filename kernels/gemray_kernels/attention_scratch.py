@@ -25,7 +25,7 @@ MIN_CHUNK = 32
 MAX_CHUNKS = 32
 PROGRAMS_PER_ROW_BLOCK = 264
 """Enough programs for one block of rows, all KV heads together; more only add partial results."""
-FEW_PAIRS = 512
+FEW_CALL_PAIRS = 512
 """(row, query head) pairs of a call whose programs are few, at most."""
 PROMPT_PAIRS = 128
 """(row, query head) pairs of a block of a prompt, or a power of two with room for the query heads of a KV head."""
@@ -106,7 +106,7 @@ def scratch_bytes(shape: AttentionShape, num_rows: int, num_seqs: int, itemsize:
     split = Split.of(shape, num_rows, num_seqs)
     partial = split.slots * shape.num_heads * split.grid_chunks * (shape.head_dim + 2) * 4
     if shape.window is not None:
-        few = min(num_rows * shape.num_heads, FEW_PAIRS) * FewSplit.of(shape.table_keys, shape.window).chunks
+        few = min(num_rows * shape.num_heads, FEW_CALL_PAIRS) * FewSplit.of(shape.table_keys, shape.window).chunks
         partial = max(partial, few * (shape.head_dim + 2) * 4)
     prompts = 0
     if shape.window is None and num_rows > FEW_ROWS:
