@@ -12,6 +12,9 @@ Not every kernel gains by it: layers of packed weights are slower with products 
 (`benchmarks/results/2026-11-30-h200-starts`), and all layers with products of many programs that ask for weights before
 they wait (`2026-11-29-h200-late-products`); some gain by a ring that is filled before (`packed_ahead`,
 `2026-11-30-h200-packed-clocks`). One that starts late lets the next one start at once: what it needs has been written.
+
+A kernel is told which it does: `EARLY`, it starts early and waits, or `LATE`, it does not where others do. It is
+neither on devices without early starts.
 """
 
 from __future__ import annotations
@@ -48,9 +51,9 @@ def wait_for_inputs(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def let_next_start(LETS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """In a kernel that has not started early, or has yet to wait: from here on the next one may start."""
-    if LETS:
+def let_next_start(AT_ONCE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """In a kernel that is LATE, or is EARLY and has yet to wait: from here on the next one may start."""
+    if AT_ONCE:
         tl.extra.cuda.gdc_launch_dependents()
 
 

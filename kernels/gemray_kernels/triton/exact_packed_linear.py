@@ -99,8 +99,8 @@ def _products(
     unit = weight.unit
     units = weight.units_of_leaf
     step = tile.units if units % tile.units == 0 and units > tile.units else 1
-    lets = starts_early(x_TI)
-    early = tile.early and lets
+    starts = starts_early(x_TI)
+    early = tile.early and starts
     align = 8 if weight.leaf % 8 == 0 else 1
     rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
     _exact_packed_kernel[(triton.cdiv(num_out, tile.outputs), len(out_STO))](
@@ -138,7 +138,7 @@ def _products(
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first or rows > 32,
         EARLY=early,
-        LETS=lets and not early,
+        LATE=starts and not early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         launch_pdl=early,
@@ -182,7 +182,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     EARLY: tl.constexpr,
-    LETS: tl.constexpr,
+    LATE: tl.constexpr,
 ):
     leaf = leaf_units * ALIGN
     first_leaf = tl.program_id(1) * LEAVES
@@ -221,7 +221,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
         in_out = in_out_O[None, :]
         is_row = is_row_T[:, None]
     wait_for_inputs(EARLY)
-    let_next_start(LETS)
+    let_next_start(LATE)
     result, up = packed_subtree(
         x_at, words_at, scale_at, factor_at, parts_at, is_row, in_out, c_x, leaf, units, place, groups, words_stride,
         scale_stride, parts_stride, num_twins, num_out, GROUP, STEP, IN_ONE_STEP, LEAVES, CODE, SCALING, PARTS, WORDS,

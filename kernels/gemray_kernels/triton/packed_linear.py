@@ -86,8 +86,8 @@ def _launch(
         )
     unit, scale_BO = weight.unit, weight.scales_from(first)
     rows = max(LEAST_RIGHT if tile.weight_first else LEAST_LEFT, triton.next_power_of_2(num_rows))
-    lets = starts_early(x_TI)
-    early = tile.early and lets
+    starts = starts_early(x_TI)
+    early = tile.early and starts
     units = weight.words_BOC.shape[0]
     units_a_step = tile.units if units % tile.units == 0 else 1
     _packed_linear_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
@@ -116,7 +116,7 @@ def _launch(
         EVEN_O=num_out % tile.outputs == 0,
         WEIGHT_FIRST=tile.weight_first or rows > 32,
         EARLY=early,
-        LETS=lets and not early,
+        LATE=starts and not early,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         launch_pdl=early,
@@ -249,7 +249,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     EVEN_O: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     EARLY: tl.constexpr,
-    LETS: tl.constexpr,
+    LATE: tl.constexpr,
 ):
     split = tl.program_id(1)
     first_unit = split * steps // tl.num_programs(1) * UNITS
@@ -257,7 +257,7 @@ def _packed_linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     in_out_O = o_O < num_out
     wait_for_inputs(EARLY)
-    let_next_start(LETS)
+    let_next_start(LATE)
 
     t_T = tl.arange(0, BLOCK_T)
     c_C = tl.arange(0, WORDS)

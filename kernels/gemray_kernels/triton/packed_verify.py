@@ -188,7 +188,7 @@ def _launch(
         units - 1,
         weight.scale_BO.stride(0),
         SHAPE=shape,
-        LETS=starts_early(x_TI),
+        LATE=starts_early(x_TI),
         MULTIPLY_REGISTERS=MULTIPLY_REGISTERS[tile.groups],
         FETCH_REGISTERS=FETCH_REGISTERS,
         num_warps=4,
@@ -337,13 +337,13 @@ def _packed_verify_kernel(  # type: ignore[no-untyped-def]
     last_unit,
     scale_stride,
     SHAPE: gl.constexpr,
-    LETS: gl.constexpr,
+    LATE: gl.constexpr,
     MULTIPLY_REGISTERS: gl.constexpr,
     FETCH_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     STAGES: gl.constexpr = SHAPE.stages
-    let_next_start(LETS)
+    let_next_start(LATE)
     x_tiles = gl.allocate_shared_memory(x_TI.dtype, [2 * STAGES, SHAPE.rows, HALF_I], x_TI.layout)
     words_tiles = gl.allocate_shared_memory(
         words_BGOC.dtype,
