@@ -23,8 +23,13 @@ GATED_TOLERANCE = 5e-3
 EXPERTS_TOLERANCE = 6.5e-3
 """Error of gated experts added up in bfloat16: rounding alone gives 4.9e-3 on average in int4, whose numbers are
 rounded, too, and up to 5.6e-3 of 60 rows (simulated); 4.0e-3 and up to 4.9e-3 in the others."""
-SHAPES = {"31B o": (5376, 8192), "26B-A4B down": (2816, 2112), "E2B down": (1536, 6144)}
-"""Outputs and inputs; of the second a part of a unit is left."""
+SHAPES = {
+    "31B qkv": (16384, 5376),
+    "31B o": (5376, 8192),
+    "26B-A4B down": (2816, 2112),
+    "E2B down": (1536, 6144),
+}
+"""Outputs and inputs; of the third a part of a unit is left."""
 ROWS = (1, 5, 16, 33, 64, 200, 512, 1100)
 
 

@@ -57,7 +57,11 @@ def test_weights_are_asked_for_before_rows_are_waited_for(name: str, gate: Gate)
         ("int4 group 32", 5376, 8192, 9, None),
         ("int4 group 32", 5376, 21504, 8, AheadTile(64, 3, splits=6)),
         ("nvfp4", 5376, 21504, 1, AheadTile(64, 3, splits=6)),
-        ("int4 group 32", 16384, 5376, 1, None),
+        ("int4 group 32", 16384, 5376, 1, AheadTile(128, 4, splits=2)),
+        ("nvfp4", 16384, 5376, 1, AheadTile(128, 4, splits=2)),
+        ("nvfp4", 16384, 5376, 2, None),
+        ("int4 group 32", 18432, 5376, 1, None),  # full layers': 288 programs, three on some multiprocessors
+        ("fp8 channel", 16384, 5376, 1, None),
         ("int4 group 32", 2560, 2048, 1, None),  # E4B's: 80 programs
         ("int4 group 32", 1536, 6144, 1, AheadTile(64, 4, splits=6)),  # E2B's: one a multiprocessor
         ("int4 group 32", 1536, 6144, 8, AheadTile(64, 4, splits=6)),

@@ -6,7 +6,7 @@ The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_
 products are faster when they start late (`benchmarks/results/2026-11-29-h200-late-products`), but for gated ones, and
 let the kernel behind them start early (`benchmarks/results/2026-11-30-h200-starts`); NVFP4's are those of
 `benchmarks/results/2026-11-30-h200-nvfp4`. With up to eight rows, weights of some products come ahead
-(`gemray_kernels.triton.packed_ahead`).
+(`gemray_kernels.triton.packed_ahead`), of a single row those of qkv, too.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ NARROW_OUTPUTS = 2048
 LEAST_NARROW_INPUTS = 1000
 """Inputs of a part of a product of few outputs, if its programs are to be one a multiprocessor."""
 
+LEAST_ONE_ROW_INPUTS = 2600
+"""Inputs of a part of 31B's qkv, or a few less."""
+
 LEAST_VERIFY_INPUTS = 2000
 """Parts of fewer inputs end before the kernel of verify rows is faster."""
 LEAST_AT_WORK = 0.8
@@ -102,6 +105,9 @@ class _Ahead:
     """Tile of parts of `LEAST_LONG_INPUTS` and more: registers leave room for four programs on a multiprocessor, so
     that all have as many."""
     gated: AheadTile | None = None
+    one_row: AheadTile | None = None
+    """Tile of a single row's parts of `LEAST_ONE_ROW_INPUTS` and more, as 31B's qkv has, where all of its programs are
+    there at once, two on a multiprocessor (`benchmarks/results/2026-11-30-h200-even-shares`)."""
 
 
 _FOUR_BITS_AHEAD = _Ahead(
@@ -109,6 +115,7 @@ _FOUR_BITS_AHEAD = _Ahead(
     short_inputs=1400,
     long=AheadTile(outputs=64, num_stages=3),
     gated=AheadTile(outputs=64, num_stages=3),
+    one_row=AheadTile(outputs=128, num_stages=4),
 )
 _EIGHT_BITS_AHEAD = _Ahead(short=AheadTile(outputs=64, num_stages=4), short_inputs=2800)
 _AHEAD: Mapping[CodeName, _Ahead] = {
@@ -222,12 +229,15 @@ def ahead_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | 
     narrow = _narrow_tile(weight, num_out)
     if narrow is not None:
         return narrow if num_rows <= ROWS.value else None
+    tiles = _AHEAD[weight.code]
     splits = tile_of_summands(weight, num_out, num_rows).splits
-    tiles, inputs = _AHEAD[weight.code], weight.num_in / splits
-    tile = tiles.short if inputs <= tiles.short_inputs else tiles.long if inputs >= LEAST_LONG_INPUTS else None
+    inputs = weight.num_in / splits
+    tile = tiles.short if inputs <= tiles.short_inputs else tiles.long if inputs >= LEAST_LONG_INPUTS else tiles.one_row
     if tile is None or num_rows > ROWS.value or not serves(weight):
         return None
     programs = -(-num_out // tile.outputs) * splits
+    if tile is tiles.one_row and (num_rows > 1 or inputs < LEAST_ONE_ROW_INPUTS or programs > 2 * MULTIPROCESSORS):
+        return None
     return replace(tile, splits=splits) if programs >= 2 * LEAST_AT_WORK * MULTIPROCESSORS else None
 
 
