@@ -19,6 +19,9 @@ from gemray_kernels.triton.parts import total
 from gemray_kernels.triton.rms_norm import warps_for
 
 MOST_NORMS = 3
+MOST_AHEAD = tl.constexpr(4096)
+"""Longest row whose scale is loaded with its weights: of longer ones the compiler then loads fewer parts at a time
+(`benchmarks/results/2026-11-30-h200-norms`)."""
 
 
 def add_then_norms(
@@ -126,14 +129,14 @@ def _normed(x_D, inverse, weight_D, factor, dtype, ROUND: tl.constexpr):  # type
     y_D = x_D * inverse
     if ROUND % 2 == 1:
         y_D = y_D.to(dtype).to(tl.float32)
-    y_D = (y_D * weight_D).to(dtype)
+    y_D = (y_D * weight_D.to(tl.float32)).to(dtype)
     if ROUND >= 2:
         y_D = (y_D.to(tl.float32) * factor).to(dtype)
     return y_D
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add_then_norms_kernel(  # type: ignore[no-untyped-def]
+def _add_then_norms_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
     residual_TD,
     summands_STD,
     post_weight_D,
@@ -172,12 +175,20 @@ def _add_then_norms_kernel(  # type: ignore[no-untyped-def]
     d_D = tl.arange(0, BLOCK)
     inside = d_D < width
     dtype = out_TD.dtype.element_ty
-    post_D = tl.zeros([BLOCK], tl.float32)
-    first_D = tl.zeros([BLOCK], tl.float32)
+    # Weights are asked for before the wait: a load behind a sum over the row would begin when the sum has ended.
     if HAS_POST_NORM:
-        post_D = tl.load(post_weight_D + d_D, mask=inside, other=0.0).to(tl.float32)
+        post_D = tl.load(post_weight_D + d_D, mask=inside, other=0.0)
+    if HAS_SCALE and BLOCK <= MOST_AHEAD:
+        scale = tl.load(scale_1)
     if NUM_NORMS > 0:
-        first_D = tl.load(weight0_D + d_D, mask=inside, other=0.0).to(tl.float32)
+        first_D = tl.load(weight0_D + d_D, mask=inside, other=0.0)
+    if NUM_NORMS > 1:
+        second_D = tl.load(weight1_D + d_D, mask=inside, other=0.0)
+    if NUM_NORMS > 2:
+        third_D = tl.load(weight2_D + d_D, mask=inside, other=0.0)
+    if TOP_K > 0:
+        dense_D = tl.load(dense_weight_D + d_D, mask=inside, other=0.0)
+        expert_D = tl.load(routed_weight_D + d_D, mask=inside, other=0.0)
     wait_for_inputs(EARLY)
     residual_D = tl.load(residual_TD + row * residual_stride + d_D, mask=inside, other=0.0).to(tl.float32)
     y_D = total(summands_STD + row * summand_row_stride + d_D, summand_stride, inside, 0.0, SUMMANDS)
@@ -190,16 +201,16 @@ def _add_then_norms_kernel(  # type: ignore[no-untyped-def]
                 tl.float32
             )
         routed_D = routed_D.to(dtype).to(tl.float32)
-        weight_D = tl.load(dense_weight_D + d_D, mask=inside, other=0.0).to(tl.float32)
-        y_D = _normed(y_D, _inverse_rms(y_D, eps, width), weight_D, 1.0, dtype, 0).to(tl.float32)
-        weight_D = tl.load(routed_weight_D + d_D, mask=inside, other=0.0).to(tl.float32)
-        routed_D = _normed(routed_D, _inverse_rms(routed_D, eps, width), weight_D, 1.0, dtype, 0).to(tl.float32)
+        y_D = _normed(y_D, _inverse_rms(y_D, eps, width), dense_D, 1.0, dtype, 0).to(tl.float32)
+        routed_D = _normed(routed_D, _inverse_rms(routed_D, eps, width), expert_D, 1.0, dtype, 0).to(tl.float32)
         y_D = (y_D + routed_D).to(dtype).to(tl.float32)
     if HAS_POST_NORM:
         y_D = _normed(y_D, _inverse_rms(y_D, eps, width), post_D, 1.0, dtype, 0).to(tl.float32)
     x_D = (residual_D + y_D).to(dtype)
     if HAS_SCALE:
-        x_D = (x_D.to(tl.float32) * tl.load(scale_1).to(tl.float32)).to(dtype)
+        if BLOCK > MOST_AHEAD:
+            scale = tl.load(scale_1)
+        x_D = (x_D.to(tl.float32) * scale.to(tl.float32)).to(dtype)
     tl.store(out_TD + row * width + d_D, x_D, mask=inside)
     if NUM_NORMS > 0:
         x_D = x_D.to(tl.float32)
@@ -207,10 +218,8 @@ def _add_then_norms_kernel(  # type: ignore[no-untyped-def]
         y_D = _normed(x_D, inverse, first_D, factor0, dtype, ROUND0)
         tl.store(normed0_TD + row * width + d_D, y_D, mask=inside)
         if NUM_NORMS > 1:
-            weight_D = tl.load(weight1_D + d_D, mask=inside, other=0.0).to(tl.float32)
-            y_D = _normed(x_D, inverse, weight_D, factor1, dtype, ROUND1)
+            y_D = _normed(x_D, inverse, second_D, factor1, dtype, ROUND1)
             tl.store(normed1_TD + row * width + d_D, y_D, mask=inside)
         if NUM_NORMS > 2:
-            weight_D = tl.load(weight2_D + d_D, mask=inside, other=0.0).to(tl.float32)
-            y_D = _normed(x_D, inverse, weight_D, factor2, dtype, ROUND2)
+            y_D = _normed(x_D, inverse, third_D, factor2, dtype, ROUND2)
             tl.store(normed2_TD + row * width + d_D, y_D, mask=inside)
