@@ -106,10 +106,16 @@ def _launch(
         ROUND2=_rounding(padded[2]),
         BLOCK=block,
         EARLY=early,
-        num_warps=warps_for(block),
+        num_warps=_warps(block),
         launch_pdl=early,
     )
     return tuple(outs)
+
+
+def _warps(block: int) -> int:
+    """Warps of a row: those of E2B's have half as many instructions with 8
+    (`benchmarks/results/2026-11-30-h200-norms`)."""
+    return 8 if block == 2048 else warps_for(block)
 
 
 def _rounding(norm: Norm | None) -> int:
