@@ -28,7 +28,7 @@ E2M1_SCALE = 2.0**118
 """Size of a kernel's scale of e2m1: all of e4m3's are in the highest eighth of bfloat16's binades then, whose exponents
 begin with three ones."""
 LARGE_WORDS = 32
-"""Words of NVFP4's units in fast numerics: as many as int4's have, in two runs."""
+"""Words of NVFP4's larger units: as many as int4's have, in two runs."""
 _CHUNK = 1 << 23
 """Codes that are laid out at one time."""
 _MOST_TAKEN = 9 / 8
@@ -176,7 +176,9 @@ def exact_tiling_of(code: Code, group: int, scale_dtype: torch.dtype, first: int
         if (code.name, scale_dtype) == ("int4", torch.bfloat16):
             return Tiling(Scaling.CODES, code_bytes, 8 * units, leaves)
         if (code.name, scale_dtype) == ("nvfp4", torch.float8_e4m3fn):
-            return Tiling(Scaling.CODES, code_bytes, 4 * units, leaves)
+            words = _words_within(leaf, unit.planes, (LARGE_WORDS, unit.words))
+            units = leaves * -(-leaf // (unit.planes * words))
+            return Tiling(Scaling.CODES, 2 * words * units, 4 * units * words // unit.words, leaves, words)
     if leaf % unit.inputs == 0 and group % unit.inputs == 0 and first % unit.inputs == 0:
         return Tiling(Scaling.SUMS, code_bytes, 4 * units, leaves)
     groups = groups_of(group, first, num_in)

@@ -32,6 +32,8 @@ from support.kernels.quick_interpreter import patch_language_once
 LEAF = {"int4 group 32": 96, "int4 group 128": 160, "fp8 block 128": 128, "nvfp4": 48, "nvfp4 modelopt": 48}
 """Inputs of a leaf; units of 128 (NVFP4: 64) do not divide them where scales let them be cut anywhere."""
 ANY_LEAF = 40
+LARGE_UNITS = {"nvfp4": 128}
+"""Inputs of leaves of NVFP4 that are cut into larger units, of two runs of words."""
 CUT = {"int4 group 32": 40, "fp8 block 128": 40, "nvfp4": 24}
 """Inputs of leaves that begin and end inside groups."""
 LAYERS = ("int4 group 32", "int4 group 128", "int8 channel", "fp8 channel", "fp8 block 128", "nvfp4")
@@ -45,6 +47,9 @@ def main() -> None:
         for leaves in (1, 8):
             for line in of_layer(name, leaves, LEAF.get(name, ANY_LEAF)):
                 print(name, leaves, line, sep="\t")
+    for name, leaf in LARGE_UNITS.items():
+        for line in (*of_layer(name, 1, leaf), *of_layer(name, 8, leaf), *of_second_layer(name, leaf)):
+            print(name, "large units", line, sep="\t")
     for name, leaf in CUT.items():
         for line in (*of_layer(name, 8, leaf), *of_second_layer(name, leaf)):
             print(name, "leaves that cut groups", line, sep="\t")

@@ -99,6 +99,17 @@ def test_units_of_nvfp4_are_large_where_that_takes_little_room(num_in: int, word
     assert tiled.scales_from(3).dtype == torch.int32
 
 
+@pytest.mark.parametrize(("leaf", "words"), [(5376, 32), (2688, 32), (1024, 32), (176, 16), (48, 16)])
+def test_units_of_leaves_of_nvfp4_are_large_where_that_takes_little_room(leaf: int, words: int) -> None:
+    tiling = exact_tiling_of(NVFP4, 16, E4M3, 0, 8 * leaf, 8)
+    units = 8 * -(-leaf // (4 * words))
+    assert tiling.words == words
+    assert (tiling.code_bytes, tiling.scale_bytes) == (2 * words * units, words // 4 * units)
+    tiled = laid_out(random_packed(FORMATS["nvfp4"], 8, 8 * leaf, device="cpu", leaves=8), tiling)
+    assert tiled.runs == words // 16
+    assert tiled.scales_from(3).shape == (units, 5 * tiled.runs)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("num_experts", [None, 3])
 def test_a_layout_takes_the_weight_s_own_memory(name: str, num_experts: int | None) -> None:

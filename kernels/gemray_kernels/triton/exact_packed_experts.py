@@ -4,7 +4,7 @@ As in `packed_experts` words of experts that some row chose are read and no othe
 `exact_packed_linear`: one leaf of the first layer's inputs, the rank's leaves of the second's, added by the tree.
 
 Shape legend: T rows, H hidden size, E experts, K experts a row, R = T K (row, expert) pairs, I inputs of a product,
-O outputs, M pairs of one program, B units, C words of a unit.
+O outputs, M pairs of one program, B units, C words of a unit, R runs of them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def exact_expert_linear(
             f"x {list(x_XI.shape)} with strides {x_XI.stride()} and experts with {experts_TK.stride()}: {num_in} "
             f"contiguous inputs and contiguous experts are allowed"
         )
-    unit = weight.unit
+    unit, scale_EBO = weight.unit, weight.scales_from(0)
     tile = tile or tile_for(weight, num_rows, gated=gated)
     num_experts, units = weight.words_BOC.shape[:2]
     # Short leaves are unrolled, so that what is loaded ahead is the next leaf's, too.
@@ -126,7 +126,7 @@ def exact_expert_linear(
     _exact_expert_kernel[grid](
         x_XI,
         weight.words_BOC,
-        weight.scale_BO,
+        scale_EBO,
         weight.factor_O,
         weight.parts_or_factors,
         experts_TK,
@@ -156,6 +156,7 @@ def exact_expert_linear(
         PARTS=weight.parts,
         WORDS=unit.words,
         PLANES=unit.planes,
+        RUNS=weight.runs,
         GATED=gated,
         PAIRS_A_ROW=pairs_a_row,
         FINDS_PAIRS=finds_pairs,
@@ -208,6 +209,7 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     PARTS: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    RUNS: tl.constexpr,
     GATED: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     FINDS_PAIRS: tl.constexpr,
@@ -242,17 +244,18 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         return
     expert = expert.to(tl.int64)
     words_BOC = words_EBOC + expert * units * all_out * WORDS
-    scale_BO = scale_EBO + expert * (groups * all_out if SCALING > 0 else all_out)
+    scale_BO = scale_EBO + expert * (groups * all_out * RUNS if SCALING > 0 else all_out)
     o_O = column * BLOCK_O + tl.arange(0, BLOCK_O)
     out_at = expert * all_out + o_O
     in_out_O = o_O < num_out
     c_C = tl.arange(0, WORDS)
+    r_R = tl.arange(0, RUNS)
     x_at_M = (pair_M // PAIRS_A_ROW).to(tl.int64) * x_stride
     to_M = pair_M.to(tl.int64) * num_out
     # Weight first: tiles are weight [O, C], x [C, M], sums [O, M]. Else x [M, C], weight [C, O], sums [M, O].
     if WEIGHT_FIRST:
         words_at = words_BOC + o_O[:, None] * WORDS + c_C[None, :]
-        scale_at = scale_BO + o_O[:, None]
+        scale_at = scale_BO + o_O[:, None] * RUNS + r_R[None, :]
         factor_at = factor_EO + out_at[:, None]
         parts_at = parts_EO + out_at[:, None]
         x_at = x_XI + x_at_M[None, :] + c_C[:, None]
@@ -263,7 +266,7 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         to = to_M[None, :] + o_O[:, None]
     else:
         words_at = words_BOC + o_O[None, :] * WORDS + c_C[:, None]
-        scale_at = scale_BO + o_O[None, :]
+        scale_at = scale_BO + o_O[None, :] * RUNS + r_R[:, None]
         factor_at = factor_EO + out_at[None, :]
         parts_at = parts_EO + out_at[None, :]
         x_at = x_XI + x_at_M[:, None] + c_C[None, :]
@@ -275,8 +278,8 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     leaf = leaf_units * ALIGN
     result, up = packed_subtree(
         x_at, words_at, scale_at, factor_at, parts_at, is_pair, in_out, c_x, leaf, units_of_leaf, place, groups,
-        all_out * WORDS, all_out, parts_stride, num_twins, num_out, GROUP, STEP, IN_ONE_STEP, LEAVES, CODE, SCALING,
-        PARTS, WORDS, PLANES, GATED, EVEN_I, EVEN_O, WEIGHT_FIRST,
+        all_out * WORDS, all_out * RUNS, parts_stride, num_twins, num_out, GROUP, STEP, IN_ONE_STEP, LEAVES, CODE,
+        SCALING, PARTS, WORDS, PLANES, RUNS, GATED, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
     dtype = out_RO.dtype.element_ty
     if GATED:

@@ -3,7 +3,7 @@
 Sums are those of `exact_packed_tree`. Numbers are rounded as `packed_dequantize` rounds them, which writes them down
 for many rows.
 
-Shape legend: T rows, I inputs, O outputs, S summands, B units, C words of a unit.
+Shape legend: T rows, I inputs, O outputs, S summands, B units, C words of a unit, R runs of them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _products(
     out_STO = torch.empty(weight.leaves // tile.leaves, num_rows, num_out, dtype=out_dtype, device=x_TI.device)
     if num_rows == 0:
         return out_STO
-    unit = weight.unit
+    unit, scale_BO = weight.unit, weight.scales_from(first)
     units = weight.units_of_leaf
     step = tile.units if units % tile.units == 0 and units > tile.units else 1
     starts = starts_early(x_TI)
@@ -106,7 +106,7 @@ def _products(
     _exact_packed_kernel[(triton.cdiv(num_out, tile.outputs), len(out_STO))](
         x_TI,
         weight.words_BOC[:, first:],
-        weight.scale_BO[..., first:],
+        scale_BO,
         weight.factor_O[first:],
         weight.parts_or_factors[first:],
         out_STO,
@@ -118,7 +118,7 @@ def _products(
         weight.scale_BO.shape[0],
         x_TI.stride(0),
         weight.words_BOC.stride(0),
-        weight.scale_BO.stride(0),
+        scale_BO.stride(0),
         0,
         tile.leaves // 2,
         GROUP=weight.group,
@@ -131,6 +131,7 @@ def _products(
         PARTS=weight.parts,
         WORDS=unit.words,
         PLANES=unit.planes,
+        RUNS=weight.runs,
         GATE=gate.value,
         BLOCK_T=rows,
         BLOCK_O=tile.outputs,
@@ -175,6 +176,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    RUNS: tl.constexpr,
     GATE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -190,6 +192,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     t_T = tl.arange(0, BLOCK_T)
     c_C = tl.arange(0, WORDS)
+    r_R = tl.arange(0, RUNS)
     in_out_O = o_O < num_out
     is_row_T = t_T < num_rows
     words_BOC += first_leaf * units * words_stride
@@ -200,7 +203,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     # Weight first: tiles are weight [O, C], x [C, T], sums [O, T]. Else x [T, C], weight [C, O], sums [T, O].
     if WEIGHT_FIRST:
         words_at = words_BOC + o_O[:, None] * WORDS + c_C[None, :]
-        scale_at = scale_BO + o_O[:, None]
+        scale_at = scale_BO + o_O[:, None] * RUNS + r_R[None, :]
         factor_at = factor_O + o_O[:, None]
         parts_at = parts_O + o_O[:, None]
         x_at = x_TI + t_T.to(tl.int64)[None, :] * x_stride + c_C[:, None]
@@ -211,7 +214,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
         is_row = is_row_T[None, :]
     else:
         words_at = words_BOC + o_O[None, :] * WORDS + c_C[:, None]
-        scale_at = scale_BO + o_O[None, :]
+        scale_at = scale_BO + o_O[None, :] * RUNS + r_R[:, None]
         factor_at = factor_O + o_O[None, :]
         parts_at = parts_O + o_O[None, :]
         x_at = x_TI + t_T.to(tl.int64)[:, None] * x_stride + c_C[None, :]
@@ -225,7 +228,7 @@ def _exact_packed_kernel(  # type: ignore[no-untyped-def]
     result, up = packed_subtree(
         x_at, words_at, scale_at, factor_at, parts_at, is_row, in_out, c_x, leaf, units, place, groups, words_stride,
         scale_stride, parts_stride, num_twins, num_out, GROUP, STEP, IN_ONE_STEP, LEAVES, CODE, SCALING, PARTS, WORDS,
-        PLANES, GATE > 0, EVEN_I, EVEN_O, WEIGHT_FIRST,
+        PLANES, RUNS, GATE > 0, EVEN_I, EVEN_O, WEIGHT_FIRST,
     )  # fmt: skip
     dtype = out_STO.dtype.element_ty
     if GATE > 0:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from gemray_kernels.triton.dot import INTERPRETED
-from gemray_kernels.triton.packed_planes import int8, masked_e4m3, plain_int4, scaled_e2m1
+from gemray_kernels.triton.packed_planes import int8, masked_e4m3, of_runs, plain_int4, scaled_e2m1
 
 
 def _text(values: str, planes: int, operands: int, parts: int) -> tl.constexpr:
@@ -191,6 +191,8 @@ def int4_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-unt
 @triton.jit  # type: ignore[untyped-decorator]
 def e2m1_in_parts(words, scales, high, low, PARTS: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
     """``value · scale · factor · 2^-8``, of scales as of `scaled_e2m1`."""
+    if scales.shape[AXIS] == 2:
+        scales = of_runs(scales, words.shape[AXIS] // 2, AXIS)
     if INTERPRETED:
         w0, w1, w2, w3 = scaled_e2m1(words, scales, AXIS)
         w0 = _times_parts(w0, high, low, PARTS)

@@ -56,7 +56,7 @@ _FEW: Mapping[CodeName, _Tiles] = {
     "nvfp4": _Tiles(
         whole=ExactPackedTile(64, 2, 4, weight_first=True, units=2),
         leaf=ExactPackedTile(64, 2, 4, weight_first=True, units=2),
-        gated=ExactPackedTile(32, 2, 3, weight_first=True, units=2),
+        gated=ExactPackedTile(32, 2, 4, weight_first=True),
         small=ExactPackedTile(32, 2, 4, weight_first=True, units=2),
         gated_rows=8,
     ),

@@ -77,6 +77,7 @@ def _leaf(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    RUNS: tl.constexpr,
     GATED: tl.constexpr,
     EVEN_I: tl.constexpr,
     EVEN_O: tl.constexpr,
@@ -107,9 +108,9 @@ def _leaf(  # type: ignore[no-untyped-def]
             )  # fmt: skip
             if GATED:
                 up = _unit(
-                    up, x0, x1, x2, x3, words_of_unit + outputs * WORDS, scale_of_unit + outputs, scale_at + outputs,
-                    up_factor, up_high, up_low, in_out, place + first, groups, scale_stride, GROUP, CODE, SCALING,
-                    PARTS, WORDS, EVEN_O, WEIGHT_FIRST,
+                    up, x0, x1, x2, x3, words_of_unit + outputs * WORDS, scale_of_unit + outputs * RUNS,
+                    scale_at + outputs, up_factor, up_high, up_low, in_out, place + first, groups, scale_stride, GROUP,
+                    CODE, SCALING, PARTS, WORDS, EVEN_O, WEIGHT_FIRST,
                 )  # fmt: skip
     return made_larger(acc, CODE, SCALING, PARTS), made_larger(up, CODE, SCALING, PARTS)
 
@@ -154,6 +155,7 @@ def packed_subtree(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
+    RUNS: tl.constexpr,
     GATED: tl.constexpr,
     EVEN_I: tl.constexpr,
     EVEN_O: tl.constexpr,
@@ -187,7 +189,7 @@ def packed_subtree(  # type: ignore[no-untyped-def]
         result, up = _leaf(
             x_at, words_at, scale_at, parts_at, factor, up_factor, is_row, in_out, c_x, leaf, units, place, groups,
             words_stride, scale_stride, parts_stride, outputs, GROUP, STEP, IN_ONE_STEP, CODE, SCALING, PARTS, WORDS,
-            PLANES, GATED, EVEN_I, EVEN_O, WEIGHT_FIRST,
+            PLANES, RUNS, GATED, EVEN_I, EVEN_O, WEIGHT_FIRST,
         )  # fmt: skip
     else:
         # Sums of two leaves and of four that wait for their neighbours to the right.
@@ -198,7 +200,7 @@ def packed_subtree(  # type: ignore[no-untyped-def]
             result, up = _leaf(
                 x_at, words_at, scale_at, parts_at, factor, up_factor, is_row, in_out, c_x, leaf, units, place, groups,
                 words_stride, scale_stride, parts_stride, outputs, GROUP, STEP, IN_ONE_STEP, CODE, SCALING, PARTS,
-                WORDS, PLANES, False, EVEN_I, EVEN_O, WEIGHT_FIRST,
+                WORDS, PLANES, RUNS, False, EVEN_I, EVEN_O, WEIGHT_FIRST,
             )  # fmt: skip
             x_at += leaf
             words_at += units * words_stride
@@ -209,7 +211,7 @@ def packed_subtree(  # type: ignore[no-untyped-def]
             right, up = _leaf(
                 x_at, words_at, scale_at, parts_at, factor, up_factor, is_row, in_out, c_x, leaf, units, place, groups,
                 words_stride, scale_stride, parts_stride, outputs, GROUP, STEP, IN_ONE_STEP, CODE, SCALING, PARTS,
-                WORDS, PLANES, False, EVEN_I, EVEN_O, WEIGHT_FIRST,
+                WORDS, PLANES, RUNS, False, EVEN_I, EVEN_O, WEIGHT_FIRST,
             )  # fmt: skip
             result += right
             x_at += leaf

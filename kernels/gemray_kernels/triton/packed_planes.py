@@ -110,7 +110,7 @@ def scaled_e2m1(words, scales, AXIS: tl.constexpr):  # type: ignore[no-untyped-d
     `scales` is as long as `words` along AXIS, or has one or two of the runs of words there.
     """
     if scales.shape[AXIS] == 2:
-        scales = _repeated(scales, words.shape[AXIS] // 2, AXIS)
+        scales = of_runs(scales, words.shape[AXIS] // 2, AXIS)
     if INTERPRETED:
         register = _registers(words, AXIS)
         left = register << 6
@@ -264,7 +264,7 @@ def _bfloat16(bits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _repeated(scales, times: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+def of_runs(scales, times: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Each of two scales for a run of words; no number moves between threads."""
     others: tl.constexpr = scales.shape[1 - AXIS]
     if AXIS:
