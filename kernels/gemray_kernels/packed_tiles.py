@@ -83,7 +83,7 @@ class TiledWeight:
     """How many inputs of its group lie before the first one."""
     parts: int = 0
     """Numbers in bfloat16 that stand for each factor in exact numerics (`gemray_kernels.triton.factor_parts`); 0 where
-    there are none, 1 for scales of units, which are such numbers themselves."""
+    there are none, 1 for scales of units, which are such numbers themselves, 3 for two of which the first is short."""
     parts_O: Tensor | None = None
     """int32: the first part in the lower half, the second one above it. None where scales of units are the parts."""
 

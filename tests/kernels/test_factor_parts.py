@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.packed_weight import CodeName
-from gemray_kernels.triton.factor_parts import parts_of, rounded_once, values_of, with_parts
+from gemray_kernels.triton.factor_parts import SHORT, parts_of, rounded_once, short_parts_of, values_of, with_parts
 from support.kernels.packed_cases import FORMATS, random_packed
 
 CODES: tuple[CodeName, ...] = ("int4", "int8", "fp8", "nvfp4")
@@ -53,6 +53,28 @@ def test_parts_round_every_value_as_float32_does(code: CodeName) -> None:
         assert [in_parts(value, high, low) for value in values_V.tolist()] == wanted
 
 
+def test_short_parts_round_every_number_of_nvfp4_as_float32_does() -> None:
+    """A scale's product with the high part is exact, that with the low one is rounded, as that with the value is."""
+    factor_N = 2.0**-5 * (0.5 + torch.rand(200, generator=torch.Generator().manual_seed(5)))
+    high_N, low_N, found_N = short_parts_of(factor_N)
+    assert found_N.sum() >= 185, "three of a hundred factors have none"
+    places = found_N.nonzero().flatten()[:5]
+    scales_C = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    values = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    for factor, high, low in zip(factor_N[places], high_N[places].tolist(), low_N[places].tolist(), strict=True):
+        for scale in scales_C.tolist():
+            wanted = (torch.tensor(values) * scale * factor).bfloat16().tolist()
+            scaled, rest = scale * high, nearest(Fraction(scale) * Fraction(low), scale * low)
+            assert torch.tensor(scaled).bfloat16() == scaled
+            assert [in_parts(value, scaled, rest) for value in values] == wanted
+
+
+def test_factors_out_of_range_have_no_short_parts() -> None:
+    """Above 1 a kernel's scale times it would leave bfloat16's range."""
+    _, _, found_N = short_parts_of(torch.tensor([2.5, -0.1, 2.0**-70, float("nan"), 0.1]))
+    assert found_N.tolist() == [False, False, False, False, True]
+
+
 def test_the_rest_of_a_factor_is_not_always_its_low_part() -> None:
     """So that trying what a part gives is needed."""
     factor_N = 1 + torch.arange(1, 4097) * 2.0**-13
@@ -79,7 +101,7 @@ def test_float64_is_rounded_once(number: float, ulps: int) -> None:
         ("fp8 channel float32", 2),
         ("int8 channel", 1),
         ("int8 packed channel", 1),
-        ("nvfp4", 2),
+        ("nvfp4", SHORT),
         ("nvfp4 modelopt", 2),
         ("int4 group 32", 0),
         ("fp8 block 128", 0),
@@ -89,6 +111,13 @@ def test_formats_have_parts(name: str, parts: int) -> None:
     found = with_parts(tiled(name))
     assert found.parts == parts
     assert (found.parts_O is None) == (parts == 0)
+
+
+@pytest.mark.parametrize(("factor", "parts"), [(0.0421, SHORT), (0.0546875, 1), (0.038, 2)])
+def test_weights_of_one_factor_of_nvfp4(factor: float, parts: int) -> None:
+    """As published: one scale of scales a weight. A single part is as fast as short ones, and needs no search."""
+    weight = tiled("nvfp4")
+    assert with_parts(replace(weight, factor_O=torch.full_like(weight.factor_O, factor))).parts == parts
 
 
 def test_scales_of_units_are_parts_where_bfloat16_holds_them() -> None:

@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 
 from gemray_kernels.triton.dot import INTERPRETED
-from gemray_kernels.triton.packed_planes import int8, masked_e4m3, of_runs, plain_int4, scaled_e2m1
+from gemray_kernels.triton.packed_planes import (
+    int8,
+    masked_e2m1,
+    masked_e4m3,
+    of_runs,
+    plain_int4,
+    scaled_e2m1,
+    scales_of_e2m1,
+)
 
 
 def _text(values: str, planes: int, operands: int, parts: int) -> tl.constexpr:
@@ -94,6 +102,50 @@ _SCALED_E2M1 = """
     mul.rn.bf16x2 p3, p3, scale;
 """
 """As of `packed_planes.scaled_e2m1`."""
+_E2M1_IN_SHORT = tl.constexpr("""
+    {
+    .reg .b32 value, left, other, even, odd, rest, evens, odds;
+    .reg .b16 h0, h1, h2, h3, l0, l1, l2, l3;
+    .reg .b32 s0, s1, s2, s3, r0, r1, r2, r3;
+    lop3.b32 even, $5, 0x0FF00FF0, 0x70007000, 0xEA;
+    prmt.b32 odd, $5, 0, 0x2301;
+    lop3.b32 odd, odd, 0x0FF00FF0, 0x70007000, 0xEA;
+    mul.rn.bf16x2 evens, even, $7;
+    mul.rn.bf16x2 odds, odd, $7;
+    mov.b32 {h0, h2}, evens;
+    mov.b32 {h1, h3}, odds;
+    mul.rn.bf16x2 evens, even, $9;
+    mul.rn.bf16x2 odds, odd, $9;
+    mov.b32 {l0, l2}, evens;
+    mov.b32 {l1, l3}, odds;
+    mov.b32 s0, {h0, h0};
+    mov.b32 s1, {h1, h1};
+    mov.b32 s2, {h2, h2};
+    mov.b32 s3, {h3, h3};
+    mov.b32 r0, {l0, l0};
+    mov.b32 r1, {l1, l1};
+    mov.b32 r2, {l2, l2};
+    mov.b32 r3, {l3, l3};
+    and.b32 value, $4, 0x81C081C0;
+    mul.rn.bf16x2 rest, value, r0;
+    fma.rn.bf16x2 $0, value, s0, rest;
+    shl.b32 left, $4, 4;
+    and.b32 value, left, 0x81C081C0;
+    mul.rn.bf16x2 rest, value, r1;
+    fma.rn.bf16x2 $1, value, s1, rest;
+    shl.b32 left, $4, 6;
+    shf.l.wrap.b32 other, $4, $4, 26;
+    lop3.b32 value, left, other, 0x81C081C0, 0x28;
+    mul.rn.bf16x2 rest, value, r2;
+    fma.rn.bf16x2 $2, value, s2, rest;
+    shr.u32 other, $4, 4;
+    lop3.b32 value, left, other, 0x81C081C0, 0x28;
+    mul.rn.bf16x2 rest, value, r3;
+    fma.rn.bf16x2 $3, value, s3, rest;
+    }
+    """)
+"""Scales are multiplied with both parts, one for a thread's four numbers, and numbers with both products: two
+instructions for two numbers, where a product with the scale and products with both parts are three."""
 
 _E4M3_IN_ONE = _text(_MASKED_E4M3, 2, 1, 1)
 _E4M3_IN_TWO = _text(_MASKED_E4M3, 2, 1, 2)
@@ -190,10 +242,17 @@ def int4_in_parts(words, high, low, PARTS: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit  # type: ignore[untyped-decorator]
 def e2m1_in_parts(words, scales, high, low, PARTS: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``value · scale · factor · 2^-8``, of scales as of `scaled_e2m1`."""
+    """``value · scale · factor · 2^-8``, of scales as of `scaled_e2m1`; PARTS may be `factor_parts.SHORT`, too."""
     if scales.shape[AXIS] == 2:
         scales = of_runs(scales, words.shape[AXIS] // 2, AXIS)
-    if INTERPRETED:
+    if INTERPRETED and PARTS == 3:
+        v0, v1, v2, v3 = masked_e2m1(words, AXIS)
+        s0, s1, s2, s3 = scales_of_e2m1(scales)
+        w0 = _times_scale_in_parts(v0, s0, high, low)
+        w1 = _times_scale_in_parts(v1, s1, high, low)
+        w2 = _times_scale_in_parts(v2, s2, high, low)
+        w3 = _times_scale_in_parts(v3, s3, high, low)
+    elif INTERPRETED:
         w0, w1, w2, w3 = scaled_e2m1(words, scales, AXIS)
         w0 = _times_parts(w0, high, low, PARTS)
         w1 = _times_parts(w1, high, low, PARTS)
@@ -201,7 +260,7 @@ def e2m1_in_parts(words, scales, high, low, PARTS: tl.constexpr, AXIS: tl.conste
         w3 = _times_parts(w3, high, low, PARTS)
     else:
         w0, w1, w2, w3 = tl.inline_asm_elementwise(
-            _E2M1_IN_ONE if PARTS == 1 else _E2M1_IN_TWO,
+            _E2M1_IN_ONE if PARTS == 1 else _E2M1_IN_TWO if PARTS == 2 else _E2M1_IN_SHORT,
             "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
             [words, scales, high, low],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
@@ -217,6 +276,12 @@ def _times_parts(plane, high, low, PARTS: tl.constexpr):  # type: ignore[no-unty
     if PARTS == 2:
         product += plane * _part(low)
     return product.to(tl.bfloat16)
+
+
+@triton.jit
+def _times_scale_in_parts(plane, scale, high, low):  # type: ignore[no-untyped-def]
+    rest = plane * (scale * _part(low)).to(tl.bfloat16).to(tl.float32)
+    return (plane * (scale * _part(high)) + rest.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit

@@ -5,7 +5,11 @@ In exact numerics a number is ``value · factor`` in float32, rounded to bfloat1
 low)`` does, with its last sum rounded once, for some ``low`` near the rest of the factor. Both take two numbers at a
 time in a register. Which ``low`` that is, is found by trying every value of the code.
 
-Shape legend: O outputs, N different factors, V values of a code.
+NVFP4's values are products with a block's scale, of four digits. With a ``high`` of four digits a scale's product
+with it is exact: ``value · (scale · high) + value · (scale · low)`` takes a product less for two numbers. Most factors
+(97 of 100) have such parts, and a weight has one or a few different factors.
+
+Shape legend: O outputs, N different factors, V values of a code, C scales.
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ from gemray_kernels.packed_weight import CodeName, Scaling
 _LEAST = 2.0**-60
 _MOST: Mapping[CodeName, float] = {"int4": 2.0**35, "int8": 2.0**35, "fp8": 2.0**6, "nvfp4": 2.0**60}
 """Bounds of factors that are taken apart: beyond them a part or a product would leave bfloat16's range."""
+_MOST_SHORT = 1.0
+"""Of factors whose first part is multiplied with a kernel's scale, 2^127 at most."""
+SHORT = 3
+"""`TiledWeight.parts` of two of which the first is short."""
 _CHUNK = 1 << 14
 """Factors that are tried at a time."""
 _BLOCKS_FACTOR = {"fp8": 1.0}
@@ -36,9 +44,13 @@ def with_parts(weight: TiledWeight) -> TiledWeight:
         return weight
     factor_N, which_O = torch.unique(weight.factor_O, return_inverse=True)
     high_N, low_N, found_N = parts_of(factor_N, values_of(weight.code), _MOST[weight.code])
+    parts = 2 if low_N.any() else 1
+    if weight.code == "nvfp4" and parts == 2:
+        short = short_parts_of(factor_N)
+        if short[2].all():
+            (high_N, low_N, found_N), parts = short, SHORT
     if not found_N.all():
         return weight
-    parts = 2 if low_N.any() else 1
     up = part_size(weight.code, parts)
     bits_N = _bits(high_N * up) | _bits(low_N * up) << 16
     return replace(weight, parts=parts, parts_O=bits_N[which_O])
@@ -110,6 +122,29 @@ def rounded_once(x: Tensor) -> Tensor:
     bits = x.view(torch.int64)
     bits = bits + (1 << 44) - 1 + (bits >> 45 & 1)
     return (bits >> 45 << 45).view(torch.float64)
+
+
+def short_parts_of(factor_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `parts_of` of e2m1's factors, with high parts whose products with scales are exact."""
+    scale_C = 1 + torch.arange(8, device=factor_N.device) / 8
+    value_V = torch.tensor([1, 1.5], device=factor_N.device)  # others are these times powers of two
+    wanted_NCV = (factor_N[:, None, None] * (scale_C[:, None] * value_V)).bfloat16().double()
+    high_N, low_N = torch.zeros_like(factor_N), torch.zeros_like(factor_N)
+    found_N = torch.zeros_like(factor_N, dtype=torch.bool)
+    is_inside_N = (factor_N >= _LEAST) & (factor_N <= _MOST_SHORT)
+    digits_N, power_N = torch.frexp(factor_N)
+    for up in (0, 1, -1):
+        nearest_N = torch.ldexp((16 * digits_N).round() + up, power_N - 4)
+        for aside in sorted(range(-12, 13), key=abs):
+            (open_N,) = (~found_N & is_inside_N).nonzero(as_tuple=True)
+            high = nearest_N[open_N]
+            low = _stepped((factor_N[open_N] - high).bfloat16(), aside)
+            rest_NC = (low[:, None] * scale_C).bfloat16().float()
+            rest_NCV = (rest_NC[:, :, None] * value_V).bfloat16().double()
+            sums_NCV = rounded_once((high[:, None] * scale_C)[:, :, None] * value_V + rest_NCV)
+            good = (sums_NCV == wanted_NCV[open_N]).flatten(1).all(1)
+            high_N[open_N[good]], low_N[open_N[good]], found_N[open_N[good]] = high[good], low[good], True
+    return high_N, low_N, found_N
 
 
 def _stepped(x: Tensor, steps: int) -> Tensor:

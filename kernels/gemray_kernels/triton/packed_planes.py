@@ -112,14 +112,9 @@ def scaled_e2m1(words, scales, AXIS: tl.constexpr):  # type: ignore[no-untyped-d
     if scales.shape[AXIS] == 2:
         scales = of_runs(scales, words.shape[AXIS] // 2, AXIS)
     if INTERPRETED:
-        register = _registers(words, AXIS)
-        left = register << 6
-        return (
-            _numbers(register & 0x81C081C0, AXIS) * _scale_of_e2m1(scales),
-            _numbers(register << 4 & 0x81C081C0, AXIS) * _scale_of_e2m1(_bytes_changed(scales)),
-            _numbers((left ^ register >> 6 ^ register << 26) & 0x81C081C0, AXIS) * _scale_of_e2m1(scales >> 16),
-            _numbers((left ^ register >> 4) & 0x81C081C0, AXIS) * _scale_of_e2m1(_bytes_changed(scales >> 16)),
-        )
+        v0, v1, v2, v3 = masked_e2m1(words, AXIS)
+        s0, s1, s2, s3 = scales_of_e2m1(scales)
+        return v0 * s0, v1 * s1, v2 * s2, v3 * s3
     # Bits that masks leave are those of `gemray_kernels.packed_words`. Of lop3's tables 0xEA is (a & b) | c and 0x28 is
     # (a ^ b) & c. Two scales are made at a time, and each is taken for both numbers of a register.
     return tl.inline_asm_elementwise(
@@ -155,6 +150,30 @@ def scaled_e2m1(words, scales, AXIS: tl.constexpr):  # type: ignore[no-untyped-d
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
         is_pure=True,
         pack=2,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def masked_e2m1(words, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``value · 2^-126`` in float32, where it is interpreted."""
+    register = _registers(words, AXIS)
+    left = register << 6
+    return (
+        _numbers(register & 0x81C081C0, AXIS),
+        _numbers(register << 4 & 0x81C081C0, AXIS),
+        _numbers((left ^ register >> 6 ^ register << 26) & 0x81C081C0, AXIS),
+        _numbers((left ^ register >> 4) & 0x81C081C0, AXIS),
+    )
+
+
+@triton.jit
+def scales_of_e2m1(scales):  # type: ignore[no-untyped-def]
+    """``scale · 2^118`` of each plane in float32, where it is interpreted."""
+    return (
+        _scale_of_e2m1(scales),
+        _scale_of_e2m1(_bytes_changed(scales)),
+        _scale_of_e2m1(scales >> 16),
+        _scale_of_e2m1(_bytes_changed(scales >> 16)),
     )
 
 
