@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from gemray_kernels.numerics import NUM_SHARDS, leaves_of, tree_sum
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from support.kernels.capture import captured_and_eager
 from support.kernels.kernel_parity import poisoned_memory
-from support.kernels.packed_cases import EXPERTS, FORMATS, copied, random_packed
+from support.kernels.packed_cases import EXPERTS, FORMATS, PackedFormat, copied, random_packed
 
 pytestmark = pytest.mark.gpu
 
@@ -50,13 +52,13 @@ class Layer:
     """As the reference unpacks them."""
 
 
-def layer(name: str, shape: tuple[int, int, int | None], num_experts: int | None = None) -> Layer:
+def layer(name: str | PackedFormat, shape: tuple[int, int, int | None], num_experts: int | None = None) -> Layer:
     from gemray_kernels.reference.packed_linear import dequantized as unpacked
     from gemray_kernels.triton.packed_dequantize import dequantized
 
     num_out, num_in, leaves = shape
     weight = random_packed(
-        FORMATS[name],
+        FORMATS[name] if isinstance(name, str) else name,
         num_out,
         num_in,
         device="cuda",
@@ -107,6 +109,40 @@ def test_products_have_the_bits_of_plain_ones(name: str, shape: str) -> None:
             assert torch.equal(product.gelu(x), gated_TI[:rows]), rows
     for row in (0, 63, 299):
         assert torch.equal(product.linear(x_TI[row : row + 1])[0], whole_TO[row]), row
+
+
+def test_blocks_of_fp8_whose_scales_are_parts_have_the_bits_of_plain_ones() -> None:
+    """As checkpoints with scales in bfloat16 have them: numbers of prompts are made in registers, too."""
+    from gemray_kernels.triton import exact_products
+    from gemray_kernels.triton.exact_packed import TiledExactProduct
+    from gemray_kernels.triton.factor_parts import with_parts
+
+    found = layer(replace(FORMATS["fp8 block 128"], scale_dtype=torch.bfloat16), SHAPES["31B qkv"])
+    assert with_parts(found.tiled).parts == 1
+    product = TiledExactProduct(found.tiled)
+    x_TI = random_rows(300, found.tiled.num_in, seed=5)
+    whole_TO = exact_products.linear(x_TI, found.numbers_OI, 1)
+    for rows in (1, 64, 65, 300):
+        assert torch.equal(product.linear(x_TI[:rows]), whole_TO[:rows]), rows
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_numbers_of_nvfp4_are_the_same_in_long_and_short_parts(parts: int) -> None:
+    """A weight of one scale of scales, as published, whose factor has either."""
+    from gemray_kernels.triton import exact_products, factor_parts
+    from gemray_kernels.triton.exact_packed import TiledExactProduct
+    from gemray_kernels.triton.packed_dequantize import dequantized
+
+    found = layer("nvfp4", SHAPES["31B o"])
+    tiled = replace(found.tiled, factor_O=torch.full_like(found.tiled.factor_O, 0.0421))
+    none = (tiled.factor_O[:1], tiled.factor_O[:1], torch.zeros(1, dtype=torch.bool))
+    with mock.patch.object(factor_parts, "short_parts_of", return_value=none) if parts == 2 else nullcontext():
+        assert factor_parts.with_parts(tiled).parts == parts
+        product = TiledExactProduct(tiled)
+    x_TI = random_rows(300, found.tiled.num_in, seed=6)
+    whole_TO = exact_products.linear(x_TI, dequantized(tiled), NUM_SHARDS)
+    for rows in (1, 8, 9, 64, 65, 300):
+        assert torch.equal(product.linear(x_TI[:rows]), whole_TO[:rows]), rows
 
 
 @pytest.mark.parametrize("width", [704, 1024])

@@ -1,4 +1,5 @@
-"""Packed weights in exact numerics on Hopper: few rows stream them, for many their numbers are written down once.
+"""Packed weights in exact numerics on Hopper: few rows stream them, prompts make numbers as they multiply, and where
+that takes too many parts, numbers are written down once.
 
 Either way they are multiplied as plain weights of the same numbers are (`gemray_kernels.triton.exact_products`).
 
@@ -18,14 +19,23 @@ from gemray_kernels.reference.exact_packed import DequantizedExperts, Dequantize
 from gemray_kernels.reference.layer_norms import total
 from gemray_kernels.triton import exact_experts, exact_products
 from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
+from gemray_kernels.triton.exact_packed_ahead import exact_packed_gated_ahead, exact_packed_summands_ahead
 from gemray_kernels.triton.exact_packed_experts import TiledExactExperts
 from gemray_kernels.triton.exact_packed_linear import exact_packed_gated, exact_packed_summands
-from gemray_kernels.triton.exact_packed_tiles import few_rows_tile, gated_tile
+from gemray_kernels.triton.exact_packed_tiles import (
+    ahead_tile,
+    few_rows_tile,
+    gated_ahead_tile,
+    gated_tile,
+    prompt_tile,
+    takes_prompts,
+)
 from gemray_kernels.triton.exact_tiles import FEW_ROWS
 from gemray_kernels.triton.factor_parts import with_parts
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_dequantize import dequantized
+from gemray_kernels.triton.packed_prompts import fits, packed_prompt_linear
 
 
 def tiling(
@@ -71,13 +81,13 @@ class TiledExactProduct(PackedProduct):
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
         if self._in_one_kernel(x_TI):
-            return exact_packed_gated(x_TI, self._weight, gated_tile(self._weight, len(x_TI)), Gate.GELU)
+            return self._gated(x_TI, Gate.GELU)
         return gelu_tanh_and_mul(self.linear(x_TI))
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
         if self._in_one_kernel(x_TI):
-            return exact_packed_gated(x_TI, self._weight, gated_tile(self._weight, len(x_TI)), Gate.SILU)
+            return self._gated(x_TI, Gate.SILU)
         return silu_and_mul(self.linear(x_TI))
 
     @override
@@ -88,12 +98,29 @@ class TiledExactProduct(PackedProduct):
         """Whether the gate is applied where the product is summed, as one leaf; it rounds as two kernels round."""
         return self._weight.leaves == 1 and 0 < len(x) <= FEW_ROWS
 
+    def _gated(self, x_TH: Tensor, gate: Gate) -> Tensor:
+        weight = self._weight
+        ahead = gated_ahead_tile(weight, len(x_TH))
+        if ahead is not None and fits(x_TH, weight, weight.num_out // 2):
+            return exact_packed_gated_ahead(x_TH, weight, ahead, gate)
+        return exact_packed_gated(x_TH, weight, gated_tile(weight, len(x_TH)), gate)
+
     def _parts(self, x_TI: Tensor, *, wide: bool, first: int = 0) -> Tensor:
         """Summands [S, T, O], as many as keep the device at work; a single one is rounded unless it is to be wide."""
         weight = self._weight
+        num_out = weight.num_out - first
+        fitting = len(x_TI) > 0 and fits(x_TI, weight, first)
         if len(x_TI) > FEW_ROWS:
+            if fitting and takes_prompts(weight, len(x_TI)):
+                prompt = prompt_tile(weight, len(x_TI), num_out)
+                dtype = torch.float32 if wide or weight.leaves > 1 else x_TI.dtype
+                return packed_prompt_linear(x_TI, weight, prompt, out_dtype=dtype, first=first, exact=True)
             multiply = exact_products.wide_summands if wide else exact_products.summands
             return multiply(x_TI, dequantized(weight, first), weight.leaves)
-        tile = few_rows_tile(weight, len(x_TI), weight.num_out - first)
+        ahead = ahead_tile(weight, len(x_TI), num_out)
+        if ahead is not None and fitting:
+            dtype = torch.float32 if wide or weight.leaves > 1 else x_TI.dtype
+            return exact_packed_summands_ahead(x_TI, weight, ahead, out_dtype=dtype, first=first)
+        tile = few_rows_tile(weight, len(x_TI), num_out)
         dtype = torch.float32 if wide or weight.leaves > tile.leaves else x_TI.dtype
         return exact_packed_summands(x_TI, weight, tile, out_dtype=dtype, first=first)

@@ -11,9 +11,13 @@ from dataclasses import dataclass, replace
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
+from gemray_kernels.triton import packed_tile_choice
+from gemray_kernels.triton.exact_packed_ahead import makes_numbers, serves
 from gemray_kernels.triton.exact_packed_linear import ExactPackedTile
 from gemray_kernels.triton.exact_tiles import streaming_leaves
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
+from gemray_kernels.triton.packed_ahead import ROWS, UNIT_INPUTS, AheadTile
+from gemray_kernels.triton.packed_prompts import PromptTile
 
 FEW_ROWS = 16
 """More rows take wgmma, whose left operand has 64 outputs."""
@@ -63,6 +67,44 @@ _FEW: Mapping[CodeName, _Tiles] = {
     "int8": _EIGHT_BITS,
     "fp8": _EIGHT_BITS,
 }
+LEAST_AHEAD = 1.6
+"""Programs a multiprocessor, at least, of products whose weights come ahead."""
+SHORT_LEAF = 2048
+"""Inputs of a leaf of the o projection behind attention, at most."""
+PROMPT_ROWS = 128
+"""Numbers of a prompt's rows at which kernels may change are its multiples (`gemray_workers.rank.compile_ahead`)."""
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Products whose weights come ahead: those of 31B that are faster so
+    (`benchmarks/results/2026-11-30-h200-exact-ahead`). Those of one leaf that are not gated are not."""
+
+    short: AheadTile
+    """Tile of leaves of at most `SHORT_LEAF`."""
+    gated: AheadTile
+    long: AheadTile | None = None
+    """Tile of longer leaves."""
+
+
+_EIGHT_BITS_AHEAD = _Ahead(
+    short=AheadTile(128, 4, most_registers=80),
+    gated=AheadTile(64, 2),
+)
+_AHEAD: Mapping[CodeName, _Ahead] = {
+    "int4": _Ahead(
+        short=AheadTile(128, 4, most_registers=80),
+        gated=AheadTile(64, 3, most_registers=80),
+    ),
+    "nvfp4": _Ahead(
+        short=AheadTile(128, 4, most_registers=80),
+        gated=AheadTile(64, 3, most_registers=80),
+        long=AheadTile(64, 3),
+    ),
+    "int8": _EIGHT_BITS_AHEAD,
+    "fp8": _EIGHT_BITS_AHEAD,
+}
+"""Those of int8, which was not timed, are fp8's."""
 _MORE_LEAF = ExactPackedTile(128, 8, 3, weight_first=True)
 
 
@@ -87,3 +129,42 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> ExactPackedTile:
     if num_rows > tiles.gated_rows:
         return tiles.more_gated if num_rows <= MANY_ROWS else _MANY_GATED
     return tiles.small if weight.num_out // 2 < 64 * MULTIPROCESSORS and tiles.gated.outputs > 32 else tiles.gated
+
+
+def ahead_tile(weight: TiledWeight, num_rows: int, num_out: int) -> AheadTile | None:
+    """Choose a tile for the kernel that asks for weights ahead, in place of `few_rows_tile`; None where that one's is
+    faster."""
+    if weight.leaves == 1:
+        return None
+    tiles = _AHEAD[weight.code]
+    tile = tiles.short if weight.leaf <= SHORT_LEAF else tiles.long
+    return _if_faster(tile, weight, num_rows, num_out)
+
+
+def gated_ahead_tile(weight: TiledWeight, num_rows: int) -> AheadTile | None:
+    """Likewise in place of `gated_tile`."""
+    return _if_faster(_AHEAD[weight.code].gated, weight, num_rows, weight.num_out // 2)
+
+
+def _if_faster(tile: AheadTile | None, weight: TiledWeight, num_rows: int, num_out: int) -> AheadTile | None:
+    if tile is None or num_rows > ROWS.value or not serves(weight):
+        return None
+    programs = -(-num_out // tile.outputs) * weight.leaves
+    return tile if programs >= LEAST_AHEAD * MULTIPROCESSORS else None
+
+
+def takes_prompts(weight: TiledWeight, num_rows: int) -> bool:
+    """Whether numbers are made as they are multiplied with more than 64 rows, and not written down first.
+
+    Parts of a leaf each, which the reader adds up, take less time than numbers do up to a row for four of its inputs.
+    """
+    has_units = weight.unit.inputs == UNIT_INPUTS or weight.code == "nvfp4"
+    if weight.leaves == 1:
+        return has_units and makes_numbers(weight)
+    return serves(weight) and num_rows <= weight.leaf // 4 // PROMPT_ROWS * PROMPT_ROWS
+
+
+def prompt_tile(weight: TiledWeight, num_rows: int, num_out: int) -> PromptTile:
+    """Choose a tile for such a product, whose programs have a leaf each."""
+    tile = packed_tile_choice.prompt_tile(weight.code, num_out * weight.leaves, weight.leaf, num_rows)
+    return replace(tile, splits=weight.leaves)

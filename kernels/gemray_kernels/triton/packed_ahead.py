@@ -26,6 +26,7 @@ from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_having_let
+from gemray_kernels.triton.exact_packed_unit import made_larger
 from gemray_kernels.triton.gluon_ring import (
     barrier,
     fetch,
@@ -38,7 +39,7 @@ from gemray_kernels.triton.gluon_ring import (
 )
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_linear import CODES
-from gemray_kernels.triton.packed_prompt_numbers import numbers_of_half
+from gemray_kernels.triton.packed_prompt_numbers import chosen_numbers_of_half, parts_of_outputs
 from gemray_kernels.triton.packed_prompts import fits
 
 HALF_I = gl.constexpr(64)
@@ -63,6 +64,8 @@ class AheadTile:
     """A multiple of 64, 16 for each warp that multiplies."""
     num_stages: int
     splits: int = 1
+    most_registers: int = MOST_REGISTERS
+    """Of a thread: four programs on a multiprocessor are left room for, or fewer."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class _Shape:
     outputs: int
     stages: int
     gate: int
+    exact: bool
+    """Numbers are rounded with their factors, in so many parts, and sums are not multiplied with them."""
+    parts: int
     units: int = 1
     """Units of a step, as `packed_prompt_numbers` asks."""
 
@@ -111,7 +117,7 @@ def packed_linear_ahead(
     """
     num_out = weight.num_out - first
     out_STO = torch.empty(tile.splits, x_TI.shape[0], num_out, dtype=out_dtype, device=x_TI.device)
-    _launch(x_TI, weight, first, out_STO, tile, Gate.NONE)
+    launch(x_TI, weight, first, out_STO, tile, Gate.NONE)
     return out_STO
 
 
@@ -131,11 +137,24 @@ def packed_gated_linear_ahead(x_TH: Tensor, weight: TiledWeight, tile: AheadTile
         raise ValueError(f"{tile} of a gated product: one part is allowed")
     width = weight.num_out // 2
     out_STO = torch.empty(1, x_TH.shape[0], width, dtype=x_TH.dtype, device=x_TH.device)
-    _launch(x_TH, weight, 0, out_STO, tile, gate)
+    launch(x_TH, weight, 0, out_STO, tile, gate)
     return out_STO[0]
 
 
-def _launch(x_TI: Tensor, weight: TiledWeight, first: int, out_STO: Tensor, tile: AheadTile, gate: Gate) -> None:
+def launch(
+    x_TI: Tensor,
+    weight: TiledWeight,
+    first: int,
+    out_STO: Tensor,
+    tile: AheadTile,
+    gate: Gate,
+    *,
+    exact: bool = False,
+) -> None:
+    """Write the products of `packed_linear_ahead` or `packed_gated_linear_ahead`.
+
+    With `exact`, numbers are those of exact numerics, and splits are leaves, or one is all inputs.
+    """
     num_rows, num_in = x_TI.shape
     num_out = out_STO.shape[2]
     if not serves(weight):
@@ -157,6 +176,8 @@ def _launch(x_TI: Tensor, weight: TiledWeight, first: int, out_STO: Tensor, tile
         outputs=tile.outputs,
         stages=tile.num_stages,
         gate=gate.value,
+        exact=exact,
+        parts=weight.parts if exact else 0,
     )
     words_BRW = weight.words_BOC.view(len(weight.words_BOC), -1, WIDE_WORDS.value)[
         :, first * unit.words // WIDE_WORDS.value :
@@ -172,6 +193,7 @@ def _launch(x_TI: Tensor, weight: TiledWeight, first: int, out_STO: Tensor, tile
         TensorDescriptor.from_tensor(words_BRW, block, swizzled(128, rank=3)),
         scales,
         weight.factor_O[first:],
+        weight.parts_or_factors[first:],
         out_STO,
         num_rows,
         num_out,
@@ -180,7 +202,7 @@ def _launch(x_TI: Tensor, weight: TiledWeight, first: int, out_STO: Tensor, tile
         EARLY=early,
         FETCH_REGISTERS=FETCH_REGISTERS,
         num_warps=NUM_WARPS,
-        maxnreg=MOST_REGISTERS,
+        maxnreg=tile.most_registers,
         launch_pdl=early,
     )
 
@@ -251,13 +273,15 @@ def _loaded(tiles, at, NUMBERS: gl.constexpr, SHAPE: gl.constexpr):  # type: ign
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _added(acc, x_low, x_high, words, scales, NUMBERS: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
-    acc = mma_v2(numbers_of_half(words, scales, 0, NUMBERS, SHAPE), x_low, acc)
-    return mma_v2(numbers_of_half(words, scales, 1, NUMBERS, SHAPE), x_high, acc)
+def _added(acc, x_low, x_high, words, scales, parts, NUMBERS: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    acc = mma_v2(chosen_numbers_of_half(words, scales, parts, 0, NUMBERS, SHAPE), x_low, acc)
+    return mma_v2(chosen_numbers_of_half(words, scales, parts, 1, NUMBERS, SHAPE), x_high, acc)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _multiply(tiles, x_tiles, barriers, factor_O, out_STO, num_rows, split, sizes, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+def _multiply(  # type: ignore[no-untyped-def]
+    tiles, x_tiles, barriers, factor_O, parts_O, out_STO, num_rows, split, sizes, SHAPE: gl.constexpr
+):
     OUTPUTS: gl.constexpr = SHAPE.outputs
     TILES: gl.constexpr = SHAPE.tiles
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(
@@ -267,6 +291,12 @@ def _multiply(tiles, x_tiles, barriers, factor_O, out_STO, num_rows, split, size
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
     ready, free = barriers
     first, end, o, num_out = sizes
+    # Past the end the last output is computed again, and not stored.
+    weight_O = gl.minimum(o + gl.arange(0, OUTPUTS, gl.SliceLayout(1, NUMBERS)), num_out - 1)
+    parts = parts_of_outputs(parts_O, weight_O, SHAPE)
+    up_parts = parts
+    if SHAPE.gate:
+        up_parts = parts_of_outputs(parts_O, weight_O + num_out, SHAPE)
     acc = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
     up = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
     stage = 0
@@ -283,17 +313,23 @@ def _multiply(tiles, x_tiles, barriers, factor_O, out_STO, num_rows, split, size
         # What all warps have in registers may be overwritten.
         barrier()
         mbarrier.arrive(free.index(stage))
-        acc = _added(acc, x_low, x_high, words, scales, NUMBERS, SHAPE)
+        acc = _added(acc, x_low, x_high, words, scales, parts, NUMBERS, SHAPE)
         if SHAPE.gate:
-            up = _added(up, x_low, x_high, up_words, up_scales, NUMBERS, SHAPE)
+            up = _added(up, x_low, x_high, up_words, up_scales, up_parts, NUMBERS, SHAPE)
         stage, phase = next_stage(stage, phase, SHAPE.stages)
 
     o_O = o + gl.arange(0, OUTPUTS, gl.SliceLayout(1, SUMS))
     factor_at_O = factor_O + gl.minimum(o_O, num_out - 1)
-    acc *= gl.load(factor_at_O).expand_dims(1)
+    if SHAPE.exact:
+        acc = made_larger(acc, SHAPE.code, SHAPE.scaling, SHAPE.parts)
+        up = made_larger(up, SHAPE.code, SHAPE.scaling, SHAPE.parts)
+    else:
+        acc *= gl.load(factor_at_O).expand_dims(1)
+        if SHAPE.gate:
+            up *= gl.load(factor_at_O + num_out).expand_dims(1)
     dtype: gl.constexpr = out_STO.dtype.element_ty
     if SHAPE.gate:
-        acc = gated_sums(acc, up * gl.load(factor_at_O + num_out).expand_dims(1), dtype, SHAPE.gate == 1)
+        acc = gated_sums(acc, up, dtype, SHAPE.gate == 1)
     store_sums(acc.to(dtype), None, (None, out_STO), (split, 0, o), (num_rows, num_out), False)
 
 
@@ -303,6 +339,7 @@ def _packed_ahead_kernel(  # type: ignore[no-untyped-def]
     words_BRW,
     scale_BX,
     factor_O,
+    parts_O,
     out_STO,
     num_rows,
     num_out,
@@ -333,7 +370,7 @@ def _packed_ahead_kernel(  # type: ignore[no-untyped-def]
     sizes = (first, end, gl.program_id(0) * OUTPUTS, num_out)
     gl.warp_specialize(
         [
-            (_multiply, (tiles, x_tiles, barriers, factor_O, out_STO, num_rows, split, sizes, SHAPE)),
+            (_multiply, (tiles, x_tiles, barriers, factor_O, parts_O, out_STO, num_rows, split, sizes, SHAPE)),
             (_fetch_steps, (x_TI, words_BRW, scale_BX, tiles, x_tiles, barriers, sizes, SHAPE, EARLY)),
         ],
         [1],

@@ -11,6 +11,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from gemray_kernels.triton.exact_packed_numbers import e2m1_in_parts, e4m3_in_parts, int4_in_parts, int8_in_parts
+from gemray_kernels.triton.exact_packed_unit import repeated
 from gemray_kernels.triton.packed_planes import e4m3, int8, masked_e4m3, plain_int4, scaled_e2m1, scaled_int4
 
 MASKED_E4M3 = gl.constexpr(2.0**120)
@@ -76,6 +78,65 @@ def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SH
         if SHAPE.scaling == 2:
             numbers = _times(numbers, scale_O1)
     return numbers
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def exact_numbers_of_half(  # type: ignore[no-untyped-def]
+    words, scale_O, parts, HALF: gl.constexpr, LAYOUT: gl.constexpr, SHAPE: gl.constexpr
+):
+    """Numbers [O, 64] of exact numerics, which are rounded with their factors: `parts` are those of `parts_of_outputs`.
+
+    Those of int4 with scales of codes have no factors, and scales of units are rounded with numbers in any case.
+    """
+    if SHAPE.parts == 0 or SHAPE.scaling == 2:
+        numbers = numbers_of_half(words, scale_O, HALF, LAYOUT, SHAPE)
+    else:
+        high_O, low_O = parts
+        high_O1 = high_O.expand_dims(1)
+        low_O1 = low_O.expand_dims(1)
+        if SHAPE.code < 2:
+            if SHAPE.code == 1:
+                scale_O1 = scale_O.expand_dims(1)
+                if SHAPE.units == 1:
+                    scale_O1 = _scales_of_runs(scale_O1, words, LAYOUT)
+                w0, w1, w2, w3 = e2m1_in_parts(words, scale_O1, high_O1, low_O1, SHAPE.parts, 1)
+            else:
+                w0, w1, w2, w3 = int4_in_parts(words, high_O1, low_O1, SHAPE.parts)
+            low = _beside(w0, w1, LAYOUT)
+            high = _beside(w2, w3, LAYOUT)
+        elif SHAPE.code == 2:
+            low, high = int8_in_parts(words, high_O1, low_O1, SHAPE.parts)
+        else:
+            low, high = e4m3_in_parts(words, high_O1, low_O1, SHAPE.parts, 1)
+        if SHAPE.code == 1 and SHAPE.units == 2:  # noqa: SIM108 - chosen at compile time
+            numbers = _beside(low, high, LAYOUT)
+        else:
+            numbers = high if HALF else low
+    return numbers
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def chosen_numbers_of_half(  # type: ignore[no-untyped-def]
+    words, scale_O, parts, HALF: gl.constexpr, LAYOUT: gl.constexpr, SHAPE: gl.constexpr
+):
+    """As `exact_numbers_of_half` or `numbers_of_half`."""
+    if SHAPE.exact:
+        numbers = exact_numbers_of_half(words, scale_O, parts, HALF, LAYOUT, SHAPE)
+    else:
+        numbers = numbers_of_half(words, scale_O, HALF, LAYOUT, SHAPE)
+    return numbers
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def parts_of_outputs(parts_O, o_O, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Both parts [O] of outputs' factors, in either half of an int32; names where there are none."""
+    high = o_O
+    low = o_O
+    if SHAPE.exact and SHAPE.parts > 0 and SHAPE.scaling != 2:
+        parts = gl.load(parts_O + o_O)
+        high = repeated(parts)
+        low = repeated(parts >> 16)
+    return high, low
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

@@ -29,10 +29,17 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
+from gemray_kernels.triton.exact_packed_unit import made_larger
 from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, store_sums, swizzled
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_linear import CODES
-from gemray_kernels.triton.packed_prompt_numbers import MASKED_E4M3, numbers_of_half, scales_of_step, words_of_step
+from gemray_kernels.triton.packed_prompt_numbers import (
+    MASKED_E4M3,
+    chosen_numbers_of_half,
+    parts_of_outputs,
+    scales_of_step,
+    words_of_step,
+)
 
 BLOCK_I = gl.constexpr(64)
 """Inputs of a tile of rows, half a step's: 128 bytes, which wgmma reads from shared memory as the accelerator swizzles
@@ -78,11 +85,14 @@ class _Shape:
     words_stages: int
     whole: bool
     """There is one summand, which is rounded to bfloat16."""
+    exact: bool
+    """Numbers are rounded with their factors, in so many parts, and sums are not multiplied with them."""
+    parts: int
 
     @property
     def masked(self) -> bool:
         """Whether e4m3's numbers stay as they are masked out of their words."""
-        return self.code == CODES["fp8"] and self.scaling == Scaling.ROW.value
+        return not self.exact and self.code == CODES["fp8"] and self.scaling == Scaling.ROW.value
 
     @property
     def row_stages(self) -> int:
@@ -99,7 +109,13 @@ def fits(x_TI: Tensor, weight: TiledWeight, first: int = 0) -> bool:
 
 
 def packed_prompt_linear(
-    x_TI: Tensor, weight: TiledWeight, tile: PromptTile, *, out_dtype: torch.dtype, first: int = 0
+    x_TI: Tensor,
+    weight: TiledWeight,
+    tile: PromptTile,
+    *,
+    out_dtype: torch.dtype,
+    first: int = 0,
+    exact: bool = False,
 ) -> Tensor:
     """Summands [S, T, O - first] of ``x · weightᵀ``: the product is their `total`.
 
@@ -109,6 +125,8 @@ def packed_prompt_linear(
         tile: of this product.
         out_dtype: of the summands; float32 unless there is only one.
         first: outputs that are left out.
+        exact: numbers are those of exact numerics, of a weight as `exact_packed_ahead.makes_numbers` says, and the
+            tile's splits are its leaves, which are whole steps if there are several.
     """
     num_rows, num_in = x_TI.shape
     if num_rows == 0 or x_TI.stride(1) != 1 or num_in != weight.num_in or not fits(x_TI, weight, first):
@@ -132,6 +150,8 @@ def packed_prompt_linear(
         side_by_side=SIDE_BY_SIDE,
         words_stages=WORDS_STAGES,
         whole=out_dtype == torch.bfloat16,
+        exact=exact,
+        parts=weight.parts if exact else 0,
     )
     words_BOC = weight.words_BOC[:, first:]
     num_tiles = triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_out, tile.outputs * tile.groups) * tile.splits
@@ -140,6 +160,7 @@ def packed_prompt_linear(
         TensorDescriptor.from_tensor(words_BOC, [1, tile.outputs, unit.words], swizzled(2 * unit.words, rank=3)),
         weight.scale_BO[..., first:],
         weight.factor_O[first:],
+        weight.parts_or_factors[first:],
         TensorDescriptor.from_tensor(
             out_STO[0], [tile.rows, tile.outputs], swizzled(128, 8 * out_dtype.itemsize, rank=2)
         ),
@@ -210,14 +231,17 @@ def _store(acc, out_tiles, weight, results, place, sizes, GROUP: gl.constexpr, S
     num_rows, num_out, _, _, _ = sizes
     LAYOUT: gl.constexpr = acc.type.layout
     o_O = place[2] + gl.arange(0, SHAPE.outputs, gl.SliceLayout(1, LAYOUT))
-    if SHAPE.masked:
-        acc *= MASKED_E4M3
-    acc *= gl.load(factor_O + gl.minimum(o_O, num_out - 1)).expand_dims(1)
+    if SHAPE.exact:
+        acc = made_larger(acc, SHAPE.code, SHAPE.scaling, SHAPE.parts)
+    else:
+        if SHAPE.masked:
+            acc *= MASKED_E4M3
+        acc *= gl.load(factor_O + gl.minimum(o_O, num_out - 1)).expand_dims(1)
     store_sums(acc, out_tiles.index(GROUP), results, place, (num_rows, num_out), SHAPE.whole)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+def _multiply(tiles, barriers, weight, parts_O, results, sizes, GROUP: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """The sums of one group, tile after tile."""
     ROWS: gl.constexpr = SHAPE.rows
     OUTPUTS: gl.constexpr = SHAPE.outputs
@@ -238,15 +262,16 @@ def _multiply(tiles, barriers, weight, results, sizes, GROUP: gl.constexpr, SHAP
         first = split * steps // splits
         end = (split + 1) * steps // splits
         low_scales, high_scales = scales_of_step(weight, first, o_O, SHAPE)
+        parts = parts_of_outputs(parts_O, o_O, SHAPE)
         acc = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
         for step in range(first, end):
             mbarrier.wait(words_ready.index(words_stage), words_phase)
             low_words, high_words = words_of_step(words_tiles, words_stage, GROUP, NUMBERS, SHAPE)
-            low = numbers_of_half(low_words, low_scales, 0, NUMBERS, SHAPE)
+            low = chosen_numbers_of_half(low_words, low_scales, parts, 0, NUMBERS, SHAPE)
             mbarrier.wait(x_ready.index(x_stage), x_phase)
             acc = warpgroup_mma(low, x_tiles.index(x_stage).permute((1, 0)), acc, is_async=True)
             high_stage, high_phase = next_stage(x_stage, x_phase, SHAPE.row_stages)
-            high = numbers_of_half(high_words, high_scales, 1, NUMBERS, SHAPE)
+            high = chosen_numbers_of_half(high_words, high_scales, parts, 1, NUMBERS, SHAPE)
             mbarrier.wait(x_ready.index(high_stage), high_phase)
             acc = warpgroup_mma(high, x_tiles.index(high_stage).permute((1, 0)), acc, is_async=True)
             # What every warp of the group has done with may be overwritten.
@@ -272,6 +297,7 @@ def _packed_prompt_kernel(  # type: ignore[no-untyped-def]
     words_BOC,
     scale_BO,
     factor_O,
+    parts_O,
     out_TO,
     out_STO,
     num_rows,
@@ -309,8 +335,8 @@ def _packed_prompt_kernel(  # type: ignore[no-untyped-def]
     if SHAPE.groups == 2:
         gl.warp_specialize(
             [
-                (_multiply, (tiles, barriers, weight, results, sizes, 0, SHAPE)),
-                (_multiply, (tiles, barriers, weight, results, sizes, 1, SHAPE)),
+                (_multiply, (tiles, barriers, weight, parts_O, results, sizes, 0, SHAPE)),
+                (_multiply, (tiles, barriers, weight, parts_O, results, sizes, 1, SHAPE)),
                 (_fetch_steps, (x_TI, words_BOC, tiles, barriers, sizes, SHAPE)),
             ],
             [4, 1],
@@ -319,9 +345,9 @@ def _packed_prompt_kernel(  # type: ignore[no-untyped-def]
     else:
         gl.warp_specialize(
             [
-                (_multiply, (tiles, barriers, weight, results, sizes, 0, SHAPE)),
-                (_multiply, (tiles, barriers, weight, results, sizes, 1, SHAPE)),
-                (_multiply, (tiles, barriers, weight, results, sizes, 2, SHAPE)),
+                (_multiply, (tiles, barriers, weight, parts_O, results, sizes, 0, SHAPE)),
+                (_multiply, (tiles, barriers, weight, parts_O, results, sizes, 1, SHAPE)),
+                (_multiply, (tiles, barriers, weight, parts_O, results, sizes, 2, SHAPE)),
                 (_fetch_steps, (x_TI, words_BOC, tiles, barriers, sizes, SHAPE)),
             ],
             [4, 4, 1],

@@ -58,6 +58,11 @@ class Compiled:
         None without nvdisasm."""
         return self._count(r"\bWARPGROUP\.DEPBAR\b")
 
+    @property
+    def products_of_pairs(self) -> int | None:
+        """Instructions that multiply two 16-bit numbers at a time and add nothing. None without nvdisasm."""
+        return self._count(r"\bHMUL2")
+
     def _count(self, pattern: str) -> int | None:
         return None if self._sass is None else len(re.findall(pattern, self._sass))
 
