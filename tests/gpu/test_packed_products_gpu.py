@@ -8,6 +8,7 @@ add nothing to be seen; gated products are rounded twice more.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -143,6 +144,51 @@ def test_verify_rows(name: str, size: int) -> None:
                 assert all(torch.equal(again, wanted_TI) for again in gated), (rows, gate)
 
 
+@pytest.mark.parametrize("shape", [(128, 2, 128, 0), (64, 3, 128, 32), (64, 2, 64, 16)])
+@pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 channel"])
+def test_even_shares(name: str, shape: tuple[int, int, int, int]) -> None:
+    """Right, and a row's bits are the same whenever it runs, wherever it lies and whatever lies beside it; outputs,
+    inputs and units that tiles and shares do not divide, fewer tiles than programs and more."""
+    from gemray_kernels.packed_tiles import laid_out
+    from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.linear import Gate
+    from gemray_kernels.triton.packed_even import EvenTile, packed_even_gated_linear, packed_even_linear
+
+    tile = EvenTile(*shape)
+    most = tile.rows + tile.more
+    for num_out, num_in in ((2832, 2112), (30000, 1056)):
+        weight = random_packed(FORMATS[name], num_out, num_in, device="cuda")
+        assert weight.tiling is not None
+        wide_OI = dequantized(copied(weight), torch.float64)
+        tiled = laid_out(weight, weight.tiling)
+        x_TI = random_rows(most, num_in, seed=most)
+        sums_TO = x_TI.double() @ wide_OI.T
+        turned_TI = torch.cat([x_TI[-3:], random_rows(most - 8, num_in, seed=1), x_TI[:5]])
+        for splits, shares, first in ((1, False, 0), (3, False, 0), (1, True, 0), (1, True, 512)):
+            cut = replace(tile, splits=splits, shares=shares)
+            dtype = torch.float32 if splits > 1 else torch.bfloat16
+            product = partial(packed_even_linear, weight=tiled, tile=cut, out_dtype=dtype, first=first)
+            with poisoned_memory():
+                found, turned, fewer = product(x_TI), product(turned_TI), product(x_TI[:65])
+                again = [product(x_TI) for _ in range(3)]
+            error = relative_error(found.sum(0, dtype=torch.float64), sums_TO[:, first:])
+            assert error < TOLERANCE, (num_out, cut, first)
+            assert all(torch.equal(other, found) for other in again), (num_out, cut, first)
+            assert torch.equal(turned[:, :3], found[:, -3:]), (num_out, cut, first)
+            assert torch.equal(turned[:, -5:], found[:, :5]), (num_out, cut, first)
+            assert torch.equal(fewer, found[:, :65]), (num_out, cut, first)
+        gate, act = (Gate.SILU, silu_and_mul) if name == "nvfp4" else (Gate.GELU, gelu_tanh_and_mul)
+        for cut in (tile, replace(tile, shares=True)):
+            with poisoned_memory():
+                gated = [packed_even_gated_linear(x_TI, tiled, cut, gate) for _ in range(4)]
+                turned = packed_even_gated_linear(turned_TI, tiled, cut, gate)
+            assert relative_error(gated[0], act(sums_TO)) < GATED_TOLERANCE, (num_out, cut, gate)
+            assert all(torch.equal(again, gated[0]) for again in gated), (num_out, cut, gate)
+            assert torch.equal(turned[:3], gated[0][-3:]), (num_out, cut, gate)
+            assert torch.equal(turned[-5:], gated[0][:5]), (num_out, cut, gate)
+
+
 @pytest.mark.parametrize("name", ["int4 group 32", "int8 channel", "fp8 channel", "nvfp4"])
 def test_weights_ahead(name: str) -> None:
     """Right, the same whenever it runs, and with the bits of the tiles of few rows, whose parts these are; outputs,
@@ -187,13 +233,14 @@ def test_weights_ahead(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 channel"])
 def test_a_graph_holds_few_and_verify_rows(name: str) -> None:
-    """31B's gate and up rows, and its down projection: what is captured is what runs."""
+    """31B's gate and up rows, and its down projection: what is captured is what runs, up to rows that share work."""
     from gemray_kernels.triton.packed_products import packed_product
 
     gate_up = packed_product(random_packed(FORMATS[name], 43008, 5376, device="cuda"))
     down = packed_product(random_packed(FORMATS[name], 5376, 21504, device="cuda"))
     inputs = [
-        (random_rows(rows, 5376, seed=rows), random_rows(rows, 21504, seed=rows)) for rows in (1, 8, 16, 24, 40, 64)
+        (random_rows(rows, 5376, seed=rows), random_rows(rows, 21504, seed=rows))
+        for rows in (1, 8, 16, 24, 40, 64, 80, 160)
     ]
 
     def everything() -> list[torch.Tensor]:
