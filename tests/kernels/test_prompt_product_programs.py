@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
-from gemray_kernels.packed_weight import CodeName
+from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.exact_rows_tiles import MOST_ROWS, ROWS, gated_rows_tile, rows_tile
 from gemray_kernels.triton.exact_tiles import gemm_tile, pipeline_beats_gemm, pipeline_tile
+from gemray_kernels.triton.packed_even_choice import EVEN_ROWS, Product, even_tile, gated_even_tile
 from gemray_kernels.triton.packed_tile_choice import PROMPT_SPLITS, prompt_tile
 from gemray_workers.rank.compile_ahead import PROMPT_TILE_ROWS
 
@@ -37,11 +38,15 @@ def exact_tile(num_rows: int, num_out: int, num_in: int, leaves: int) -> object:
 @cache
 def packed_tile(code: CodeName, num_rows: int, num_out: int, num_in: int) -> object:
     """Parts are counted at run time."""
+    product = Product(code, Scaling.CODES if "4" in code else Scaling.ROW, num_out, num_in)
+    even, gated = even_tile(product, num_rows), gated_even_tile(product, num_rows)
+    if even is not None:
+        return replace(even, splits=1), even.splits > 1, gated
     return replace(prompt_tile(code, num_out, num_in, num_rows, most_splits=PROMPT_SPLITS), splits=1)
 
 
 def rehearsed(step: int) -> list[int]:
-    tiled = {*ROWS, *range(PROMPT_TILE_ROWS, step, PROMPT_TILE_ROWS), step}
+    tiled = {*ROWS, *EVEN_ROWS, *range(PROMPT_TILE_ROWS, step, PROMPT_TILE_ROWS), step}
     return [rows for rows in tiled if FEW < rows <= step]
 
 

@@ -1,6 +1,6 @@
-"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, some of which ask
-for it before the rows are there, for more of them tiles that warps fetch and multiply side by side, for many larger
-ones or the library's.
+"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, some of which ask for it
+before the rows are there, for more of them tiles that warps fetch and multiply side by side, whose work programs share
+where rows are not too many, for many larger ones or the library's.
 
 Shape legend: T rows, I inputs, O outputs, S summands.
 """
@@ -22,6 +22,8 @@ from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_ahead import packed_gated_linear_ahead, packed_linear_ahead
 from gemray_kernels.triton.packed_dequantize import dequantized
+from gemray_kernels.triton.packed_even import packed_even_gated_linear, packed_even_linear
+from gemray_kernels.triton.packed_even_choice import MOST_SPLITS, Product, even_tile, gated_even_tile
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
 from gemray_kernels.triton.packed_prompts import fits, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import (
@@ -89,15 +91,17 @@ class TiledProduct(PackedProduct):
 
     @override
     def gelu(self, x_TI: Tensor) -> Tensor:
-        if not _are_few(x_TI):
-            return gelu_tanh_and_mul(self._of_many_rows(x_TI))
-        return self._gated_few_rows(x_TI, Gate.GELU)
+        if _are_few(x_TI):
+            return self._gated_few_rows(x_TI, Gate.GELU)
+        gated_TI = self._gated_evenly(x_TI, Gate.GELU)
+        return gelu_tanh_and_mul(self._of_many_rows(x_TI)) if gated_TI is None else gated_TI
 
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
-        if not _are_few(x_TI):
-            return silu_and_mul(self._of_many_rows(x_TI))
-        return self._gated_few_rows(x_TI, Gate.SILU)
+        if _are_few(x_TI):
+            return self._gated_few_rows(x_TI, Gate.SILU)
+        gated_TI = self._gated_evenly(x_TI, Gate.SILU)
+        return silu_and_mul(self._of_many_rows(x_TI)) if gated_TI is None else gated_TI
 
     @override
     def gated_projection(self, summands_STI: Tensor, factor_TI: Tensor) -> Tensor:
@@ -125,6 +129,14 @@ class TiledProduct(PackedProduct):
                 return packed_verify_gated_linear(x_TI, weight, verify, gate)
         return packed_gated_linear_in_tiles(x_TI, weight, gated_tile(weight, len(x_TI)), gate)
 
+    def _gated_evenly(self, x_TI: Tensor, gate: Gate) -> Tensor | None:
+        """Gated products of rows of which there are not too many; None where others are served."""
+        weight = self._weight
+        if not (self._on_hopper and len(x_TI) and fits(x_TI, weight, weight.num_out // 2)):
+            return None
+        tile = gated_even_tile(self._with_outputs(weight.num_out), len(x_TI))
+        return None if tile is None else packed_even_gated_linear(x_TI, weight, tile, gate)
+
     def _of_many_rows(self, x_TI: Tensor) -> Tensor:
         return self._summands_of_many_rows(x_TI, 0, most_splits=1)[0]
 
@@ -135,9 +147,17 @@ class TiledProduct(PackedProduct):
         if not (self._on_hopper and len(x_TI) and fits(x_TI, weight, first)):
             numbers_OI = dequantized(weight, first)
             return (wide_linear if wide else torch.nn.functional.linear)(x_TI, numbers_OI).unsqueeze(0)
-        tile = prompt_tile(weight.code, weight.num_out - first, weight.num_in, len(x_TI), most_splits=most_splits)
+        num_out = weight.num_out - first
+        even = even_tile(self._with_outputs(num_out), len(x_TI), most_splits=MOST_SPLITS if most_splits > 1 else 1)
+        if even is not None:
+            dtype = torch.float32 if wide or even.splits > 1 else x_TI.dtype
+            return packed_even_linear(x_TI, weight, even, out_dtype=dtype, first=first)
+        tile = prompt_tile(weight.code, num_out, weight.num_in, len(x_TI), most_splits=most_splits)
         dtype = torch.float32 if wide or tile.splits > 1 else x_TI.dtype
         return packed_prompt_linear(x_TI, weight, tile, out_dtype=dtype, first=first)
+
+    def _with_outputs(self, num_out: int) -> Product:
+        return Product(self._weight.code, self._weight.scaling, num_out, self._weight.num_in)
 
 
 _ENOUGH_OUTPUTS = 4096

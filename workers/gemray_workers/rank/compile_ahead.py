@@ -213,12 +213,14 @@ def _tiled_rows(blueprint: Blueprint) -> list[int]:
     """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled: exact ones, and
     those of packed weights. Others are the library's."""
     from gemray_kernels.triton.exact_rows_tiles import ROWS  # where there is triton
+    from gemray_kernels.triton.packed_even_choice import EVEN_ROWS
 
     is_exact, is_packed = blueprint.config.numerics == "exact", blueprint.model.quantization is not None
     if not is_exact and not is_packed:
         return []
     return [
         *(ROWS if is_exact else ()),
+        *(EVEN_ROWS if is_packed else ()),
         *range(PROMPT_TILE_ROWS, blueprint.scheduler.max_step_tokens, PROMPT_TILE_ROWS),
     ]
 
