@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -42,10 +43,11 @@ def on_hopper(_: torch.Tensor) -> bool:
     return True
 
 
+@cache
 def programs(
     group: str, num_rows: int, num_seqs: int, most_rows: int, most_keys: int | None = None, numerics: str = "fast"
-) -> set[tuple[Any, ...]]:
-    """What one attention of such a batch would compile: kernels and their constants."""
+) -> frozenset[tuple[Any, ...]]:
+    """What one attention of such a batch would compile: kernels and their constants. Tests ask for the same batches."""
     from triton.runtime.jit import JITFunction
 
     from gemray_kernels.triton import few_attention, whole_attention, wide_attention
@@ -80,7 +82,7 @@ def programs(
             most_keys=most_keys,
             keys_of_values=OF_VALUES if "31B full" in group else None,
         )
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if "Hopper" not in group])
