@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,19 +11,12 @@ from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.layer_norms import Norm
 from gemray_kernels.triton.attention_inputs import attention_inputs
 from support.kernels.attention_input_rows import SHAPES
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import compile_launches
-from support.waiting import HANG_S
 
 
 def test_interpreted_rows_do_not_depend_on_their_number() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_attention_inputs.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    lines = [line.split("\t") for line in interpreted("attention_inputs").splitlines()]
     assert len(lines) == 6
     for name, differing, wrong in lines:
         assert int(differing) == 0, name

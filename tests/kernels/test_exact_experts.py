@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +19,8 @@ from support.kernels.exact_experts import (
     pairs_that_differ_over_ranks,
     random_case,
 )
+from support.kernels.interpreted import interpreted
 from support.kernels.kernel_parity import relative_error
-from support.waiting import HANG_S
 
 COUNTS = (1, 2, 3, 7, 16, 17, 40)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -138,15 +134,8 @@ def test_tiles_whose_products_would_be_computed_twice_are_refused() -> None:
 
 @pytest.mark.slow
 def test_interpreted_kernels_hold_the_same() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
     pytest.importorskip("triton", reason="triton is to be had on Linux alone")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_exact_experts.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    found = dict(line.split("\t") for line in result.stdout.splitlines())
+    found = dict(line.split("\t") for line in interpreted("exact_experts").splitlines())
     assert float(found.pop("relative error")) < 1e-6
     assert int(found.pop("a split that follows the rows")) > 0
     assert len(found) == 3 + 1 + 2 + 4 + 2

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton.many_rows_experts import expert_outputs
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
-from support.waiting import HANG_S
 
 TOLERANCE = 1e-6
 HIDDEN, WIDTH = 2816, 704
@@ -22,14 +17,7 @@ HIDDEN, WIDTH = 2816, 704
 
 @pytest.mark.slow
 def test_interpreted_kernels_equal_the_reference() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_many_rows_experts.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    lines = [line.split("\t") for line in interpreted("many_rows_experts").splitlines()]
     assert len(lines) == 5 * 3
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
 

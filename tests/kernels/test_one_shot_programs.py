@@ -5,12 +5,8 @@ It moves 16 bytes at a time where a tensor allows it: links between devices are 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,19 +14,13 @@ import torch
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton.one_shot_reduce import BLOCK_BYTES, MOST_BYTES, OneShotReduce, blocks_of, memory_words
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import compile_launches
-from support.waiting import HANG_S
 
 
 def test_processes_that_share_memory_have_the_sums_of_all() -> None:
     """Turn after turn, ranks ahead of each other: with one slot for two, or flags of this turn alone, it fails."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_one_shot.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "".join(f"{size} ranks: 60 turns\n" for size in (1, 2, 3, 4))
+    assert interpreted("one_shot") == "".join(f"{size} ranks: 60 turns\n" for size in (1, 2, 3, 4))
 
 
 def accesses(size: int, parts: int, count: int, dtype: torch.dtype) -> list[str]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
-from support.waiting import HANG_S
 
 FEW_ROWS = ["attend_exact_kernel", "combine_exact_kernel"]
 PROMPTS = ["attend_weights_kernel", "attend_values_kernel"]
@@ -21,14 +16,7 @@ PROMPTS = ["attend_weights_kernel", "attend_values_kernel"]
 
 @pytest.mark.slow
 def test_interpreted_kernels_are_right_and_exact() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_exact_attention.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    lines = [line.split("\t") for line in interpreted("exact_attention").splitlines()]
     assert [kind for kind, _, _ in lines] == ["error"] * 10 + ["differences"] * 13 + ["fault"] * 3
     for kind, name, number in lines:
         expected = {"error": float(number) < 1e-6, "differences": number == "0", "fault": number != "0"}[kind]

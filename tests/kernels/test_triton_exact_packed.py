@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,21 +10,14 @@ import torch
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
+from support.kernels.interpreted import interpreted
 from support.kernels.packed_cases import FORMATS, random_packed
 from support.kernels.triton_compile import MAX_SHARED_BYTES, Compiled, compile_launches
-from support.waiting import HANG_S
 
 
 @pytest.mark.slow
 def test_interpreted_products_are_the_references() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_exact_packed.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["done"]
+    assert interpreted("exact_packed").splitlines() == ["done"]
 
 
 def tiled(name: str, num_out: int, num_in: int, leaves: int, num_experts: int | None = None) -> TiledWeight:

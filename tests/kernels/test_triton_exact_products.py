@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.numerics import Numerics
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
-from support.waiting import HANG_S
 
 
 def test_interpreted_products_are_the_references() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_exact_products.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["done"]
+    assert interpreted("exact_products").splitlines() == ["done"]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +11,8 @@ import torch
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from support.kernels.fused_parity import fused_runs
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
-from support.waiting import HANG_S
 
 TOLERANCE = 1e-6
 ROUNDS_EACH_STEP = ("attention_inputs", "per_layer_inputs")
@@ -24,14 +20,7 @@ ROUNDS_EACH_STEP = ("attention_inputs", "per_layer_inputs")
 
 
 def test_interpreted_kernels_equal_the_references() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_fused_kernels.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    lines = [line.split("\t") for line in interpreted("fused_kernels").splitlines()]
     names = fused_runs("cpu", 0, rows=1, width=8, heads=2, kv_heads=1, head_dim=8, experts=4, top_k=2).keys()
     assert [name for name, _ in lines] == list(names)
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
+from support.kernels.interpreted import interpreted
 from support.kernels.kernel_parity import kernel_runs
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
-from support.waiting import HANG_S
 
 TOLERANCE = {"torch.float32": 3e-6, "torch.bfloat16": 4e-2, "layouts": 0.5, "router": 0.5, "bytes": 0.5}
 """By dtype: relative errors; of the others, which are counts: none."""
 
 
 def test_interpreted_kernels_equal_the_references() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_kernels.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    lines = [line.split("\t") for line in interpreted("kernels").splitlines()]
     assert len(lines) == (11 + 3 + 7) + (3 + 1 + 7) + 4 + 3
     wrong = [(dtype, name, error) for dtype, name, error in lines if not float(error) < TOLERANCE[dtype]]
     assert not wrong

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +15,9 @@ from gemray_kernels.packed_weight import CodeName
 from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_prompts import PromptTile, packed_prompt_linear
 from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES, prompt_tile
+from support.kernels.interpreted import interpreted
 from support.kernels.packed_cases import EXPERTS, FORMATS, random_packed
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
-from support.waiting import HANG_S
 
 TOLERANCE = 1e-6
 FEW_BYTES = 16
@@ -29,14 +25,7 @@ FEW_BYTES = 16
 
 
 def test_interpreted_kernels_equal_the_reference() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_packed.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    lines = [line.split("\t") for line in interpreted("packed").splitlines()]
     assert len(lines) == len(FORMATS) * 3 * 3 + len(EXPERTS) * 2
     assert not [line for line in lines if not float(line[1]) < TOLERANCE]
 

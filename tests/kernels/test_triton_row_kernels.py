@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
+from support.kernels.interpreted import interpreted
 from support.kernels.row_parity import cycle_of, random_case
 from support.kernels.triton_compile import compile_launches
-from support.waiting import HANG_S
 
 
 def test_interpreted_row_kernels_equal_the_references() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_row_kernels.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "8 cases\n"
+    assert interpreted("row_kernels") == "8 cases\n"
 
 
 def test_row_kernels_compile_for_hopper() -> None:

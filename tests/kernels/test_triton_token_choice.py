@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,21 +10,14 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from support.kernels.choice_parity import CASES, KINDS
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches
 from support.oracles.sampling_oracle.row_request import RowRequest
 from support.oracles.sampling_reference import choose_rows, sampling_params
-from support.waiting import HANG_S
 
 
 def test_interpreted_kernels_choose_what_the_reference_chooses() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_token_choice.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    found = dict(line.split("\t") for line in result.stdout.splitlines())
+    found = dict(line.split("\t") for line in interpreted("token_choice").splitlines())
     assert found == dict.fromkeys(CASES, "")
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,8 +18,8 @@ from gemray_kernels.triton.paged_attention import paged_attention
 from gemray_kernels.triton.wide_attention import attend_wide, fewest_chunks, is_wide, shape_of, usual_tiles
 from gemray_workers.engine.buckets import decode_buckets
 from gemray_workers.rank.eager_shapes import eager_shapes
+from support.kernels.interpreted import interpreted
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
-from support.waiting import HANG_S
 
 LAYERS = {"31B": (32, 4), "26B-A4B": (16, 2), "31B, rank of four": (8, 1), "E4B": (8, 2)}
 PAGES = torch.empty(3, 16, 4, 512, dtype=torch.bfloat16)
@@ -218,11 +214,4 @@ def test_products_read_what_was_fetched_where_it_lies(most_rows: int, has_values
 
 
 def test_items_cover_all_keys_and_their_chunks_combine() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_wide_attention.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["8 cases"]
+    assert interpreted("wide_attention").splitlines() == ["8 cases"]
