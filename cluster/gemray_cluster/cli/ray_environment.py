@@ -10,6 +10,8 @@ DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A call after the cluster has gone must fail, not start another cluster.
     "RAY_ENABLE_AUTO_CONNECT": "0",
+    # Nobody asks Ray which calls there were, and to leave a Ray whose GCS has died takes 5 s in which to tell it.
+    "RAY_task_events_report_interval_ms": "0",
     # Ray starts its processes while our server already listens; gRPC would comment on each of them.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }

@@ -41,6 +41,8 @@ imports for seconds, 15 s (Ray 2.60), too few where a machine is busy or reads f
 _RETRY_S = 0.5
 _ANSWER_S = 2.0
 _CLOSE_DEADLINE_S = 10.0
+_LEFT_BEHIND_S = 90.0
+"""Longer than Ray's library waits for a GCS that has died."""
 
 
 class ClusterUnreachable(GemrayError):
@@ -115,19 +117,24 @@ class RaySession:
             if self.failure is None:
                 return
             logger.warning("%s: starting another", self.failure)
-            await self._shut_down()
+            leaving = await self._shut_down()
+            # At its end it ends the processes of whichever Ray is there, and forgets it.
+            await asyncio.wait([leaving], timeout=_LEFT_BEHIND_S)
             self._processes = await _start(self._config)
 
-    async def _shut_down(self) -> None:
+    async def _shut_down(self) -> asyncio.Future[None]:
+        """Leave Ray, and end our own: what takes leave, which may not have ended."""
         if self._processes is not None and not await _lets_go(self._processes):
             self._processes.kill()
-        try:
-            async with asyncio.timeout(_CLOSE_DEADLINE_S):
-                await in_own_thread(ray.shutdown)
-        except TimeoutError:
+        leaving = asyncio.ensure_future(in_own_thread(ray.shutdown))
+        await asyncio.wait([leaving], timeout=_CLOSE_DEADLINE_S)
+        if leaving.done():
+            leaving.result()
+        else:
             logger.error("Ray did not let go of us within %g s: its processes have ended or hang", _CLOSE_DEADLINE_S)
         if self._processes is not None:
             self._processes.kill()
+        return leaving
 
 
 async def _lets_go(own_ray: OwnProcesses) -> bool:

@@ -212,6 +212,36 @@ async def test_it_is_started_again(
     assert raylet.wait(HANG_S) == -signal.SIGKILL
 
 
+async def test_another_ray_is_started_once_the_first_is_left(
+    raylet: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of Ray's shutdown would end the other one."""
+    done: list[str] = []
+    may_end = threading.Event()
+
+    def leave() -> None:
+        may_end.wait(HANG_S)
+        done.append("left")
+
+    def kill(_: OwnProcesses) -> None:
+        done.append("kill")
+        asyncio.get_running_loop().call_later(0.1, may_end.set)
+
+    async def start(_: ClusterConfig) -> OwnProcesses:
+        done.append("start")
+        return processes
+
+    monkeypatch.setattr(session, "_CLOSE_DEADLINE_S", 0.01)
+    monkeypatch.setattr(session, "_start", start)
+    monkeypatch.setattr(ray, "shutdown", leave)
+    monkeypatch.setattr(OwnProcesses, "kill", kill)
+    processes = OwnProcesses(HANG_S)
+    raylet.kill()
+    raylet.wait()
+    await RaySession(ClusterConfig(), owned=True, processes=processes).repair()
+    assert done == ["kill", "left", "start"]
+
+
 @pytest.mark.parametrize(("hangs", "order"), [(False, ["leave", "kill"]), (True, ["kill", "leave", "kill"])])
 async def test_ray_is_left_in_the_order_that_ends(
     raylet: subprocess.Popen[bytes], told: Told, monkeypatch: pytest.MonkeyPatch, hangs: bool, order: list[str]
