@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,20 +14,13 @@ from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_even import EvenTile, packed_even_gated_linear, packed_even_linear
 from gemray_kernels.triton.packed_even_choice import Product, even_tile, gated_even_tile
 from gemray_kernels.triton.packed_products import TiledProduct
+from support.kernels.interpreted import interpreted
 from support.kernels.packed_cases import tiled
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, launches_of, loop_of
-from support.waiting import HANG_S
 
 
 def test_interpreted_shares_add_up() -> None:
-    """In a process of its own: the interpreter is chosen when triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).with_name("interpret_packed_even.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "4 cases\n"
+    assert interpreted("packed_even") == "4 cases\n"
 
 
 A, B, D = (128, 2), (64, 3), (64, 2)
