@@ -26,41 +26,41 @@ class Checkpoints:
     """False if weights are made up rather than read."""
 
 
-def check_model_directory(path: str, *, node: str, weights: bool = True, tokenizer: bool = True) -> CheckResult:
+def check_model_directory(path: str, *, node: str | None, weights: bool = True, tokenizer: bool = True) -> CheckResult:
     """Look for a Hugging Face directory, of a model or a drafter, at `path` of this host.
 
     Args:
         path: what --model or --drafter names.
-        node: this host's name in the sentence.
+        node: this host's name in the sentence; None for "this machine".
         weights: False where only the tokenizer and the configuration are read.
         tokenizer: False for a drafter, which uses its target's.
     """
-    directory = Path(path)
+    directory, place = Path(path), "this machine" if node is None else f"node {node}"
     if not directory.is_dir():
         what = "model" if tokenizer else "drafter"
         return fail(
             NAME,
-            f"no directory {path} on node {node}: every node that runs a rank needs the {what} {_where(path)}.",
+            f"no directory {path} on {place}: every node that runs a rank needs the {what} {_where(path)}.",
         )
     try:
         if tokenizer:
             _refuse_drafter(directory)
         missing = missing_files(directory, weights=weights, tokenizer=tokenizer)
     except GemrayError as error:
-        return fail(NAME, f"on node {node}: {error}.")
+        return fail(NAME, f"on {place}: {error}.")
     if missing:
         missing = [f"{name}{_what_is_there(directory / name)}" for name in missing]
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         if other := next(iter(sorted(file.name for file in directory.glob("*.gguf"))), None):
-            return fail(NAME, f"{path} on node {node} lacks {names}: GGUF ({other}) is not read, safetensors are.")
+            return fail(NAME, f"{path} on {place} lacks {names}: GGUF ({other}) is not read, safetensors are.")
         snapshot = snapshot_of(path)
         remedy = "" if snapshot is None else f"; `{snapshot.download}` brings the rest"
         if any(is_lfs_pointer(file) for file in directory.iterdir()):
             remedy = f"; `git lfs pull` in {path} brings the rest"
         if (repo := name_of_folder(directory)) is not None:
-            return fail(NAME, f"{path} on node {node} is the cache's folder of {repo}: --model takes it by that name.")
-        return fail(NAME, f"{path} on node {node} lacks {names}: the copy is not complete{remedy}.")
-    return ok(NAME, f"{path} on node {node} is complete.")
+            return fail(NAME, f"{path} on {place} is the cache's folder of {repo}: --model takes it by that name.")
+        return fail(NAME, f"{path} on {place} lacks {names}: the copy is not complete{remedy}.")
+    return ok(NAME, f"{path} on {place} is complete.")
 
 
 def _refuse_drafter(directory: Path) -> None:

@@ -19,8 +19,6 @@ from gemray_cluster.ray_runtime.session import RaySession
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.errors import GemrayError
 
-HERE = "this machine"
-
 Listener = Callable[[CheckResult], None]
 
 
@@ -49,7 +47,7 @@ async def check_all(settings: ServeSettings, listener: Listener) -> list[CheckRe
         note(check_port("metrics port", server.host, settings.metrics_port))
     note(*await asyncio.to_thread(check_server_files, server))
     # The front end reads the tokenizer; the ranks' nodes are asked for the weights below.
-    here = check_model_directory(settings.model, node=HERE, weights=False)
+    here = check_model_directory(settings.model, node=None, weights=False)
     note(here)
     if here.status is not Status.FAIL:
         here = await asyncio.to_thread(check_front_end, settings.model)

@@ -145,6 +145,9 @@ def test_model_directory(tmp_path: Path) -> None:
     assert f"lacks tokenizer.json, {shards[1]}, {shards[2]}, {shards[3]} and 3 more" in partial.sentence
     (tmp_path / "tokenizer.json").touch()
     assert check_model_directory(str(tmp_path), node="10.0.0.2", weights=False).status is Status.OK
+    assert check_model_directory(str(tmp_path), node=None, weights=False).sentence.endswith(
+        "on this machine is complete."
+    )
 
     for shard in shards:
         (tmp_path / shard).touch()
