@@ -96,7 +96,8 @@ class ChatTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         except Exception as error:  # whatever a malformed file makes the library raise
-            raise CheckpointError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+            why = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise CheckpointError(f"the tokenizer in {directory} cannot be loaded: {why}") from error
         check_ids(tokenizer.backend_tokenizer, directory / "tokenizer.json")
         loaded = cls(tokenizer, source=str(directory))
         if loaded.has_chat_template:

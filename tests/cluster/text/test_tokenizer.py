@@ -97,6 +97,13 @@ def test_damaged_tokenizer_is_named(tmp_path: Path) -> None:
         ChatTokenizer.from_directory(tmp_path)
 
 
+def test_a_tokenizer_without_a_part_is_named(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path, vocab_size=600)
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(CheckpointError, match="cannot be loaded: 'added_tokens' is missing"):
+        ChatTokenizer.from_directory(tmp_path)
+
+
 def test_wrong_special_ids_are_named(tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path, vocab_size=600)
     path = tmp_path / "tokenizer.json"
