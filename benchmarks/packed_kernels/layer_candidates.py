@@ -15,7 +15,7 @@ from packed_kernels.tiles import first
 
 PARTS = (1, 2, 3, 4, 6, 8)
 MOST_SHORT_PARTS = 4
-"""Of fewer than `LONG_INPUTS`."""
+"""Parts of fewer inputs than `LONG_INPUTS`."""
 LONG_INPUTS = 4000
 LEAST_INPUTS = 256
 FEWEST, MOST = MULTIPROCESSORS // 4, 5 * MULTIPROCESSORS

@@ -50,7 +50,7 @@ VOCABULARY = 4096
 SLIDING, FULL = "sliding_attention", "full_attention"
 PROCESSES = 14
 LEAST_GAIN_US = 0.4
-"""Of all layers together; less is within the repetition of a time."""
+"""Time of all layers together; less is within the repetition of a time."""
 REPLAYS = 11
 FEW_EXPERTS = 8
 """For compiling: programs do not know how many there are."""

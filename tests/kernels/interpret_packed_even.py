@@ -22,7 +22,7 @@ CASES = [
 
 
 def shares(programs: int, steps: int, rest: int) -> dict[int, list[int]]:
-    """Of every tile that is left over the slots of its parts, by the steps of which they have sums."""
+    """Slots of the parts of every tile that is left over, by the steps of which they have sums."""
     slots: dict[int, list[int]] = {tile: [] for tile in range(rest)}
     for program in range(programs):
         begin, end = (p * rest * steps // programs for p in (program, program + 1))

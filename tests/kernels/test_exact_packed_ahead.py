@@ -83,7 +83,7 @@ def test_weights_are_asked_for_before_rows_are_waited_for(name: str, gate: Gate)
 
 @pytest.mark.parametrize(("parts", "products"), [(2, 64), (SHORT, 32 + 16)])
 def test_short_parts_take_fewer_instructions(parts: int, products: int) -> None:
-    """Of 64 numbers a thread, with 16 scales: a product with the scale and one with the low part for two; or one
+    """64 numbers a thread, with 16 scales: a product with the scale and one with the low part for two; or one
     with the scale's low part, and for two scales one with either part."""
     weight = replace(exact("nvfp4", 1024, 1024, 1), parts=parts)
     x_TI = torch.empty(1, 1024, dtype=torch.bfloat16)
@@ -119,7 +119,7 @@ def test_products_of_prompts_keep_numbers_in_registers(name: str) -> None:
     ],
 )
 def test_which_kernel_serves(name: str, rows: int, aligned: bool, served: list[str]) -> None:
-    """Of 31B's o, down, gate and up rows, and of qkv's first eight."""
+    """Kernels of 31B's o, down, gate and up rows, and of qkv's first eight."""
 
     def row(width: int) -> Tensor:
         """Rows that the memory accelerator cannot address, if they are not aligned."""

@@ -27,7 +27,7 @@ _LEAST = 2.0**-60
 _MOST: Mapping[CodeName, float] = {"int4": 2.0**35, "int8": 2.0**35, "fp8": 2.0**6, "nvfp4": 2.0**60}
 """Bounds of factors that are taken apart: beyond them a part or a product would leave bfloat16's range."""
 _MOST_SHORT = 1.0
-"""Of factors whose first part is multiplied with a kernel's scale, 2^127 at most."""
+"""Bound of factors whose first part is multiplied with a kernel's scale, 2^127 at most."""
 SHORT = 3
 """`TiledWeight.parts` of two of which the first is short."""
 _CHUNK = 1 << 14

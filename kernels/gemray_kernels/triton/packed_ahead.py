@@ -65,7 +65,7 @@ class AheadTile:
     num_stages: int
     splits: int = 1
     most_registers: int = MOST_REGISTERS
-    """Of a thread: four programs on a multiprocessor are left room for, or fewer."""
+    """Registers of a thread: four programs on a multiprocessor are left room for, or fewer."""
 
 
 @dataclass(frozen=True)

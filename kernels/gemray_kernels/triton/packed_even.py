@@ -130,7 +130,7 @@ def _launch(x_TI: Tensor, weight: TiledWeight, out_STO: Tensor, tile: EvenTile, 
     if rest:
         sums = shape.groups * shape.outputs * most_rows
         parts_P = torch.empty(2 * programs, sums, dtype=torch.float32, device=x_TI.device)
-    lets = starts_early(x_TI)
+    late = starts_early(x_TI)
     bits = 8 * out_STO.dtype.itemsize
     to_layout = swizzled(min(128, out_STO.dtype.itemsize * shape.results), bits, rank=2)
     x_layout = swizzled(128, rank=2)
@@ -155,7 +155,7 @@ def _launch(x_TI: Tensor, weight: TiledWeight, out_STO: Tensor, tile: EvenTile, 
         weight.words_BOC.shape[0] - 1,
         weight.scale_BO.stride(0),
         SHAPE=shape,
-        LETS=lets,
+        LATE=late,
         MULTIPLY_REGISTERS=MULTIPLY_REGISTERS[tile.groups],
         FETCH_REGISTERS=FETCH_REGISTERS,
         num_warps=4,

@@ -15,7 +15,7 @@ STEP_INPUTS = 128
 MOST_SPLITS = 4
 """Most parts that a reader adds up."""
 PART_BYTES_A_US = 2e6
-"""Of a product's parts, to be written and read."""
+"""Speed at which a product's parts are written and read."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class _Tiles:
 
     fewest_rows: int
     gated: EvenTile
-    """Of a product whose results are gated and have more tiles than there are multiprocessors."""
+    """Tile of a product whose results are gated and have more tiles than there are multiprocessors."""
     others: tuple[tuple[float, EvenTile], ...]
-    """Of another one, and the microseconds that a step takes."""
+    """Tiles of another one, and the microseconds that a step takes."""
 
 
 _TILES: Mapping[int, _Tiles] = {

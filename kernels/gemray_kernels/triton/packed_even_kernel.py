@@ -79,7 +79,7 @@ class EvenShape:
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _piece(number, sizes, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a program's pieces one's tile, split, first and end step, and whether it is of a tile that is left over.
+    """A piece of a program: its tile, split, first and end step, and whether it is of a tile that is left over.
 
     A share of what is left over lies in two tiles at most; a piece of it may have no steps.
     """
@@ -310,7 +310,7 @@ def packed_even_kernel(  # type: ignore[no-untyped-def]
     last_unit,
     scale_stride,
     SHAPE: gl.constexpr,
-    LETS: gl.constexpr,
+    LATE: gl.constexpr,
     MULTIPLY_REGISTERS: gl.constexpr,
     FETCH_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
@@ -337,7 +337,7 @@ def packed_even_kernel(  # type: ignore[no-untyped-def]
     words_ready, words_free = ring_barriers(SHAPE.groups, WORDS_STAGES)
     fence_async_shared()
     barrier()
-    let_next_start(LETS)
+    let_next_start(LATE)
     all_tiles = (x_tiles, more_tiles, words_tiles, out_tiles, more_out_tiles)
     barriers = (x_ready, x_free, words_ready, words_free)
     weight = (scale_BO, factor_O, last_unit, scale_stride)
