@@ -43,14 +43,14 @@ def with_parts(weight: TiledWeight) -> TiledWeight:
     if weight.scaling is Scaling.EACH or (weight.code, weight.scaling) == ("int4", Scaling.CODES):
         return weight
     factor_N, which_O = torch.unique(weight.factor_O, return_inverse=True)
+    if weight.code == "nvfp4" and not _is_short(factor_N).all():
+        high_N, low_N, found_N = short_parts_of(factor_N)
+        if found_N.all():
+            return replace(weight, parts=SHORT, parts_O=(_bits(high_N) | _bits(low_N) << 16)[which_O])
     high_N, low_N, found_N = parts_of(factor_N, values_of(weight.code), _MOST[weight.code])
-    parts = 2 if low_N.any() else 1
-    if weight.code == "nvfp4" and parts == 2:
-        short = short_parts_of(factor_N)
-        if short[2].all():
-            (high_N, low_N, found_N), parts = short, SHORT
     if not found_N.all():
         return weight
+    parts = 2 if low_N.any() else 1
     up = part_size(weight.code, parts)
     bits_N = _bits(high_N * up) | _bits(low_N * up) << 16
     return replace(weight, parts=parts, parts_O=bits_N[which_O])
@@ -137,6 +137,8 @@ def short_parts_of(factor_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nearest_N = torch.ldexp((16 * digits_N).round() + up, power_N - 4)
         for aside in sorted(range(-12, 13), key=abs):
             (open_N,) = (~found_N & is_inside_N).nonzero(as_tuple=True)
+            if not len(open_N):  # after two rounds as a rule: a start has hundreds of weights
+                return high_N, low_N, found_N
             high = nearest_N[open_N]
             low = _stepped((factor_N[open_N] - high).bfloat16(), aside)
             rest_NC = (low[:, None] * scale_C).bfloat16().float()
