@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it does again and again."""
+"""Triton's interpreter without what it does again and again, and with products whose bits are the same everywhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -19,17 +20,36 @@ def patch_language_once() -> None:
     Interpreted functions are put in the place of the language's once, not in each call of a function. What follows from
     a shape or a dtype alone is kept. Sums and products of integers are not made a second time, in 64 bits, for a check
     of their bounds that Triton makes in its debug mode only.
+
+    Products of blocks are those of `_dot`.
     """
     interpreter._patch_lang = _Patches(interpreter._patch_lang)
     interpreter._get_np_dtype = _NumpyDtypes(interpreter._get_np_dtype)
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
+    type(builder).create_dot = _dot(type(builder).create_dot)
     tl.tensor.__init__ = _init_tensor
     tl.block_type.__init__ = _InitBlockType(tl.block_type.__init__)
     tl.block_type.__eq__ = _are_equal
     semantics = type(interpreter.interpreter_semantic)
     semantics.broadcast_impl_value = _broadcasting(semantics.broadcast_impl_value)
+
+
+def _dot(create_dot: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton's product of blocks, in float64 and rounded once where it is one of float32.
+
+    Which order NumPy's library adds float32 in follows from a block's shape and from the CPU, so that a row would have
+    other bits in a block of another one.
+    """
+
+    def dot(builder: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if not (a.data.dtype == b.data.dtype == d.data.dtype == np.float32):
+            return create_dot(builder, a, b, d, *options)
+        product = np.matmul(a.data, b.data, dtype=np.float64)
+        return interpreter.TensorHandle(product.astype(np.float32) + d.data, d.dtype.scalar)
+
+    return dot
 
 
 class _NumpyDtypes:
