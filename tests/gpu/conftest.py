@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from gemray_workers.config import EngineConfig
 from support.engine.gpu import compile_on_gpus
-from support.engine.gpu_lock import card_memory, cards_to_itself
+from support.engine.gpu_lock import HeldCards, cards_to_itself
 from support.engine.gpu_shares import cards_of_worker, num_workers, spread
 from support.processes.gang import GangPools, RunOnGang
 
@@ -51,26 +52,48 @@ def visible_cards() -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
+@pytest.fixture(scope="session")
+def held_cards() -> HeldCards:
+    return HeldCards()
+
+
 @pytest.fixture(autouse=True)
-def memory_of_cards(request: pytest.FixtureRequest) -> Iterator[None]:
+def memory_of_cards(request: pytest.FixtureRequest, held_cards: HeldCards) -> Iterator[None]:
     """A test shares its cards, the first that its process sees, with tests of other processes, or has them to itself.
 
     What it held is free for the next one, in whichever process that runs.
     """
     mark = request.node.get_closest_marker("cards")
     to_itself = mark is not None and mark.kwargs.get("whole", False)
-    with card_memory(visible_cards()[: num_cards(request.node)], to_itself=to_itself):
+    with held_cards.held(visible_cards()[: num_cards(request.node)], to_itself=to_itself):
         yield
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        free_unused_memory()
+
+
+def free_unused_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")
-def run_on_gang(gang_pools: GangPools) -> RunOnGang:
+def cards_alone(held_cards: HeldCards) -> Callable[[], AbstractContextManager[None]]:
+    """`with cards_alone():` a gang of several ranks is up, and no other process computes on the test's cards."""
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        free_unused_memory()
+        with held_cards.alone(), cards_to_itself():
+            yield
+
+    return alone
+
+
+@pytest.fixture(scope="session")
+def run_on_gang(gang_pools: GangPools, cards_alone: Callable[[], AbstractContextManager[None]]) -> RunOnGang:
     """As everywhere; a gang of several ranks has the cards that it sees to itself, over all workers of pytest-xdist.
 
-    What its ranks launch they compile before that, beside whichever gang has the cards.
+    What its ranks launch they compile before that, beside other tests.
     """
 
     def run(size: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> list[Any]:
@@ -78,7 +101,7 @@ def run_on_gang(gang_pools: GangPools) -> RunOnGang:
             return gang_pools.run(size, fn, *args, **settings)
         for config in (argument for argument in args if isinstance(argument, EngineConfig)):
             gang_pools.run(size, compile_on_gpus, config)
-        with cards_to_itself():
+        with cards_alone():
             return gang_pools.run(size, fn, *args, **settings)
 
     return run

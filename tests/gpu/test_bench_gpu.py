@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from gemray_cluster.bench.report import PrefillRow, RateRow, Row
 from gemray_cluster.bench.settings import Setup
 from gemray_workers.embedded import embedded_path
 from support.engine.gpu import needs_gpus, shortened
-from support.engine.gpu_lock import cards_to_itself
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -29,7 +29,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
         ),
     ],
 )
-def test_profiled_batches(tp: int, placement: str, tmp_path: Path) -> None:
+def test_profiled_batches(
+    tp: int, placement: str, tmp_path: Path, cards_alone: Callable[[], AbstractContextManager[None]]
+) -> None:
     setup = Setup.of(
         {
             "name": "embedded",
@@ -46,7 +48,7 @@ def test_profiled_batches(tp: int, placement: str, tmp_path: Path) -> None:
         "this test",
     )
     needs_gpus(setup.gang_size)
-    with cards_to_itself() if setup.gang_size > 1 else nullcontext(), RankProcesses(tmp_path) as ranks:
+    with cards_alone() if setup.gang_size > 1 else nullcontext(), RankProcesses(tmp_path) as ranks:
         rows = [part.row for part in ranks.run(with_kv_memory(setup)) if isinstance(part.row, Row)]
     assert [row.batch for row in rows] == [1, 2]
     for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -18,7 +19,6 @@ from support.cluster.process_launcher import ProcessLauncher
 from support.cluster.survival import kill_and_go_on, surviving_config, surviving_requests
 from support.engine.engine_runner import Run
 from support.engine.gpu import needs_gpus, run_on_gpus
-from support.engine.gpu_lock import cards_to_itself
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.cards(2), pytest.mark.timeout(0)]
 
@@ -54,11 +54,13 @@ async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
 
 
 async def test_streams_go_on_after_kills_of_either_rank(
-    make_gang: MakeGang, record_property: Callable[[str, object], None]
+    make_gang: MakeGang,
+    cards_alone: Callable[[], AbstractContextManager[None]],
+    record_property: Callable[[str, object], None],
 ) -> None:
     config, submits = surviving_config("cuda"), surviving_requests("cuda")
     wanted = plain().ids
-    with cards_to_itself():
+    with cards_alone():
         survived = await kill_and_go_on(lambda: make_gang(config), submits, victims=[1, 0], deadline_s=200)
     total = sum(len(ids) for ids in wanted.values())
     seconds = ", ".join(f"{s:.1f}" for s in survived.rebuild_seconds)

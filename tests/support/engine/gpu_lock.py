@@ -1,7 +1,8 @@
 """What tests of several processes that share cards must not do beside each other.
 
-- One gang over several cards at a time: collectives spin on a card until every peer has come, and ranks of two gangs
-  that share cards keep each other's peers from coming, until NCCL gives up.
+- One gang over several cards at a time, and nothing else on its cards meanwhile: collectives spin on a card until every
+  peer has come, and ranks of two gangs that share cards keep each other's peers from coming, until NCCL gives up. One
+  has hung beside tests of single cards as well (`benchmarks/results/2026-11-30-h200-two-cards`).
 - Nothing beside a test that measures how much of a card's memory is free and takes it all.
 """
 
@@ -57,6 +58,46 @@ def card_memory(cards: Iterable[str], *, to_itself: bool, directory: Path | None
                 kind = fcntl.LOCK_EX if to_itself else fcntl.LOCK_SH
                 held.enter_context(_locked(directory / f"{name}.lock", kind))
         yield
+
+
+class HeldCards:
+    """The cards that the running test takes memory of, as others do, and for a while alone."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """Of no test yet; `directory` as of `card_memory`."""
+        self._directory = directory
+        self._cards: tuple[str, ...] = ()
+        self._to_itself = False
+        self._lock = ExitStack()
+
+    @contextmanager
+    def held(self, cards: Iterable[str], *, to_itself: bool) -> Iterator[None]:
+        """As `card_memory`, while a test runs."""
+        self._cards, self._to_itself = tuple(cards), to_itself
+        self._take()
+        try:
+            yield
+        finally:
+            self._lock.close()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let the cards go and take them again when no other test has them, which then wait; share them again behind.
+
+        Whoever waits holds none meanwhile, so that two tests can't wait for each other.
+        """
+        if self._to_itself:
+            yield
+            return
+        self._lock.close()
+        try:
+            with card_memory(self._cards, to_itself=True, directory=self._directory):
+                yield
+        finally:
+            self._take()
+
+    def _take(self) -> None:
+        self._lock.enter_context(card_memory(self._cards, to_itself=self._to_itself, directory=self._directory))
 
 
 def numbered_cards(visible: str | None) -> set[int] | None:

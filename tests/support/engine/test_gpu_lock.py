@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.engine.gpu_lock import card_memory, cards_to_itself, numbered_cards
+from support.engine.gpu_lock import HeldCards, card_memory, cards_to_itself, numbered_cards
 from support.waiting import eventually
 
 TESTS = Path(__file__).parents[2]
@@ -47,6 +47,27 @@ try:
         sys.stdin.read()
 except BlockingIOError:
     sys.exit(3)
+"""
+
+
+# Another process that shares cards, like a test of a gang, and has them alone for a moment. A file tells who is alone.
+SHARE_THEN_ALONE = """
+import sys, time
+from pathlib import Path
+
+from support.engine.gpu_lock import HeldCards
+
+directory = Path(sys.argv[1])
+cards = HeldCards(directory)
+with cards.held(["0", "1"], to_itself=False):
+    (directory / "sharing").open("a").write("x")
+    while (directory / "sharing").stat().st_size < 2:
+        time.sleep(0.01)
+    with cards.alone():
+        (directory / "alone").mkdir()
+        time.sleep(0.2)
+        (directory / "alone").rmdir()
+print("alone")
 """
 
 
@@ -123,6 +144,42 @@ async def test_who_waits_for_a_card_is_not_overtaken(tmp_path: Path) -> None:
             waiter = waiting.enter_context(memory_taker(tmp_path, "patient", "to itself"))
             await eventually(lambda: not memory_is_free(tmp_path, "shared"))
         assert waiter.communicate()[0] == "taken\n"
+    assert memory_is_free(tmp_path, "to itself")
+
+
+def test_a_test_has_its_cards_alone_for_a_while(tmp_path: Path) -> None:
+    cards = HeldCards(tmp_path)
+    with cards.held(["0", "1"], to_itself=False):
+        assert memory_is_free(tmp_path, "shared")
+        with cards.alone():
+            assert not memory_is_free(tmp_path, "shared")
+        assert memory_is_free(tmp_path, "shared")
+        assert not memory_is_free(tmp_path, "to itself")
+    assert memory_is_free(tmp_path, "to itself")
+
+
+def test_who_has_cards_to_itself_keeps_them(tmp_path: Path) -> None:
+    cards = HeldCards(tmp_path)
+    with cards.held(["1"], to_itself=True):
+        with cards.alone():
+            assert not memory_is_free(tmp_path, "shared")
+        assert not memory_is_free(tmp_path, "shared")
+    assert memory_is_free(tmp_path, "to itself")
+
+
+def test_two_that_want_a_shared_card_alone_have_it_in_turn(tmp_path: Path) -> None:
+    with ExitStack() as others:
+        first, second = (
+            others.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", SHARE_THEN_ALONE, str(tmp_path)], cwd=TESTS, stdout=subprocess.PIPE
+                )
+            )
+            for _ in range(2)
+        )
+        told = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert told == [b"alone\n", b"alone\n"]
+    assert first.returncode == second.returncode == 0
     assert memory_is_free(tmp_path, "to itself")
 
 
