@@ -64,7 +64,7 @@ class HeldCards:
     """The cards that the running test takes memory of, as others do, and for a while alone."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        """Of no test yet; `directory` as of `card_memory`."""
+        """Hold none yet; `directory` as of `card_memory`."""
         self._directory = directory
         self._cards: tuple[str, ...] = ()
         self._to_itself = False
