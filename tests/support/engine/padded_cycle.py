@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from gemray_workers.engine.buckets import BucketFinder, buckets
-from gemray_workers.engine.graphs import Capturable
+from gemray_workers.engine.cycle import CycleRunner
 from gemray_workers.engine.prompt_room import PromptRoom
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.sampling.row_masks import MakeMasks
@@ -25,7 +25,7 @@ class PaddedCycle(Generic[OutputT]):
 
     def __init__(
         self,
-        cycle: Capturable[OutputT],
+        cycle: CycleRunner[OutputT],
         *,
         max_num_seqs: int,
         num_draft_tokens: Sequence[int],

@@ -10,7 +10,7 @@ from llguidance import LLTokenizer
 
 from gemray_workers.drafters.controller import DraftLengthController
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.cycle import Cycle, CycleRunner
+from gemray_workers.engine.cycle import Cycle, CycleOutput, CycleRunner
 from gemray_workers.engine.engine import Engine
 from gemray_workers.engine.grammar_masks import GrammarMasks
 from gemray_workers.engine.grammar_queue import GrammarQueue
@@ -116,7 +116,7 @@ def build_engine(
     schedule: Schedule,
     inbox: Inbox | None,
     *,
-    runner: CycleRunner | None = None,
+    runner: CycleRunner[CycleOutput] | None = None,
     lag: int | None = None,
     listeners: Communicator | None = None,
     poisoned: Sequence[KVPools] = (),

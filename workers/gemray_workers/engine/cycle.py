@@ -13,7 +13,7 @@ sequences that may choose, J most drafts and one, H hidden size, V vocabulary ro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,7 +49,10 @@ class CycleOutput:
     drafts."""
 
 
-class CycleRunner(Protocol):
+OutputT_co = TypeVar("OutputT_co", covariant=True)
+
+
+class CycleRunner(Protocol[OutputT_co]):
     """What enqueues a plan's cycle: kernel by kernel, or as graphs.
 
     It stands around the whole cycle and not around the model, because a graph holds drafting as well: the target and
@@ -64,7 +67,7 @@ class CycleRunner(Protocol):
         """Put drafts behind the newest tokens; `plan` is a fitted one, `table_S6` its table on the device."""
         ...
 
-    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CycleOutput:
+    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> OutputT_co:
         """Verify the drafts and move every sequence on; `masks` makes those of the rectangle's rows."""
         ...
 

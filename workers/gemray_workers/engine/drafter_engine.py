@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gemray_workers.drafters.dedicated.messages import DraftBatch, VerifiedBatch
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.graphs import Capturable
+from gemray_workers.engine.cycle import CycleRunner
 from gemray_workers.engine.planner import FollowPlanner, apply_plan
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleRows, advance
 from gemray_workers.execution.slots import SlotTable
@@ -72,7 +72,7 @@ class DrafterEngine:
     def __init__(
         self,
         *,
-        cycle: Capturable[None],
+        cycle: CycleRunner[None],
         drafter: Drafter,
         slots: SlotTable,
         planner: FollowPlanner,

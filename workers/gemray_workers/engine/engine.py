@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from gemray_workers.drafters.protocol import Drafter
-from gemray_workers.engine.cycle import CycleRunner
+from gemray_workers.engine.cycle import CycleOutput, CycleRunner
 from gemray_workers.engine.grammar_masks import GrammarMasks
 from gemray_workers.engine.outcomes import Flight, OutcomeReader
 from gemray_workers.engine.planner import Planner, apply_plan
@@ -34,7 +34,7 @@ class Engine:
     def __init__(
         self,
         *,
-        cycle: CycleRunner,
+        cycle: CycleRunner[CycleOutput],
         slots: SlotTable,
         drafter: Drafter,
         reader: OutcomeReader,

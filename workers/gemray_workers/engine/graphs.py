@@ -19,13 +19,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from gemray_workers.engine.buckets import BucketFinder, Key
-from gemray_workers.engine.cycle import CycleOutput
+from gemray_workers.engine.cycle import CycleOutput, CycleRunner
 from gemray_workers.engine.unowned import unowned
 from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
@@ -33,23 +33,6 @@ from gemray_workers.sampling.features import Features
 from gemray_workers.sampling.row_masks import MakeMasks
 
 OutputT = TypeVar("OutputT")
-CapturedT_co = TypeVar("CapturedT_co", covariant=True)
-
-
-class Capturable(Protocol[CapturedT_co]):
-    """What a rank does in a cycle, kernel by kernel: `Cycle`, or `DrafterCycle` on a drafter's own rank."""
-
-    def fit(self, plan: CyclePlan) -> CyclePlan:
-        """As `CycleRunner.fit`."""
-        ...
-
-    def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
-        """As `CycleRunner.draft`."""
-        ...
-
-    def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> CapturedT_co:
-        """As `CycleRunner.decide`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +61,7 @@ class GraphedCycle(Generic[OutputT]):
 
     def __init__(
         self,
-        cycle: Capturable[OutputT],
+        cycle: CycleRunner[OutputT],
         keys: Sequence[Key],
         *,
         null_slot: int,

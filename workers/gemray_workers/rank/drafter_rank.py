@@ -17,8 +17,9 @@ from gemray_workers.checkpoint.vocabulary import HEAD_WEIGHT
 from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import build_slots
+from gemray_workers.engine.cycle import CycleRunner
 from gemray_workers.engine.drafter_engine import DrafterCycle, DrafterEngine
-from gemray_workers.engine.graphs import Capturable, Captures, GraphedCycle
+from gemray_workers.engine.graphs import Captures, GraphedCycle
 from gemray_workers.engine.planner import FollowPlanner
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.execution.slots import SlotTable
@@ -83,7 +84,7 @@ class DrafterRank:
             )
         )
         self._slots = self._build_slots()
-        self._runners: dict[tuple[Drafter, Accept], Capturable[None]] = {}
+        self._runners: dict[tuple[Drafter, Accept], CycleRunner[None]] = {}
         self.captures = Captures()
 
     def rehearsal(self) -> Rehearsal:
@@ -138,7 +139,7 @@ class DrafterRank:
         cycle = self._cycle(drafter, self._slots) if kernel_by_kernel else self._runner(drafter, accept)
         return self._engine(cycle, drafter, self._slots)
 
-    def _engine(self, cycle: Capturable[None], drafter: Drafter, slots: SlotTable) -> DrafterEngine:
+    def _engine(self, cycle: CycleRunner[None], drafter: Drafter, slots: SlotTable) -> DrafterEngine:
         return DrafterEngine(
             cycle=cycle,
             drafter=drafter,
@@ -161,7 +162,7 @@ class DrafterRank:
         slots = self._build_slots()
         return self._engine(self._cycle(self._drafter, slots), self._drafter, slots).run_cycle
 
-    def _runner(self, drafter: Drafter, accept: Accept) -> Capturable[None]:
+    def _runner(self, drafter: Drafter, accept: Accept) -> CycleRunner[None]:
         """What runs this drafter's cycles; graphs are captured at the first call, as the target's ranks capture theirs:
         what crosses between them is exchanged meanwhile."""
         found = self._runners.get((drafter, accept))
@@ -169,7 +170,7 @@ class DrafterRank:
             found = self._runners[drafter, accept] = self._build_runner(drafter)
         return found
 
-    def _build_runner(self, drafter: Drafter) -> Capturable[None]:
+    def _build_runner(self, drafter: Drafter) -> CycleRunner[None]:
         cycle = self._cycle(drafter, self._slots)
         if self._blueprint.why_eager() is not None:
             return cycle

@@ -112,7 +112,7 @@ class EngineRank:
         self._drafter_pools = drafter_pools(self._blueprint, device) if gang is None else None
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
         self._slots = self._build_slots()
-        self._runners: dict[tuple[Drafter, Accept], CycleRunner] = {}
+        self._runners: dict[tuple[Drafter, Accept], CycleRunner[CycleOutput]] = {}
         self.captures = Captures()
 
     def engine(
@@ -242,7 +242,9 @@ class EngineRank:
             self._device,
         )
 
-    def _engine(self, parts: EngineParts, inbox: Inbox | None, runner: CycleRunner, lag: int | None = None) -> Engine:
+    def _engine(
+        self, parts: EngineParts, inbox: Inbox | None, runner: CycleRunner[CycleOutput], lag: int | None = None
+    ) -> Engine:
         return build_engine(
             parts,
             Schedule(
@@ -264,14 +266,14 @@ class EngineRank:
         slots = self._slots if slots is None else slots
         return EngineParts(self._model, self._comm, self._pools.caches, slots, drafter, self._traits.captured_layers)
 
-    def _runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
+    def _runner(self, drafter: Drafter, accept: Accept) -> CycleRunner[CycleOutput]:
         """What runs the cycles of this drafter and rule; graphs are captured at the first call."""
         found = self._runners.get((drafter, accept))
         if found is None:
             found = self._runners[drafter, accept] = self._build_runner(drafter, accept)
         return found
 
-    def _build_runner(self, drafter: Drafter, accept: Accept) -> CycleRunner:
+    def _build_runner(self, drafter: Drafter, accept: Accept) -> CycleRunner[CycleOutput]:
         cycle = self._parts(drafter).cycle(accept)
         if self._blueprint.why_eager() is not None:
             return cycle
