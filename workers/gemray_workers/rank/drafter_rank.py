@@ -19,7 +19,7 @@ from gemray_workers.drafters.protocol import Drafter, DrafterParts
 from gemray_workers.engine.build import build_slots
 from gemray_workers.engine.cycle import CycleRunner
 from gemray_workers.engine.drafter_engine import DrafterCycle, DrafterEngine
-from gemray_workers.engine.graphs import Captures, GraphedCycle
+from gemray_workers.engine.graphs import Captures
 from gemray_workers.engine.planner import FollowPlanner
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.execution.slots import SlotTable
@@ -32,13 +32,12 @@ from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.shard_indices import ShardIndices
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
-from gemray_workers.rank.capture_all import capture_all
 from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.compile_ahead import Rehearsal
-from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.memory import memory_info
-from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, find_room, told_as_capacity
+from gemray_workers.rank.rank_graphs import RankGraphs
+from gemray_workers.rank.rehearsal import PresentBytes, find_room, told_as_capacity
 from gemray_workers.sampling.verify import Accept, verify
 
 
@@ -59,7 +58,6 @@ class DrafterRank:
         """
         self._card = card_memory(device) if card is None else card
         self._work_bytes = 0
-        self._graph_bytes = 0
         self._config = config
         self._gang = gang
         self._device = device
@@ -85,7 +83,9 @@ class DrafterRank:
         )
         self._slots = self._build_slots()
         self._runners: dict[tuple[Drafter, Accept], CycleRunner[None]] = {}
-        self.captures = Captures()
+        self._graphs: RankGraphs[None] = RankGraphs(
+            self._card, device, lambda nothing: nothing, rank=gang.rank, place=self._place
+        )
 
     def rehearsal(self) -> Rehearsal:
         """What this rank's cycles are rehearsed on."""
@@ -109,7 +109,9 @@ class DrafterRank:
             utilization=self._config.gpu_memory_utilization,
             ranks_here=ranks_here,
             run=lambda: self.engine(kernel_by_kernel=True).run(),
-            graphs=self._graphs_to_capture,
+            graphs=lambda: self._graphs.to_capture(
+                self._cycle(self._drafter, self._slots), self._blueprint, self._slots.null_slot
+            ),
         )
         self._work_bytes = room.work
         return room
@@ -167,34 +169,15 @@ class DrafterRank:
         what crosses between them is exchanged meanwhile."""
         found = self._runners.get((drafter, accept))
         if found is None:
-            found = self._runners[drafter, accept] = self._build_runner(drafter)
+            cycle = self._cycle(drafter, self._slots)
+            found = self._graphs.runner(cycle, self._blueprint, self._slots.null_slot)
+            self._runners[drafter, accept] = found
         return found
 
-    def _build_runner(self, drafter: Drafter) -> CycleRunner[None]:
-        cycle = self._cycle(drafter, self._slots)
-        if self._blueprint.why_eager() is not None:
-            return cycle
-        graphed = self._graphed(cycle)
-        if self._config.capture == "start":
-            assert self._card is not None
-            self._graph_bytes += capture_all(graphed, self._card, rank=self._gang.rank, place=self._place)
-        return graphed
-
-    def _graphed(self, cycle: DrafterCycle) -> GraphedCycle[None]:
-        return GraphedCycle(
-            cycle,
-            graph_buckets(self._blueprint),
-            null_slot=self._slots.null_slot,
-            device=self._device,
-            captures=self.captures,
-            give_up=lambda nothing: nothing,
-        )
-
-    def _graphs_to_capture(self) -> GraphsToCapture | None:
-        if self._blueprint.why_eager() is not None:
-            return None
-        graphed = self._graphed(self._cycle(self._drafter, self._slots))
-        return GraphsToCapture(graphed, graphed.num_buckets if self._config.capture == "start" else 0)
+    @property
+    def captures(self) -> Captures:
+        """What capturing has cost so far."""
+        return self._graphs.captures
 
     def _build_slots(self) -> SlotTable:
         return build_slots(
@@ -229,7 +212,7 @@ class DrafterRank:
                 weights=self._table_bytes,
                 drafter=self._drafter.weight_bytes,
                 kv=self._pools.num_bytes,
-                graphs=self._graph_bytes,
+                graphs=self._graphs.num_bytes,
                 work=self._work_bytes,
                 kv_budget=0 if self._blueprint.kv is None else self._blueprint.kv.drafter,
             ),

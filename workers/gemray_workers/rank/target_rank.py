@@ -16,9 +16,9 @@ from gemray_workers.config import EngineConfig
 from gemray_workers.drafters.dedicated.remote import RemoteDrafter
 from gemray_workers.drafters.protocol import Drafter, DrafterParts, DrafterTraits
 from gemray_workers.engine.build import EngineParts, Schedule, build_engine, build_slots
-from gemray_workers.engine.cycle import Cycle, CycleOutput, CycleRunner
+from gemray_workers.engine.cycle import CycleOutput, CycleRunner
 from gemray_workers.engine.engine import Engine
-from gemray_workers.engine.graphs import Captures, GraphedCycle, given_up
+from gemray_workers.engine.graphs import Captures, given_up
 from gemray_workers.engine.inbox import LocalInbox
 from gemray_workers.engine.planner import Inbox
 from gemray_workers.errors import CheckpointError, InvalidField
@@ -31,11 +31,9 @@ from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from gemray_workers.rank.attention_memory import attention_scratch
 from gemray_workers.rank.blueprint import Blueprint, device_name, place_of
-from gemray_workers.rank.capture_all import capture_all
 from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.compile_ahead import Rehearsal, target_stage
 from gemray_workers.rank.exact_numerics import require_exact_device
-from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.kv_room import KVRoom
 from gemray_workers.rank.kv_scales import kv_scales, require_fp8_device
 from gemray_workers.rank.largest_step import requests_of_largest_step
@@ -47,7 +45,8 @@ from gemray_workers.rank.memory import (
     memory_info,
     require_room,
 )
-from gemray_workers.rank.rehearsal import GraphsToCapture, PresentBytes, find_room, told_as_capacity
+from gemray_workers.rank.rank_graphs import RankGraphs
+from gemray_workers.rank.rehearsal import PresentBytes, find_room, told_as_capacity
 from gemray_workers.rank.target_parts import drafter_pools, load_target, target_pools
 from gemray_workers.rank.warm_up import OneByOne, requests_of
 from gemray_workers.sampling.verify import Accept, verify
@@ -100,7 +99,6 @@ class EngineRank:
             states_kv=config.kv_memory_bytes is not None,
         )
         self._work_bytes = needs.work
-        self._graph_bytes = 0
         self._scratch = attention_scratch(self._blueprint, device)
         attention = attention_kernel(self._blueprint.choices[0], Numerics(config.numerics), self._scratch)
         self._model, self.load_report = load_target(self._blueprint, comm, device, attention, progress)
@@ -113,7 +111,7 @@ class EngineRank:
         self._drafter = self._build_drafter(progress) if gang is None else self._remote_drafter(gang)
         self._slots = self._build_slots()
         self._runners: dict[tuple[Drafter, Accept], CycleRunner[CycleOutput]] = {}
-        self.captures = Captures()
+        self._graphs = RankGraphs(self._card, device, given_up, rank=comm.rank, place=self._place)
 
     def engine(
         self,
@@ -184,7 +182,9 @@ class EngineRank:
             utilization=self._config.gpu_memory_utilization,
             ranks_here=ranks_here,
             run=self._run_largest_step,
-            graphs=self._graphs_to_capture,
+            graphs=lambda: self._graphs.to_capture(
+                self._parts(self._drafter).cycle(), self._blueprint, self._slots.null_slot
+            ),
         )
         if self._card is not None:
             self._work_bytes = room.work
@@ -221,12 +221,6 @@ class EngineRank:
         inbox = LocalInbox(submits) if self._comm.rank == 0 else None
         parts = self._parts(self._drafter)
         self._engine(parts, inbox, parts.cycle()).run()
-
-    def _graphs_to_capture(self) -> GraphsToCapture | None:
-        if self._blueprint.why_eager() is not None:
-            return None
-        graphed = self._graphed(self._parts(self._drafter).cycle())
-        return GraphsToCapture(graphed, graphed.num_buckets if self._config.capture == "start" else 0)
 
     @property
     def _all_pools(self) -> list[KVPools]:
@@ -270,31 +264,15 @@ class EngineRank:
         """What runs the cycles of this drafter and rule; graphs are captured at the first call."""
         found = self._runners.get((drafter, accept))
         if found is None:
-            found = self._runners[drafter, accept] = self._build_runner(drafter, accept)
+            cycle = self._parts(drafter).cycle(accept)
+            found = self._graphs.runner(cycle, self._blueprint, self._slots.null_slot)
+            self._runners[drafter, accept] = found
         return found
 
-    def _build_runner(self, drafter: Drafter, accept: Accept) -> CycleRunner[CycleOutput]:
-        cycle = self._parts(drafter).cycle(accept)
-        if self._blueprint.why_eager() is not None:
-            return cycle
-        graphed = self._graphed(cycle)
-        if self._config.capture == "start":
-            self._capture(graphed)
-        return graphed
-
-    def _graphed(self, cycle: Cycle) -> GraphedCycle[CycleOutput]:
-        return GraphedCycle(
-            cycle,
-            graph_buckets(self._blueprint),
-            null_slot=self._slots.null_slot,
-            device=self._device,
-            captures=self.captures,
-            give_up=given_up,
-        )
-
-    def _capture(self, graphed: GraphedCycle[CycleOutput]) -> None:
-        assert self._card is not None
-        self._graph_bytes += capture_all(graphed, self._card, rank=self._comm.rank, place=self._place)
+    @property
+    def captures(self) -> Captures:
+        """What capturing has cost so far."""
+        return self._graphs.captures
 
     def warm_up(self, accept: Accept = verify) -> None:
         """Generate a few tokens through every part of a step and, where kernels are compiled, each kind of choice.
@@ -337,7 +315,7 @@ class EngineRank:
             weights=self._model.weight_bytes,
             drafter=self._drafter.weight_bytes,
             kv=sum(pools.num_bytes for pools in self._all_pools),
-            graphs=self._graph_bytes,
+            graphs=self._graphs.num_bytes,
             work=self._work_bytes,
             kv_budget=0 if kv is None else kv.target,
         )
