@@ -32,6 +32,7 @@ from support.engine.held_out_requests import held_out_requests
 from support.engine.random_requests import MAX_MODEL_LEN, random_requests, scarce_pages, short_chunks
 from support.engine.scripted_drafters import Override, ScriptedDrafter, plain_texts
 from support.engine.speculation_rig import Rig, solo_rig
+from support.engine.step_times import erratic, steady, step_times
 from support.engine.switching import switching_drafters
 from support.oracles.oracle import load_model
 from support.processes.gang import RunOnGang
@@ -149,8 +150,9 @@ def test_a_cached_text_serves_either_drafter(lag: int) -> None:
     methods = ("mtp", "dflash", "none", "dflash", "mtp", "auto")
     submits = [request(f"{i} {m}", prompt, 24, draft_method=m) for i, m in enumerate(methods)]
     inbox = OneByOne(submits)
-    rig.engine(inbox, prefix_cache=True, lag=lag, max_step_tokens=512, num_slots=4, prefill_chunk=32).run()
-    alone = {m: rig.run([request(m, prompt, 24, draft_method=m)], lag=lag, max_step_tokens=512) for m in methods}
+    with step_times(steady):
+        rig.engine(inbox, prefix_cache=True, lag=lag, max_step_tokens=512, num_slots=4, prefill_chunk=32).run()
+        alone = {m: rig.run([request(m, prompt, 24, draft_method=m)], lag=lag, max_step_tokens=512) for m in methods}
     for submit, method in zip(submits, methods, strict=True):
         last = inbox.last(submit.request_id)
         assert inbox.token_ids(submit.request_id) == alone["none"].ids["none"]
@@ -162,16 +164,19 @@ def test_a_cached_text_serves_either_drafter(lag: int) -> None:
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_ids_with_the_servers_own_choice(adaptive: bool) -> None:
-    """The controller decides by what it measures of this machine: other steps in each run, the same ids."""
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_ids_with_the_servers_own_choice(adaptive: bool, seed: int | None) -> None:
+    """The controller decides by what steps took: other steps with other times, the same ids."""
     rig = trained_pair_rig()
     limits: dict[str, Any] = {"max_step_tokens": 512, "num_slots": 4}
     plain = rig.run(held_out_requests(4, 48, draft_method="none"), **limits)
     watched = WatchedPair(rig, own_drafts)
-    run = rig.run(held_out_requests(4, 48), drafter=watched, adapt_draft_tokens=adaptive, **limits)
+    with step_times(steady if seed is None else erratic(seed)):
+        run = rig.run(held_out_requests(4, 48), drafter=watched, adapt_draft_tokens=adaptive, **limits)
     assert run.ids == plain.ids
-    assert {frozenset({0}), frozenset({1})} <= watched.together, "each of them was tried"
     assert run.speculation.accepted > 0
+    if seed is None:
+        assert {frozenset({0}), frozenset({1})} <= watched.together, "each of them was tried"
 
 
 def serve_pair(comm: Communicator, directory: Path, paths: tuple[Path, Path], seed: int) -> Any:
