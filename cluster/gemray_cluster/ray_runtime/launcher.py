@@ -31,7 +31,7 @@ from gemray_cluster.ray_runtime.blocking import in_own_thread
 from gemray_cluster.ray_runtime.forwarded import forwarded_variables
 from gemray_cluster.ray_runtime.own_processes import OwnProcesses
 from gemray_cluster.ray_runtime.placement import release, reserve, warn_if_apart
-from gemray_cluster.ray_runtime.session import NOSET_DEVICES, RaySession
+from gemray_cluster.ray_runtime.session import NICENESS, NOSET_DEVICES, RaySession
 from gemray_cluster.ray_runtime.worker_log import last_words
 from gemray_workers.config import EngineConfig
 from gemray_workers.rank.waiting_threads import waiting_threads
@@ -138,7 +138,8 @@ class RayLauncher:
 def _forwarded_environment() -> dict[str, Any]:
     """The runtime environment of a rank on a cluster's Ray. Our own has inherited these variables, and without such an
     environment a rank may take a process that Ray has started ahead."""
-    return {"env_vars": {NOSET_DEVICES: "1", **waiting_threads(os.environ), **forwarded_variables(os.environ)}}
+    own = {NOSET_DEVICES: "1", NICENESS: os.environ.get(NICENESS, "0"), **waiting_threads(os.environ)}
+    return {"env_vars": {**own, **forwarded_variables(os.environ)}}
 
 
 class RayRank(Rank):

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 AUTH_MODE = "RAY_AUTH_MODE"
 NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+NICENESS = "RAY_worker_niceness"
+"""What Ray adds to a worker's niceness, 15 by itself: a rank would wait for whatever else wants its core."""
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Object store of a Ray started here: gangs keep nothing in it, and its default takes 30% of the memory."""
 _LEAST_TEMPORARY_BYTES = 64 * 2**20
@@ -80,6 +82,7 @@ class RaySession:
         os.environ.setdefault(AUTH_MODE, "token")
         # Ranks of one node must all see every card: symmetric memory refuses two ranks that both say "device 0".
         os.environ[NOSET_DEVICES] = "1"
+        os.environ.setdefault(NICENESS, "0")
         os.environ.update(waiting_threads(os.environ))
         if config.address is None:
             config = replace(config, local_num_cpus=_num_cpus(config, num_ranks))

@@ -123,10 +123,11 @@ def _joined(messages: list[Any]) -> tuple[list[int], str, list[int]]:
 async def test_a_signal_to_the_group_loses_no_stream(server: Server) -> None:
     """As `timeout` and a terminal send it. Ray has a session of its own, so the drain still has its ranks.
 
-    They have what the server's environment says of interfaces, and threads that soon sleep.
+    They have what the server's environment says of interfaces, threads that soon sleep, and its niceness, not Ray's 15.
     """
     process, channel = server
     everything = processes_of(process.pid)
+    assert [rank.nice() for rank in ranks_of(process)] == [os.getpriority(os.PRIO_PROCESS, process.pid)] * 2
     environments = [rank.environ() for rank in ranks_of(process)]
     names = ("NCCL_SOCKET_NTHREADS", NOSET_DEVICES, SPINS)
     assert [[each[name] for name in names] for each in environments] == [["1", "1", FEW_SPINS]] * 2

@@ -112,6 +112,8 @@ async def test_starts_serves_and_stops(make_gang: MakeGang) -> None:
     assert gang.info.model.tensor_parallel_size == 2
     assert [rank.rank for rank in gang.info.ranks] == [0, 1]
     assert pid_of(gang, 0) != pid_of(gang, 1)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [os.getpriority(os.PRIO_PROCESS, pid_of(gang, rank)) for rank in (0, 1)] == [own] * 2, "Ray would add 15"
     assert [rank.device for rank in gang.info.ranks] == ["cpu:1", "cpu:1"], "OMP_NUM_THREADS holds on each rank"
     assert [p.done for p in stages if p.stage == "load"] == [0, 1, 2]
     assert stages[-1].stage == "ready"

@@ -155,7 +155,8 @@ async def test_a_big_host_starts_no_more_processes_ahead_than_there_are_ranks(
 ) -> None:
     """As Ray starts one for each CPU that it is given."""
     given: list[int] = []
-    for name in (session.AUTH_MODE, session.NOSET_DEVICES, SPINS):  # set by `open`, and given back as they were
+    set_by_open = (session.AUTH_MODE, session.NOSET_DEVICES, session.NICENESS, SPINS)
+    for name in set_by_open:  # and given back as they were
         no_ray.setenv(name, os.environ.get(name, ""))
     no_ray.setattr(session, "get_num_cpus", lambda: 64)
     no_ray.setattr(session, "_init", lambda num_cpus, **others: given.append(num_cpus))
