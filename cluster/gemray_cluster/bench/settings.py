@@ -130,9 +130,7 @@ class Setup:
     """For the whole setup, loading included."""
 
     def __post_init__(self) -> None:
-        for name in ("prompt_len", "steps", "warm_up_steps", "prefills", "max_step_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidField(name, getattr(self, name), "an integer >= 1")
+        self._check_single_values()
         if unknown := [name for name in self.sampling if name not in get_args(SamplingName)]:
             raise InvalidField("sampling", unknown[0], "greedy or published")
         for name in ("batch", "prefill"):
@@ -156,6 +154,16 @@ class Setup:
             )
         if self.acceptance_length < 1:
             raise InvalidField("acceptance_length", self.acceptance_length, "a number >= 1")
+
+    def _check_single_values(self) -> None:
+        if "/" in self.name:
+            raise InvalidField("name", self.name, "a text without /: files of profiles have it in their names")
+        for name in ("prompt_len", "steps", "warm_up_steps", "prefills", "max_step_tokens", "prefill_chunk"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidField(name, value, "an integer >= 1")
+        if self.deadline_s <= 0:
+            raise InvalidField("deadline_s", self.deadline_s, "a number > 0")
 
     def _check_drafters(self) -> None:
         if len(self.drafter) > 2:

@@ -29,6 +29,8 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
     load = load_of(content, path)
     for table in content.get("setup", []):
         values = {**content.get("defaults", {}), **table}
+        if "load" in values:
+            raise InvalidField("load", values["load"], f"a table beside the setups, which all have it (in {path})")
         check_names(Setup, {"name": "", "model": "", **values}, str(path))
         if values.get("model"):
             values["model"] = directory_of("model", values["model"], path.parent)
@@ -40,6 +42,10 @@ def read_suite(path: Path, changes: Mapping[str, Any], only: Sequence[str] = ())
     if not setups:
         raise InvalidField("suite", str(path), "a file with [[setup]] tables")
     names = [setup.name for setup in setups]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidField(
+            "name", twice, f"another one for each setup: tables and --only tell them apart by it (in {path})"
+        )
     if unknown := [name for name in only if name not in names]:
         raise InvalidField("only", unknown[0], "one of " + ", ".join(names))
     return [setup for setup in setups if not only or setup.name in only]

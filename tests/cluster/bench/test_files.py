@@ -13,6 +13,7 @@ from gemray_cluster.bench.suites import read_suite
 from gemray_workers.errors import InvalidField
 
 WORK = 'model = "m"\ntp = 1\nmethod = "none"\ndraft_tokens = 0\nbatch = 1'
+SETUP = '[[setup]]\nname = "n"\nmodel = "gemray-tiny"\n'
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,9 @@ WORK = 'model = "m"\ntp = 1\nmethod = "none"\ndraft_tokens = 0\nbatch = 1'
         ("defaults = 3", r"a file with \[\[setup\]\] and \[defaults\] tables"),
         ("[setup]\nname = 3", r"a file with \[\[setup\]\]"),
         ("load = 3", r"load = 3 is not allowed: a table \(in "),
+        (f"{SETUP}load = 3", "load = 3 is not allowed: a table beside the setups"),
+        (f"[defaults]\nload = {{ rates = [1] }}\n{SETUP}", "a table beside the setups, which all have it"),
+        (SETUP * 2, "name = 'n' is not allowed: another one for each setup"),
     ],
 )
 def test_a_suite_of_other_tables_is_told(text: str, words: str, tmp_path: Path) -> None:
@@ -67,6 +71,9 @@ def test_peers_that_are_none_are_told(text: str, words: str, tmp_path: Path) -> 
         ({"acceptance_length": float("nan")}, "acceptance_length = nan is not allowed: a finite number"),
         ({"model": 7}, "model = 7 is not allowed: a text"),
         ({"steps": 0}, "steps = 0 is not allowed: an integer >= 1"),
+        ({"prefill_chunk": 0}, "prefill_chunk = 0 is not allowed: an integer >= 1"),
+        ({"deadline_s": 0}, "deadline_s = 0 is not allowed: a number > 0"),
+        ({"name": "../n"}, "name = '../n' is not allowed: a text without /"),
         ({"lag": [2]}, r"lag = \(2,\) is not allowed"),
         ({"prefill": [512, 0]}, r"prefill = \(512, 0\)"),
         ({"random_weights": True, "acceptance_length": 0.5}, "acceptance_length = 0.5"),
