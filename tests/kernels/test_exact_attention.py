@@ -35,6 +35,16 @@ def test_a_row_has_the_same_bits_in_every_call(name: str, dtype: torch.dtype) ->
     assert not list(CASES[name].differences(exact.exact_paged_attention, dtype, "cpu", 3))
 
 
+def test_rows_that_are_attended_at_a_time_change_no_bit() -> None:
+    batch = AttentionCase(RAGGED, 4, 2, 24).batch(torch.float32, "cpu", 1)
+    found = []
+    for rows in (1, 3, 100):
+        with mock.patch.object(exact, "MOST_PRODUCTS", rows * 4 * 24 * exact.CHUNK):
+            found.append(exact.exact_paged_attention(*batch, window=None, causal=True, scale=1.0))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_split_that_follows_the_number_of_rows_is_seen(name: str) -> None:
     def wrong(q_TND: Tensor, *arguments: Any, **options: Any) -> Tensor:

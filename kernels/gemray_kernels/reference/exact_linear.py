@@ -19,7 +19,7 @@ from gemray_kernels.reference.activation import gelu_tanh, silu
 from gemray_kernels.reference.apart import apart
 from gemray_kernels.reference.layer_norms import total
 
-_ELEMENTS = 1 << 19
+MOST_PRODUCTS = 1 << 19
 """Products that are held at a time, a few MB."""
 
 
@@ -50,7 +50,7 @@ def wide_summands(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
     num_in = x_TI.shape[1]
     check_leaves(num_in, leaves)
     wide = compute_dtype(weight_OI.dtype)
-    if x_TI.numel() * len(weight_OI) <= _ELEMENTS:
+    if x_TI.numel() * weight_OI.shape[0] <= MOST_PRODUCTS:
         return _leaves_at_once(x_TI.to(wide), weight_OI.to(wide), leaves)
     x_leaves, weight_leaves = (torch.split(matrix.to(wide), num_in // leaves, 1) for matrix in (x_TI, weight_OI))
     return torch.stack([_leaf(x_TL, weight_OL) for x_TL, weight_OL in zip(x_leaves, weight_leaves, strict=True)])
@@ -80,35 +80,36 @@ def check_leaves(num_in: int, leaves: int) -> None:
         raise ValueError(f"{leaves} leaves of {num_in} inputs: 1, 2, 4 or 8 that divide the inputs are allowed")
 
 
+def sum_by_halves(products_L: Tensor) -> Tensor:
+    """Sum over the first axis of [L, ...], which it overwrites: the second half is added to the first, an odd one out
+    to the first of all."""
+    left = products_L.shape[0]
+    while left > 1:
+        half = left // 2
+        products_L[:half] += products_L[half : 2 * half]
+        if left % 2:
+            products_L[0] += products_L[left - 1]
+        left = half
+    return products_L[0].clone()
+
+
 def _leaves_at_once(x_TI: Tensor, weight_OI: Tensor, leaves: int) -> Tensor:
     """Every leaf's sum [S, T, O], each as `_leaf` adds it up, in fewer calls."""
-    x_LST1 = x_TI.reshape(len(x_TI), leaves, -1).permute(2, 1, 0).unsqueeze(-1)
-    weight_LS1O = weight_OI.reshape(len(weight_OI), leaves, -1).permute(2, 1, 0).contiguous().unsqueeze(2)
-    return _sum_by_halves(x_LST1 * weight_LS1O)
+    x_LST1 = x_TI.reshape(x_TI.shape[0], leaves, -1).permute(2, 1, 0).unsqueeze(-1)
+    weight_LS1O = weight_OI.reshape(weight_OI.shape[0], leaves, -1).permute(2, 1, 0).contiguous().unsqueeze(2)
+    return sum_by_halves(x_LST1 * weight_LS1O)
 
 
 def _leaf(x_TL: Tensor, weight_OL: Tensor) -> Tensor:
     """``x · weightᵀ`` [T, O] of one leaf. Blocks of rows and outputs only bound the memory."""
     num_out, num_in = weight_OL.shape
-    outputs = max(1, min(num_out, _ELEMENTS // num_in))
-    rows = max(1, _ELEMENTS // (num_in * outputs))
+    outputs = max(1, min(num_out, MOST_PRODUCTS // num_in))
+    rows = max(1, MOST_PRODUCTS // (num_in * outputs))
     x_LT1 = x_TL.t().unsqueeze(-1)
     blocks = [weight_BL.t().contiguous().unsqueeze(1) for weight_BL in torch.split(weight_OL, outputs)]
     return torch.cat(
         [
-            torch.cat([_sum_by_halves(some_L1O * some_LT1) for some_L1O in blocks], dim=-1)
+            torch.cat([sum_by_halves(some_L1O * some_LT1) for some_L1O in blocks], dim=-1)
             for some_LT1 in torch.split(x_LT1, rows, dim=1)
         ]
     )
-
-
-def _sum_by_halves(products_LTO: Tensor) -> Tensor:
-    """Sum over the first axis, in place: the second half is added to the first, an odd one out to the first of all."""
-    left = products_LTO.shape[0]
-    while left > 1:
-        half = left // 2
-        products_LTO[:half] += products_LTO[half : 2 * half]
-        if left % 2:
-            products_LTO[0] += products_LTO[left - 1]
-        left = half
-    return products_LTO[0].clone()
