@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
-
-from gemray_kernels.precision import compute_dtype
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -17,11 +16,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         weight: [D], or None for a norm without scale.
         eps: added to the mean square.
     """
-    wide = x.to(compute_dtype(x.dtype))
-    wide = wide * (wide.pow(2).mean(-1, keepdim=True) + eps).pow(-0.5)
-    if weight is not None:
-        wide = wide * weight.to(wide.dtype)
-    return wide.to(x.dtype)
+    return functional.rms_norm(x, [x.shape[-1]], weight, eps)
 
 
 def rms_norm_then_scale(x: Tensor, weight: Tensor, eps: float) -> Tensor:
