@@ -8,8 +8,9 @@ import logging
 import threading
 import warnings
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from gemray_workers.config import EngineConfig
 from gemray_workers.engine.buckets import bucket
 from gemray_workers.execution import cycle_rows
-from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.execution.cycle_rows import CyclePlan, CycleShape
 from gemray_workers.execution.programs_ahead import Program, compile_side_by_side, noted_programs
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
@@ -86,8 +87,44 @@ def _hashable(plan: CyclePlan) -> CyclePlan:
     return CyclePlan((), plan.shape, plan.features.in_few_programs())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+def tensors_in_memory() -> list[torch.Tensor]:
+    """All that the process holds: those of ranks among them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what isinstance asks of torch's deprecated names
+        return [o for o in gc.get_objects() if type(o) is torch.Tensor and o.device == CPU]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes: numbers of every dtype that other tests have left, and those that are none, can be compared so."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A rehearsal of all that a start launches, and what it did to what was there."""
+
+    programs: set[tuple[str, Any]]
+    num_tensors: int
+    num_changed: int
+    """Of the tensors that were in memory before."""
+    num_fake: int
+    """Fake tensors that are left."""
+
+
+@cache
+def rehearsed(shape: Shape, make: Any, numerics: str) -> Rehearsed:
+    """Once for all tests of a rank with these settings: a rehearsal of all plans takes ten seconds."""
+    with pretended_card():
+        rank = EngineRank(settings(shape, make, numerics), SoloCommunicator(), CPU)
+        before = [(tensor, tensor.clone()) for tensor in tensors_in_memory()]
+        rehearsal = rank.rehearsal()
+        programs = identities(rehearsal.programs(all_plans(rehearsal)))
+        changed = sum(not torch.equal(bits(tensor), bits(was)) for tensor, was in before)
+        gc.collect()
+        return Rehearsed(programs, len(before), changed, sum(isinstance(o, FakeTensor) for o in gc.get_objects()))
+
+
+STARTS = pytest.mark.parametrize(
     ("shape", "make", "numerics"),
     [
         ("31B", None, "fast"),
@@ -97,21 +134,37 @@ def _hashable(plan: CyclePlan) -> CyclePlan:
         ("31B", None, "exact"),
     ],
 )
+
+
+@pytest.mark.slow
+@STARTS
 def test_all_that_a_start_launches_is_noted(
     shape: Shape, make: Any, numerics: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings(shape, make, numerics)
     warm_up = plans_of_a_warm_up(config, monkeypatch)
+    ahead = rehearsed(shape, make, numerics).programs
+    every: set[tuple[str, Any]] = set()
     with pretended_card():
-        rank = EngineRank(config, SoloCommunicator(), CPU)
-        rehearsal = rank.rehearsal()
-        ahead = identities(rehearsal.programs(all_plans(rehearsal)))
-        # Every plan by itself, in which every layer runs.
-        whole = replace(rehearsal, one_layer_a_kind=nullcontext)
+        rehearsal = EngineRank(config, SoloCommunicator(), CPU).rehearsal()
         captured = [CyclePlan([], *key) for key in graph_buckets(rehearsal.blueprint)]
-        every = set().union(*(identities(whole.programs([plan])) for plan in [*captured, *warm_up]))
+        # Every plan by itself. Every layer runs once for each shape: layers know nothing of features.
+        whole = replace(rehearsal, one_layer_a_kind=nullcontext)
+        shapes: set[CycleShape] = set()
+        for plan in [*captured, *warm_up]:
+            every |= identities((rehearsal if plan.shape in shapes else whole).programs([plan]))
+            shapes.add(plan.shape)
     assert len(every) > 20
     assert every <= ahead, every - ahead
+
+
+@STARTS
+def test_a_rehearsal_changes_nothing_and_leaves_nothing(shape: Shape, make: Any, numerics: str) -> None:
+    found = rehearsed(shape, make, numerics)
+    assert found.programs
+    assert found.num_tensors > 50
+    assert not found.num_changed
+    assert not found.num_fake
 
 
 @pytest.mark.slow
@@ -125,32 +178,6 @@ def test_exact_products_of_a_chunk_of_any_length_are_noted() -> None:
         products = {program for program in identities(rehearsal.programs(chunks)) if "rows_kernel" in program[0]}
     assert products
     assert products <= ahead, products - ahead
-
-
-def tensors_in_memory() -> list[torch.Tensor]:
-    """All that the process holds: those of ranks among them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what isinstance asks of torch's deprecated names
-        return [o for o in gc.get_objects() if type(o) is torch.Tensor and o.device == CPU]
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes: numbers of every dtype that other tests have left, and those that are none, can be compared so."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-@pytest.mark.parametrize(("shape", "make"), [("31B", tiny_assistant), ("31B", tiny_dflash), ("E4B", None)])
-def test_a_rehearsal_changes_nothing_and_leaves_nothing(shape: Shape, make: Any) -> None:
-    with pretended_card():
-        rank = EngineRank(settings(shape, make), SoloCommunicator(), CPU)
-        before = [(tensor, tensor.clone()) for tensor in tensors_in_memory()]
-        rehearsal = rank.rehearsal()
-        assert rehearsal.programs(all_plans(rehearsal))
-        assert len(before) > 50
-        for tensor, was in before:
-            assert torch.equal(bits(tensor), bits(was))
-        gc.collect()
-        assert not [o for o in gc.get_objects() if isinstance(o, FakeTensor)]
 
 
 def packed_experts(directory: Path, num_experts: int) -> EngineConfig:
