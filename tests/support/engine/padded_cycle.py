@@ -46,7 +46,8 @@ class PaddedCycle(Generic[OutputT]):
         return fitted
 
     def draft(self, plan: CyclePlan, table_S6: Tensor) -> None:
-        self._cycle.draft(plan, table_S6)
+        if plan.has_drafts:
+            self._cycle.draft(plan, table_S6)
 
     def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> OutputT:
         return self._cycle.decide(plan, table_S6, masks)

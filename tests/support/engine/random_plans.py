@@ -29,6 +29,11 @@ class _Sampling:
         return self._features
 
 
+def plan_of(scheduled: Sequence[ScheduledRows], features: Features) -> CyclePlan:
+    """The plan of a step whose sequences have these features between them."""
+    return CyclePlan.of(scheduled, cast(Any, _Sampling(features)))
+
+
 def uncaptured_plans(
     rng: random.Random, config: SchedulerConfig, num_draft_tokens: int, captured: Sequence[Key]
 ) -> Iterator[CyclePlan]:
@@ -43,7 +48,7 @@ def uncaptured_plans(
     finder = BucketFinder(captured)
     while True:
         features = Features.union(rng.sample(KINDS, rng.randint(1, 3)))
-        plan = CyclePlan.of(_scheduled(rng, config, num_draft_tokens), cast(Any, _Sampling(features)))
+        plan = plan_of(_scheduled(rng, config, num_draft_tokens), features)
         if finder.fit(plan) is plan:
             yield replace(plan, scheduled=[], features=plan.features.in_few_programs())
 

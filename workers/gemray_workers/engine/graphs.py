@@ -4,6 +4,9 @@ A bucket has room for a number of sequences, drafts and prompt rows; a plan runs
 it leaves empty belongs to the null slot, which no cycle changes. A plan that no bucket holds (a long prompt chunk) runs
 eagerly, over the same memory. Replays read one small table, so the host's part of a cycle is a copy and two launches.
 
+The smallest graph that holds a plan without drafts may have room for them: a prompt's end finds the few rows that it
+needs in one of a batch that drafts. Then its draft half is not replayed, on any rank, as all have the same plan.
+
 A drafter on a rank of its own captures its half of the same buckets in the same order, and replays the bucket that the
 target replays: what crosses between them has the bucket's shapes, and is sent and received inside the graphs.
 
@@ -140,7 +143,7 @@ class GraphedCycle(Generic[OutputT]):
             self._cycle.draft(plan, table_S6)
             return
         captured.table_S6.copy_(table_S6, non_blocking=True)
-        if captured.draft is not None:
+        if captured.draft is not None and plan.has_drafts:
             captured.draft.replay()
 
     def decide(self, plan: CyclePlan, table_S6: Tensor, masks: MakeMasks | None = None) -> OutputT:

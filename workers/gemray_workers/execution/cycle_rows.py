@@ -114,6 +114,11 @@ class CyclePlan:
     features: Features
     """What the choice of tokens consists of: all that the sequences need, or more."""
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a sequence was granted drafts. A roomier shape may have room for some where none was."""
+        return bool(self.scheduled) and self.scheduled[0].num_drafts > 0
+
     @classmethod
     def of(cls, scheduled: Sequence[ScheduledRows], sampling: SamplingState) -> CyclePlan:
         """Sort the rows; sequences of one kind keep their order."""
