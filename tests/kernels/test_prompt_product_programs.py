@@ -12,9 +12,9 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.exact_rows_tiles import MOST_ROWS, ROWS, gated_rows_tile, rows_tile
 from gemray_kernels.triton.exact_tiles import gemm_tile, pipeline_beats_gemm, pipeline_tile
+from gemray_kernels.triton.linear_tiles import PROMPT_TILE_ROWS
 from gemray_kernels.triton.packed_even_choice import EVEN_ROWS, Product, even_tile, gated_even_tile
 from gemray_kernels.triton.packed_tile_choice import PROMPT_SPLITS, prompt_tile
-from gemray_workers.rank.compile_ahead import PROMPT_TILE_ROWS
 
 FEW = 64
 WEIGHTS = {

@@ -15,7 +15,7 @@ from gemray_kernels.triton import packed_tile_choice
 from gemray_kernels.triton.exact_packed_ahead import makes_numbers, serves
 from gemray_kernels.triton.exact_packed_linear import ExactPackedTile
 from gemray_kernels.triton.exact_tiles import streaming_leaves
-from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
+from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS, PROMPT_TILE_ROWS
 from gemray_kernels.triton.packed_ahead import ROWS, UNIT_INPUTS, AheadTile
 from gemray_kernels.triton.packed_prompts import PromptTile
 
@@ -71,8 +71,6 @@ LEAST_AHEAD = 1.6
 """Programs a multiprocessor, at least, of products whose weights come ahead."""
 SHORT_LEAF = 2048
 """Inputs of a leaf of the o projection behind attention, at most."""
-PROMPT_ROWS = 128
-"""Numbers of a prompt's rows at which kernels may change are its multiples (`gemray_workers.rank.compile_ahead`)."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ def takes_prompts(weight: TiledWeight, num_rows: int) -> bool:
     has_units = weight.unit.inputs == UNIT_INPUTS or weight.code == "nvfp4"
     if weight.leaves == 1:
         return has_units and makes_numbers(weight)
-    return serves(weight) and num_rows <= weight.leaf // 4 // PROMPT_ROWS * PROMPT_ROWS
+    return serves(weight) and num_rows <= weight.leaf // 4 // PROMPT_TILE_ROWS * PROMPT_TILE_ROWS
 
 
 def prompt_tile(weight: TiledWeight, num_rows: int, num_out: int) -> PromptTile:

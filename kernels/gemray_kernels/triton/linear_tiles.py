@@ -16,6 +16,9 @@ from gemray_kernels.triton.linear import LinearTile
 
 MULTIPROCESSORS = 132
 """An H100's."""
+PROMPT_TILE_ROWS = 128
+"""Rows of a tile of a prompt's products, or a half of them. Which kernel multiplies more rows than a start rehearses by
+themselves may change at multiples of it alone: so a rehearsal of these has all programs."""
 MOST_SPLITS = 16
 LEAST_INPUTS = 256
 """Fewer inputs a program are not worth their summand."""

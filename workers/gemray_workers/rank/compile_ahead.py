@@ -41,8 +41,6 @@ from gemray_workers.sampling.features import Features
 
 logger = logging.getLogger(__name__)
 
-PROMPT_TILE_ROWS = 128
-"""Rows of a tile of prompts' products, or a half of them."""
 MOST_THREADS = 16
 """Threads of a rank that compile: about a quarter of a compilation is Python, which one at a time runs."""
 
@@ -213,6 +211,7 @@ def _tiled_rows(blueprint: Blueprint) -> list[int]:
     """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled: exact ones, and
     those of packed weights. Others are the library's."""
     from gemray_kernels.triton.exact_rows_tiles import ROWS  # where there is triton
+    from gemray_kernels.triton.linear_tiles import PROMPT_TILE_ROWS
     from gemray_kernels.triton.packed_even_choice import EVEN_ROWS
 
     is_exact, is_packed = blueprint.config.numerics == "exact", blueprint.model.quantization is not None
