@@ -13,7 +13,7 @@ import torch
 
 from gemray_workers.config import EngineConfig
 from support.engine.gpu import compile_on_gpus
-from support.engine.gpu_lock import HeldCards, cards_to_itself
+from support.engine.gpu_lock import HeldCards
 from support.engine.gpu_shares import cards_of_worker, num_workers, spread
 from support.processes.gang import GangPools, RunOnGang
 
@@ -77,21 +77,21 @@ def free_unused_memory() -> None:
 
 
 @pytest.fixture(scope="session")
-def cards_alone(held_cards: HeldCards) -> Callable[[], AbstractContextManager[None]]:
-    """`with cards_alone():` a gang of several ranks is up, and no other process computes on the test's cards."""
+def cards_alone(held_cards: HeldCards) -> Callable[[int], AbstractContextManager[None]]:
+    """`with cards_alone(n):` a gang over n cards is up, and no other process computes on the test's cards."""
 
     @contextmanager
-    def alone() -> Iterator[None]:
+    def alone(num_cards: int) -> Iterator[None]:
         free_unused_memory()
-        with held_cards.alone(), cards_to_itself():
+        with held_cards.alone(num_cards):
             yield
 
     return alone
 
 
 @pytest.fixture(scope="session")
-def run_on_gang(gang_pools: GangPools, cards_alone: Callable[[], AbstractContextManager[None]]) -> RunOnGang:
-    """As everywhere; a gang of several ranks has the cards that it sees to itself, over all workers of pytest-xdist.
+def run_on_gang(gang_pools: GangPools, cards_alone: Callable[[int], AbstractContextManager[None]]) -> RunOnGang:
+    """As everywhere; a gang of several ranks has its test's cards to itself, over all workers of pytest-xdist.
 
     What its ranks launch they compile before that, beside other tests.
     """
@@ -101,7 +101,7 @@ def run_on_gang(gang_pools: GangPools, cards_alone: Callable[[], AbstractContext
             return gang_pools.run(size, fn, *args, **settings)
         for config in (argument for argument in args if isinstance(argument, EngineConfig)):
             gang_pools.run(size, compile_on_gpus, config)
-        with cards_alone():
+        with cards_alone(min(size, len(visible_cards()))):  # ranks may share cards
             return gang_pools.run(size, fn, *args, **settings)
 
     return run

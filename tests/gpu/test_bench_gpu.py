@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
     ],
 )
 def test_profiled_batches(
-    tp: int, placement: str, tmp_path: Path, cards_alone: Callable[[], AbstractContextManager[None]]
+    tp: int, placement: str, tmp_path: Path, cards_alone: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     setup = Setup.of(
         {
@@ -48,7 +48,7 @@ def test_profiled_batches(
         "this test",
     )
     needs_gpus(setup.gang_size)
-    with cards_alone() if setup.gang_size > 1 else nullcontext(), RankProcesses(tmp_path) as ranks:
+    with cards_alone(setup.gang_size) if setup.gang_size > 1 else nullcontext(), RankProcesses(tmp_path) as ranks:
         rows = [part.row for part in ranks.run(with_kv_memory(setup)) if isinstance(part.row, Row)]
     assert [row.batch for row in rows] == [1, 2]
     for row in rows:

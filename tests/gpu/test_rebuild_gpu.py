@@ -55,12 +55,12 @@ async def make_gang(request: pytest.FixtureRequest) -> AsyncIterator[MakeGang]:
 
 async def test_streams_go_on_after_kills_of_either_rank(
     make_gang: MakeGang,
-    cards_alone: Callable[[], AbstractContextManager[None]],
+    cards_alone: Callable[[int], AbstractContextManager[None]],
     record_property: Callable[[str, object], None],
 ) -> None:
     config, submits = surviving_config("cuda"), surviving_requests("cuda")
     wanted = plain().ids
-    with cards_alone():
+    with cards_alone(2):
         survived = await kill_and_go_on(lambda: make_gang(config), submits, victims=[1, 0], deadline_s=200)
     total = sum(len(ids) for ids in wanted.values())
     seconds = ", ".join(f"{s:.1f}" for s in survived.rebuild_seconds)

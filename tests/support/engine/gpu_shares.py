@@ -35,7 +35,7 @@ def cards_of_worker(cards: Sequence[str], worker: str) -> list[str]:
 
 
 def spread(gangs: Sequence[T], others: Sequence[T]) -> list[T]:
-    """Tests of gangs, of which one at a time runs, evenly among the others: always one, while few workers wait for it.
+    """Tests of gangs, which wait for each other's cards, evenly among the others: always one, while few workers wait.
 
     Args:
         gangs: what the order begins with; longest first.

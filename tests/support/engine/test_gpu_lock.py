@@ -9,27 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support.engine.gpu_lock import HeldCards, card_memory, cards_to_itself, numbered_cards
+from support.engine.gpu_lock import HeldCards, card_memory
 from support.waiting import eventually
 
 TESTS = Path(__file__).parents[2]
-# Another process that wants the cards; what would wait there fails.
-TRY = """
-import fcntl, sys
-from pathlib import Path
-
-from support.engine.gpu_lock import cards_to_itself
-
-at_once = fcntl.flock
-fcntl.flock = lambda file, kind: at_once(file, kind | fcntl.LOCK_NB)
-visible = {"CUDA_VISIBLE_DEVICES": sys.argv[2]} if len(sys.argv) > 2 else {}
-try:
-    with cards_to_itself(Path(sys.argv[1]), visible):
-        pass
-except BlockingIOError:
-    sys.exit(3)
-"""
-
 # Another process that takes memory of card 1: it says so, and holds it until its input ends.
 TAKE_MEMORY = """
 import fcntl, sys
@@ -63,7 +46,7 @@ with cards.held(["0", "1"], to_itself=False):
     (directory / "sharing").open("a").write("x")
     while (directory / "sharing").stat().st_size < 2:
         time.sleep(0.01)
-    with cards.alone():
+    with cards.alone(2):
         (directory / "alone").mkdir()
         time.sleep(0.2)
         (directory / "alone").rmdir()
@@ -84,43 +67,6 @@ def memory_is_free(directory: Path, to_itself: str) -> bool:
         taker.communicate()
     assert taker.returncode in (0, 3)
     return taker.returncode == 0
-
-
-def another_would_wait(directory: Path, visible: str | None) -> bool:
-    """Whether another process that sees these cards would have to wait."""
-    arguments = [str(directory), *([] if visible is None else [visible])]
-    code = subprocess.run([sys.executable, "-c", TRY, *arguments], cwd=TESTS, check=False).returncode
-    assert code in (0, 3)
-    return code == 3
-
-
-def seeing(visible: str | None) -> dict[str, str]:
-    return {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-
-
-@pytest.mark.parametrize(
-    ("held", "wanted"),
-    [(None, None), ("0,1", "0,1"), ("0,1", "3, 1"), ("0,1", None), (None, "0,1"), ("0,1", "GPU-ab"), ("MIG-cd", "1")],
-)
-def test_another_process_waits_while_a_gang_has_one_of_its_cards(
-    tmp_path: Path, held: str | None, wanted: str | None
-) -> None:
-    with cards_to_itself(tmp_path, seeing(held)):
-        assert another_would_wait(tmp_path, wanted)
-    assert not another_would_wait(tmp_path, wanted)
-
-
-def test_gangs_over_different_cards_run_side_by_side(tmp_path: Path) -> None:
-    with cards_to_itself(tmp_path, seeing("0,1")):
-        assert not another_would_wait(tmp_path, "2,3")
-
-
-def test_a_gang_that_fails_lets_go(tmp_path: Path) -> None:
-    try:
-        with cards_to_itself(tmp_path, seeing("0,1")):
-            raise LookupError
-    except LookupError:
-        assert not another_would_wait(tmp_path, "0,1")
 
 
 def test_tests_share_memory_of_a_card(tmp_path: Path) -> None:
@@ -151,7 +97,7 @@ def test_a_test_has_its_cards_alone_for_a_while(tmp_path: Path) -> None:
     cards = HeldCards(tmp_path)
     with cards.held(["0", "1"], to_itself=False):
         assert memory_is_free(tmp_path, "shared")
-        with cards.alone():
+        with cards.alone(2):
             assert not memory_is_free(tmp_path, "shared")
         assert memory_is_free(tmp_path, "shared")
         assert not memory_is_free(tmp_path, "to itself")
@@ -161,7 +107,7 @@ def test_a_test_has_its_cards_alone_for_a_while(tmp_path: Path) -> None:
 def test_who_has_cards_to_itself_keeps_them(tmp_path: Path) -> None:
     cards = HeldCards(tmp_path)
     with cards.held(["1"], to_itself=True):
-        with cards.alone():
+        with cards.alone(1):
             assert not memory_is_free(tmp_path, "shared")
         assert not memory_is_free(tmp_path, "shared")
     assert memory_is_free(tmp_path, "to itself")
@@ -183,9 +129,16 @@ def test_two_that_want_a_shared_card_alone_have_it_in_turn(tmp_path: Path) -> No
     assert memory_is_free(tmp_path, "to itself")
 
 
-@pytest.mark.parametrize(
-    ("visible", "cards"),
-    [(None, None), ("0,1", {0, 1}), (" 10 , 2", {2, 10}), ("", set()), ("0,GPU-ab", None), ("-1", None)],
-)
-def test_cards_listed_by_number_are_told_apart(visible: str | None, cards: set[int] | None) -> None:
-    assert numbered_cards(visible) == cards
+def test_a_gang_over_more_cards_than_its_test_holds_is_refused(tmp_path: Path) -> None:
+    cards = HeldCards(tmp_path)
+    with cards.held(["0", "1"], to_itself=False):
+        with pytest.raises(ValueError, match="3 cards for a test that holds 2"), cards.alone(3):
+            pytest.fail("alone on cards of others")
+        assert memory_is_free(tmp_path, "shared")
+
+
+def test_gangs_over_different_cards_run_side_by_side(tmp_path: Path) -> None:
+    """A test on card 1 that takes it alone at once goes on beside a gang on others."""
+    cards = HeldCards(tmp_path)
+    with cards.held(["0", "2"], to_itself=False), cards.alone(2):
+        assert memory_is_free(tmp_path, "to itself")
