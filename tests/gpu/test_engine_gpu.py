@@ -1,4 +1,4 @@
-"""Whole engines on GPUs: one request, one answer, over NCCL, with either drafter in either place."""
+"""Whole engines on GPUs: one request, one answer, on one card or two, with either drafter in either place."""
 
 from __future__ import annotations
 
@@ -74,11 +74,21 @@ def test_float64_ids_are_those_of_the_cpu(shape: Shape, method: str) -> None:
 @pytest.mark.cards(2)
 @pytest.mark.parametrize("method", ["none", "mtp", "dflash"])
 @pytest.mark.parametrize("shape", ["31B", "26B-A4B"])
-def test_float32_ids_over_nccl_are_those_of_one_gpu(run_on_gang: RunOnGang, shape: Shape, method: str) -> None:
+def test_float32_ids_of_two_gpus_are_those_of_one(run_on_gang: RunOnGang, shape: Shape, method: str) -> None:
+    check_two_gpus(run_on_gang, shape, method)
+
+
+@pytest.mark.cards(2)
+def test_float32_ids_over_nccl_are_those_of_one_gpu(run_on_gang: RunOnGang) -> None:
+    """Where the one-kernel all-reduce is not sound, or not wanted."""
+    check_two_gpus(run_on_gang, "26B-A4B", "mtp", all_reduce="library")
+
+
+def check_two_gpus(run_on_gang: RunOnGang, shape: Shape, method: str, **changes: Any) -> None:
     needs_gpus(2)
     wanted = submits(259, 24)
     plain = run_on_gpus(SoloCommunicator(), tiny_config(shape, "float32"), wanted)
-    changes = with_drafter(shape, method, tensor_parallel_size=2)
+    changes = with_drafter(shape, method, tensor_parallel_size=2, **changes)
     run = run_on_gang(2, run_on_gpus, tiny_config(shape, "float32", **changes), wanted)[0]
     assert plain is not None
     assert run.ids == plain.ids

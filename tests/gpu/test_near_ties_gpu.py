@@ -90,6 +90,21 @@ def test_ids_part_at_near_ties_alone(
 
 
 @pytest.mark.cards(2)
+def test_ids_part_at_near_ties_alone_over_nccl(
+    run_on_gang: RunOnGang, directory: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Gangs add up by one kernel where it is sound; where it is not, over NCCL."""
+    needs_gpus(2)
+    first = plain("31B", directory)
+    config = published_config("31B", "mtp", directory, tensor_parallel_size=2, all_reduce="library")
+    other = run_on_gang(2, run_on_gpus, config, submits())[0]
+    line = told("31B, TP 2 over NCCL, mtp", first, other)
+    record_property("near_ties", line)
+    print(line)
+    assert all(parting.gap < NEAR_TIE["31B"] for parting in partings(first, other)), line
+
+
+@pytest.mark.cards(2)
 @pytest.mark.parametrize("shape", ["31B", "26B-A4B"])
 def test_ids_part_at_near_ties_alone_with_the_drafter_on_the_second_card(
     run_on_gang: RunOnGang, directory: Path, shape: Shape, record_property: Callable[[str, object], None]

@@ -24,6 +24,7 @@ from gemray_workers.kv.block_table import most_pages
 from gemray_workers.kv.spec import KVGroupSpec
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator
+from gemray_workers.rank.all_reduce import choose_all_reduce
 from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.compile_ahead import compile_ahead
 from gemray_workers.rank.target_rank import EngineRank
@@ -184,6 +185,7 @@ def _serve_ways(comm: Communicator, config: EngineConfig, ways: Sequence[Way]) -
 
 def _serve_on(gang: Communicator, config: EngineConfig, device: torch.device, ways: Sequence[Way]) -> Served:
     served = Served()
+    choose_all_reduce(config, gang, device)
     rank = EngineRank(config, gang, device)
     if device.type == "cuda" and gang.size == 1:  # others have compiled before they joined
         compile_ahead(rank.rehearsal(), ranks_here=1)

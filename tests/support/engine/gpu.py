@@ -1,5 +1,7 @@
 """Engines on GPUs for tests: each rank of a gloo gang joins a second gang over NCCL, on a card of its own.
 
+The target's ranks choose their all-reduce as a server's do: the one-kernel one where it is sound, or NCCL's.
+
 What runs here runs on CPU, too, where the config says so: then the gloo gang itself serves.
 """
 
@@ -22,6 +24,7 @@ from gemray_workers.engine.planner import Inbox
 from gemray_workers.messages import Submit
 from gemray_workers.parallel.communicator import Communicator
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.rank.all_reduce import choose_all_reduce
 from gemray_workers.rank.compile_ahead import compile_ahead
 from gemray_workers.rank.drafter_rank import DrafterRank
 from gemray_workers.rank.target_rank import EngineRank
@@ -229,8 +232,10 @@ def _serve_inbox(
 ) -> InboxT | None:
     if config.drafter_placement == "dedicated":
         target = gang.subgroup(config.tensor_parallel_size, "target")
+        choose_all_reduce(config, target, device)
         rank = EngineRank(config, target, device, gang=gang)
     else:
+        choose_all_reduce(config, gang, device)
         rank = EngineRank(config, gang, device)
     _prepare(rank, config, device, warm=warm)
     inbox = make_inbox(device) if gang.rank == 0 else None

@@ -7,8 +7,9 @@ import torch
 
 from gemray_workers.config import AllReduceName
 from gemray_workers.errors import InvalidField
-from gemray_workers.rank import worker as module
+from gemray_workers.rank import all_reduce as module
 from gemray_workers.rank.process import ProcessLocation, RankSetup
+from gemray_workers.rank.worker import RankWorker
 from support.checkpoints.tiny import tiny_checkpoint
 from support.engine.engine_runner import engine_config
 
@@ -20,7 +21,7 @@ def test_the_one_kernel_is_tried_unless_the_library_is_asked_for(
     calls: list[object] = []
     monkeypatch.setattr(module, "use_one_shot_if_sound", lambda *arguments: calls.append(arguments))
     config = engine_config(tiny_checkpoint("31B"), all_reduce=all_reduce)
-    rank = module.RankWorker(config, 0, lambda _config: ProcessLocation("here", "127.0.0.1", gpu=None))
+    rank = RankWorker(config, 0, lambda _config: ProcessLocation("here", "127.0.0.1", gpu=None))
     rank.load(RankSetup(rendezvous="tcp://127.0.0.1:1", interface_ip="127.0.0.1", threads=torch.get_num_threads()))
     rank.close()
     assert len(calls) == tried

@@ -21,10 +21,10 @@ from gemray_workers.engine.planner import Inbox
 from gemray_workers.execution.compiled_programs import compiled_programs
 from gemray_workers.messages import Compiling, GangFailed, ModelInfo, RankInfo
 from gemray_workers.model.moe import OnExperts
-from gemray_workers.parallel.communicator import Communicator, SoloCommunicator, compute_dtype
-from gemray_workers.parallel.one_shot import use_one_shot_if_sound
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 from gemray_workers.parallel.self_test import self_test
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, join_gang
+from gemray_workers.rank.all_reduce import choose_all_reduce, reduced_dtypes
 from gemray_workers.rank.card_memory import CardMemory, card_memory
 from gemray_workers.rank.compile_ahead import compile_ahead
 from gemray_workers.rank.drafter_rank import DrafterRank
@@ -94,7 +94,7 @@ class RankWorker:
         self._card = card_memory(device)  # before anything of this process lies there
         set_up_process(self._rank, self._config.gang_size, setup)
         gang = self._join(setup.rendezvous)
-        self_test(gang, device=device, dtypes=self._reduced_dtypes)
+        self_test(gang, device=device, dtypes=reduced_dtypes(self._config))
         laps.end("peers")
         with progress_bar("loading weights", rank=self._rank) as progress:
             if self._rank == self._config.tensor_parallel_size:
@@ -170,20 +170,12 @@ class RankWorker:
 
     def _build_engine_rank(self, gang: Communicator, device: torch.device, progress: ProgressFn | None) -> EngineRank:
         if self._config.drafter_placement == "colocated":
-            self._choose_all_reduce(gang, device)
+            choose_all_reduce(self._config, gang, device)
             return EngineRank(self._config, gang, device, progress, card=self._card)
         everyone = self._gang_of_many()
         target = everyone.subgroup(self._config.tensor_parallel_size, "target")
-        self._choose_all_reduce(target, device)
+        choose_all_reduce(self._config, target, device)
         return EngineRank(self._config, target, device, progress, gang=everyone, card=self._card)
-
-    def _choose_all_reduce(self, target: Communicator, device: torch.device) -> None:
-        if self._config.all_reduce == "auto":
-            use_one_shot_if_sound(target, device, self._reduced_dtypes)
-
-    @property
-    def _reduced_dtypes(self) -> list[torch.dtype]:
-        return sorted({self._config.torch_dtype, compute_dtype(self._config.torch_dtype)}, key=str)
 
     def _warm_up(self, accept: Accept) -> tuple[ModelInfo, RankInfo]:
         if self._drafter_rank is not None:
