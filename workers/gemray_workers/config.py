@@ -142,8 +142,8 @@ class EngineConfig:
     """How long it waits for them until the gang serves: to join, to load and to warm up."""
 
     hf_configs: MutableMapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What transformers has made of config.json files (`checkpoint.hf_config`): ranks take from it what they find in
-    it, rather than import that, 4.5 s of CPU time each."""
+    """What config.json files say (`checkpoint.hf_config`): ranks take from it what they find in it, as some files leave
+    fields to transformers' defaults, which takes 4.5 s of CPU time to import."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

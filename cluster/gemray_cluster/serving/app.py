@@ -156,7 +156,7 @@ def _refuse_unfit(settings: ServeSettings, device: DeviceName | None) -> None:
 
 
 def _read_configs(settings: ServeSettings, config: EngineConfig) -> None:
-    """Read what transformers is needed for, once for all ranks, if the drafters can be read from here."""
+    """Read config.json files, once for all ranks, if the drafters can be read from here."""
     from gemray_workers.rank.blueprint import Blueprint
 
     if settings.has_drafters_here:

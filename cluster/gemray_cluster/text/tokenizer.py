@@ -13,7 +13,7 @@ from jinja2 import Template
 from jinja2.defaults import DEFAULT_NAMESPACE
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from gemray_cluster.text.control_tokens import (
@@ -94,7 +94,11 @@ class ChatTokenizer:
         if not (directory / "tokenizer.json").is_file():
             raise CheckpointError(f"{directory} holds no tokenizer.json, so text cannot be tokenized")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+            # Tokenizers state their class themselves; to look for it in config.json imports the model's, for seconds.
+            nothing_of_the_model = PreTrainedConfig()
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, config=nothing_of_the_model
+            )
         except Exception as error:  # whatever a malformed file makes the library raise
             why = f"{error} is missing" if isinstance(error, KeyError) else error
             raise CheckpointError(f"the tokenizer in {directory} cannot be loaded: {why}") from error

@@ -1,4 +1,5 @@
-"""Ranks take the coordinator's reading of a config.json, and import transformers only without one that fits.
+"""Ranks take the coordinator's reading of a config.json, and import transformers only without one that fits, for a file
+that leaves fields to its defaults.
 
 Nor do they import torch's compiler, which takes as long.
 """
@@ -62,13 +63,15 @@ def config_with_its_reading(target: Path, **changes: Any) -> EngineConfig:
 
 def test_a_rank_with_the_reading_imports_neither_transformers_nor_torchs_compiler() -> None:
     """Layers that are laid out on the meta device must not compute there: torch does so in Python that imports it. A
-    rank without the reading imports transformers."""
+    rank without the reading of a file that leaves out fields imports transformers."""
     family = embedded_path("gemray-tiny")
     drafters = (None, *map(embedded_path, DRAFTERS))
     configs = [config_with_its_reading(family, drafter_path=None if path is None else str(path)) for path in drafters]
     configs += [config_with_its_reading(tiny_checkpoint(shape)) for shape in SHAPES]
+    configs.append(replace(configs[1], hf_configs={}))  # both files state every field
     layers = [str(Blueprint.of(config).model.num_layers) for config in configs]
-    *with_it, (_, *imported) = load_elsewhere([*configs, replace(configs[0], hf_configs={})])
+    configs[-1].hf_configs.clear()
+    *with_it, (_, *imported) = load_elsewhere([*configs, replace(configs[-2], hf_configs={})])
     assert with_it == [[number] for number in layers]
     assert "transformers" in imported
 

@@ -1,7 +1,7 @@
 """What transformers makes of a config.json, as plain data that one process can hand to another.
 
-transformers takes 4.5 s of CPU time to import, several of them on each rank of a host. So the coordinator, which needs
-it anyway, reads the configs, and ranks take its reading where their own config.json says the same.
+Its config classes take 4.5 s of CPU time to import. Published files say all without them (`complete_config`). Where one
+does not, the coordinator asks them, and ranks take its reading where their own config.json says the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
-_ROOT_FIELDS = (
+ROOT_FIELDS = (
     "model_type",
     "eos_token_id",
     "tie_word_embeddings",
@@ -21,7 +21,7 @@ _ROOT_FIELDS = (
     "num_centroids",
     "centroid_intermediate_top_k",
 )
-_TEXT_FIELDS = (
+TEXT_FIELDS = (
     "attention_bias",
     "attention_k_eq_v",
     "enable_moe_block",
@@ -47,7 +47,7 @@ _TEXT_FIELDS = (
     "vocab_size",
     "vocab_size_per_layer_input",
 )
-_LAYER_FIELDS = ("head_dim", "num_key_value_heads")
+LAYER_FIELDS = ("head_dim", "num_key_value_heads")
 
 HFConfigs = MutableMapping[str, Any]
 """Readings by the `fingerprint` of what was read."""
@@ -65,10 +65,10 @@ def plain(config: Any) -> PlainConfig:
     """A Hugging Face config of a target or an assistant, defaults filled in and derived fields computed."""
     text = config.get_text_config()
     num_layers = min(text.num_hidden_layers, len(text.layer_types))
-    layers = [PlainConfig(**_fields(text.per_layer_config[index], _LAYER_FIELDS)) for index in range(num_layers)]
+    layers = [PlainConfig(**_fields(text.per_layer_config[index], LAYER_FIELDS)) for index in range(num_layers)]
     return PlainConfig(
-        **_fields(config, _ROOT_FIELDS),
-        text=PlainConfig(**_fields(text, _TEXT_FIELDS), per_layer_config=layers),
+        **_fields(config, ROOT_FIELDS),
+        text=PlainConfig(**_fields(text, TEXT_FIELDS), per_layer_config=layers),
     )
 
 

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from gemray_workers.checkpoint.complete_config import complete
 from gemray_workers.checkpoint.drafter_marks import refuse_drafter
-from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
+from gemray_workers.checkpoint.hf_config import HFConfigs, PlainConfig, fingerprint, plain
 from gemray_workers.checkpoint.hub import name_of_folder
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
@@ -220,13 +221,18 @@ def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
         del text["rope_scaling"]  # the same, and transformers would take rope_parameters for null
     key = fingerprint(content)
     if key not in known:
-        from transformers import CONFIG_MAPPING
-
-        try:
-            known[key] = plain(CONFIG_MAPPING[model_type].from_dict(content))
-        except Exception as error:  # strict config classes raise errors of several libraries
-            raise CheckpointError(f"{directory / 'config.json'} is not a valid {model_type} config: {error}") from error
+        known[key] = complete(content) or _completed(directory, model_type, content)
     return known[key]
+
+
+def _completed(directory: Path, model_type: str, content: dict[str, Any]) -> PlainConfig:
+    """With the defaults of transformers, which takes seconds to import."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return plain(CONFIG_MAPPING[model_type].from_dict(content))
+    except Exception as error:  # strict config classes raise errors of several libraries
+        raise CheckpointError(f"{directory / 'config.json'} is not a valid {model_type} config: {error}") from error
 
 
 def _why_no_config(directory: Path) -> str:

@@ -56,7 +56,7 @@ class Blueprint:
 
     @classmethod
     def of(cls, config: EngineConfig, kv: KVMemory | None = None) -> Blueprint:
-        """Make the blueprint. What transformers had to read is kept in `config`, for the ranks.
+        """Make the blueprint. Readings of config.json files are kept in `config`, for the ranks.
 
         Args:
             config: of the gang.

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gemray_workers.checkpoint.complete_config import complete
 from gemray_workers.checkpoint.drafter_marks import MTP_MODEL_TYPES
-from gemray_workers.checkpoint.hf_config import HFConfigs, fingerprint, plain
+from gemray_workers.checkpoint.hf_config import HFConfigs, PlainConfig, fingerprint, plain
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.checkpoint.quantized.read import read_recipe
 from gemray_workers.checkpoint.vocabulary import stored_vocabulary
@@ -69,18 +70,24 @@ class AssistantConfig:
 
 
 def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
-    key = fingerprint(read_json_object(directory / "config.json"))
+    content = read_json_object(directory / "config.json")
+    key = fingerprint(content)
     if key not in known:
-        from transformers import AutoConfig
-
-        try:
-            root = AutoConfig.from_pretrained(directory, local_files_only=True)
-        except Exception as error:  # strict config classes raise errors of several libraries
-            raise CheckpointError(f"{directory} holds no valid MTP assistant config: {error}") from error
-        _check_model_type(root.model_type)
-        known[key] = plain(root)
+        known[key] = complete(content) or _completed(directory)
     _check_model_type(known[key].model_type)
     return known[key]
+
+
+def _completed(directory: Path) -> PlainConfig:
+    """With the defaults of transformers, which takes seconds to import."""
+    from transformers import AutoConfig
+
+    try:
+        root = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # strict config classes raise errors of several libraries
+        raise CheckpointError(f"{directory} holds no valid MTP assistant config: {error}") from error
+    _check_model_type(root.model_type)
+    return plain(root)
 
 
 def _check_model_type(model_type: str) -> None:
