@@ -26,6 +26,7 @@ from gemray.v1 import generation_pb2 as pb
 from gemray.v1 import generation_pb2_grpc
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.ray_patience import RAY_PATIENCE
+from support.cluster.ray_turns import rays_turn
 from support.deployment.chart_values import DEPLOYMENTS
 from support.deployment.helm_chart import driver_arguments, driver_settings, pick, render
 from support.waiting import HANG_S
@@ -140,14 +141,15 @@ def pod(tmp_path_factory: pytest.TempPathFactory, short_path: Path) -> Iterator[
     head = ["ray", "start", "--head", f"--port={ports['ray']}", f"--node-ip-address={HEAD}", "--num-cpus=2"]
     with log.open("wb") as output:
         # The chart's head and workers, in one: CPUs for two ranks.
-        started = subprocess.run(
-            [Path(BIN) / head[0], *head[1:], "--object-store-memory=80000000", "--include-dashboard=false"],
-            env=environment,
-            stdout=output,
-            stderr=output,
-            check=False,
-            timeout=HANG_S,
-        )
+        with rays_turn():
+            started = subprocess.run(
+                [Path(BIN) / head[0], *head[1:], "--object-store-memory=80000000", "--include-dashboard=false"],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                check=False,
+                timeout=HANG_S,
+            )
         assert started.returncode == 0, log.read_text()
         process = subprocess.Popen(
             command, env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=output, stderr=output

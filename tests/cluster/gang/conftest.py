@@ -13,6 +13,7 @@ import pytest
 
 from gemray_cluster.gang.router import Router
 from gemray_cluster.gang.scaling import ReplicaLimits
+from support.cluster.ray_turns import rays_turn
 from support.cluster.stepped_gangs import Routers
 
 TESTS = Path(__file__).resolve().parent.parent.parent
@@ -55,7 +56,7 @@ def local_ray() -> Iterator[None]:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-        with without_unused_processes():
+        with rays_turn(), without_unused_processes():
             try:
                 start()
             except Exception:  # seen once: the raylet had ended as it began, so that the node did not come up

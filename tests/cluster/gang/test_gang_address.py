@@ -22,8 +22,11 @@ import pytest
 
 from support.cluster.fake_worker import expected_token
 from support.cluster.ray_patience import RAY_PATIENCE
+from support.cluster.ray_turns import rays_turn
 from support.waiting import HANG_S, eventually
 
+STARTS = 5
+"""Of a node at most: most often the second comes up, for which everything has been read from disk."""
 TESTS = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
 
@@ -58,18 +61,28 @@ class PrivateCluster:
         }
 
     def start_node(self, *arguments: str) -> None:
+        """Start one and wait until it is up; one whose raylet ends as it begins is started again."""
+        log = self.directory / f"node{len(self.nodes)}.log"
+        with rays_turn():
+            for _ in range(STARTS):
+                node = self._start_node(log, *arguments)
+                if _comes_up(node, log):
+                    self.nodes.append(node)
+                    return
+                _end_session(node)
+        raise AssertionError(f"a node has not come up {STARTS} times: {log.read_text()}")
+
+    def _start_node(self, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
         common = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1"]
-        log = (self.directory / f"node{len(self.nodes)}.log").open("wb")
-        self.nodes.append(
-            subprocess.Popen(
+        with log.open("wb") as file:
+            return subprocess.Popen(
                 [RAY, "start", "--block", "--disable-usage-stats", *common, *arguments],
                 env=self.environment(),
                 cwd=self.directory,
-                stdout=log,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        )
 
     def drive(self, *arguments: str, token: str = "a" * 64) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -87,8 +100,28 @@ class PrivateCluster:
         for node in reversed(self.nodes):
             with suppress(subprocess.TimeoutExpired):
                 node.wait(5)
-            with suppress(ProcessLookupError):  # the node's own session: what outlived it
-                os.killpg(node.pid, signal.SIGKILL)
+            _end_session(node)
+
+
+def _comes_up(node: subprocess.Popen[bytes], log: Path) -> bool:
+    """Whether it does before it, or its raylet, has ended: for such a one ``ray start`` waits in vain."""
+    until = time.monotonic() + HANG_S
+    while time.monotonic() < until and node.poll() is None:
+        if "Ray runtime started" in log.read_text():
+            return True
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(node.pid).children(recursive=True)
+            if any(child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE for child in children):
+                return False
+        time.sleep(0.2)
+    return False
+
+
+def _end_session(node: subprocess.Popen[bytes]) -> None:
+    """End the node's own session: what outlived it."""
+    with suppress(ProcessLookupError):
+        os.killpg(node.pid, signal.SIGKILL)
+    node.wait()
 
 
 @pytest.fixture(scope="module")

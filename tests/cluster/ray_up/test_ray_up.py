@@ -8,18 +8,21 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
+from support.cluster.ray_turns import rays_turn
 from support.deployment.commands import commands_run_by
 from support.deployment.helm_chart import ROOT
 from support.deployment.namespace_hosts import Host, Hosts, namespace_hosts, ssh, why_impossible
 from support.waiting import HANG_S
 
 ONPREM = ROOT / "cluster" / "ray-up" / "onprem.yaml"
+NOT_UP = "The current node timed out during startup"
 BIN = sysconfig.get_path("scripts")
 
 pytestmark = pytest.mark.slow
@@ -72,16 +75,10 @@ def test_up_serve_generate_down(hosts: Hosts, tmp_path: Path) -> None:
         if documented.startswith("ray down"):
             _ranks_are_on_both(hosts)
             _strangers_are_refused(hosts, worker)
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=HANG_S,
-        )
+        done = _bash(command, tmp_path, environment)
+        for _ in range(2):
+            if NOT_UP in done.stdout + done.stderr:  # too slow a machine at that time: `ray up` begins anew
+                done = _bash(command, tmp_path, environment)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         outputs[documented.split(" --")[0]] = done.stdout + done.stderr
         if documented.startswith("ray up"):
@@ -89,6 +86,20 @@ def test_up_serve_generate_down(hosts: Hosts, tmp_path: Path) -> None:
     assert "ready: serving" in outputs['ray exec cluster/ray-up/onprem.yaml "tail -n 100 gemray.log"']
     assert re.search(r"\d+ prompt \+ \d+ tokens", outputs["gemray generate"])
     assert "raylet" not in ssh(hosts, head, "ps ax -o args").stdout
+
+
+def _bash(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    with rays_turn() if command.startswith("ray up") else nullcontext():
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANG_S,
+        )
 
 
 def _ranks_are_on_both(hosts: Hosts) -> None:

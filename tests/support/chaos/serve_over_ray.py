@@ -17,6 +17,7 @@ from support.chaos.family import DRAFT_TOKENS, DRAFTER
 from support.chaos.server_process import START_S
 from support.cluster.forked_command import ForkedCommand
 from support.cluster.ray_patience import RAY_PATIENCE
+from support.cluster.ray_turns import in_turn
 from support.waiting import eventually
 
 REPLICAS, RANKS = 2, 2
@@ -84,9 +85,10 @@ class ServeOverRay:
         flags |= own_ray if cluster is None else {"address": cluster.address}
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         log.write_bytes(b"")
-        process = await ForkedCommand.start(
+        start = ForkedCommand.start(
             "serve", *arguments, environment={**os.environ, **RAY_PATIENCE, **environment}, log=log
         )
+        process = await (in_turn(start) if cluster is None else start)
         server = cls(process, log, cluster)
         try:
             await eventually(lambda: server.count("ready: serving") > 0 or process.returncode is not None, START_S)

@@ -18,6 +18,7 @@ from ray._private.node import Node
 
 from support.chaos.serve_over_ray import free_port
 from support.cluster.ray_patience import RAY_PATIENCE
+from support.cluster.ray_turns import rays_turn
 
 RAY = str(Path(sys.executable).with_name("ray"))
 
@@ -112,12 +113,14 @@ class TolerantCluster:
             "object-store-memory": 100_000_000,
             "temp-dir": self._temporary,
         }
-        head = await asyncio.create_subprocess_exec(
-            RAY, "start", "--head", "--disable-usage-stats", *(f"--{name}={value}" for name, value in flags.items()),
-            env={**os.environ, **RAY_PATIENCE, **environment},
-            stdout=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        assert await head.wait() == 0, "the head does not start"
+        arguments = [f"--{name}={value}" for name, value in flags.items()]
+        with await asyncio.to_thread(rays_turn):
+            head = await asyncio.create_subprocess_exec(
+                RAY, "start", "--head", "--disable-usage-stats", *arguments,
+                env={**os.environ, **RAY_PATIENCE, **environment},
+                stdout=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            assert await head.wait() == 0, "the head does not start"
 
 
 def _command(process: psutil.Process) -> list[str]:

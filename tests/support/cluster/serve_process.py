@@ -13,6 +13,7 @@ from psutil import Process
 
 from support.cluster.command import CommandProcess, killed_at_last
 from support.cluster.forked_command import ForkedCommand
+from support.cluster.ray_turns import in_turn
 from support.waiting import HANG_S
 
 START_S = HANG_S
@@ -25,7 +26,7 @@ async def starting(model: Path, *more: str, port: int = 0, cpus: int = 2) -> Asy
     """A server process with so many CPUs for its ranks, in a session of its own, as from a terminal."""
     flags = ["--model", str(model), *PATIENCE, "--kv-memory", "32MiB", *more, "--port", str(port)]
     flags += ["--device", "cpu", "--local-num-cpus", str(cpus), "--local-num-gpus", "0"]
-    process = await ForkedCommand.start("serve", *flags, start_new_session=True)
+    process = await in_turn(ForkedCommand.start("serve", *flags, start_new_session=True))
     async with killed_at_last(process):
         yield process
 
