@@ -52,6 +52,11 @@ class BringUp:
         self._laps = laps
         self._facts: list[RankFacts] = []
 
+    @property
+    def facts(self) -> list[RankFacts]:
+        """Those of all ranks once they have met; none before that."""
+        return self._facts
+
     async def meet(self) -> None:
         """Wait until every process is up. Raises `GangUnavailable` when one died or the ranks' software differs."""
         self._facts = await _all("start", [rank.call(RankWorker.facts) for rank in self._ranks])

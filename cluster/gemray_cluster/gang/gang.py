@@ -31,6 +31,7 @@ from gemray_cluster.gang.lifeline import Lifeline
 from gemray_cluster.gang.served_checkpoints import ServedCheckpoints
 from gemray_cluster.gang.streams import StreamTable
 from gemray_cluster.gang.unless import unless
+from gemray_cluster.gang.whereabouts import ask, in_a_line, with_stacks
 from gemray_workers.channel import GangChannel
 from gemray_workers.config import EngineConfig
 from gemray_workers.errors import CommunicationError
@@ -45,6 +46,7 @@ from gemray_workers.messages import (
     Stop,
     Submit,
 )
+from gemray_workers.rank.process import RankFacts
 from gemray_workers.rank.worker import RankWorker
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class Gang:
         self._lost: str | None = None
         """What died under the ranks."""
         self._ranks: list[Rank] = []
+        self._facts: list[RankFacts] = []
+        self._node_id: str | None = None
         self._runs: list[asyncio.Task[None]] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._launching: asyncio.Task[object] | None = None
@@ -137,7 +141,7 @@ class Gang:
             except TimeoutError:
                 raise GangUnavailable(
                     f"the gang was not ready within start_deadline_s = {self._config.start_deadline_s:g}: "
-                    f"still {self._stage}"
+                    f"still {self._stage}{await self._where()}"
                 ) from None
         except asyncio.CancelledError:
             await asyncio.shield(self._end(GangState.STOPPED))
@@ -168,8 +172,10 @@ class Gang:
         ranks = BringUp(self._ranks, self._config, self._engine, progress, laps)
         self._stage = "starting processes"
         await ranks.meet()
+        self._facts = ranks.facts
         await ranks.agree(self._served)
         here = await self._launcher.here()
+        self._node_id = here[0]
         self._lifeline = await ranks.tie(here)
         self._channel = ranks.open_channel(here)
         self._stage = "loading weights"
@@ -277,6 +283,8 @@ class Gang:
     async def _end_as_failed(self) -> None:
         """End the requests in flight once it is known why, then everything else."""
         await self._diagnose()
+        if self._lost is None and not any(isinstance(error, RankDied) for _, error in errors_by_cause(self._runs)):
+            self._failure = f"{self._failure}{await self._where()}"
         logger.error("the gang failed: %s", self._failure)
         self._streams.fail_all(f"the gang failed: {self._failure}")
         await self._end(GangState.FAILED)
@@ -295,6 +303,14 @@ class Gang:
                 break
         if self._lost is None and (errors := errors_by_cause(self._runs)):
             self._failure = account(errors)
+
+    async def _where(self) -> str:
+        """What those ranks do that have not ended, in words that follow others; their stacks go to the log."""
+        busy = {i: rank for i, rank in enumerate(self._ranks) if i >= len(self._runs) or not self._runs[i].done()}
+        found = await ask(busy, self._facts, self._node_id)
+        if stacks := with_stacks(found):
+            logger.error("%s: what its ranks do before they are ended:\n%s", self.name, stacks)
+        return f"; {in_a_line(found)}" if found else ""
 
     # --- end ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ take it through its life, so they run in the order in which they stand. What eac
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -109,6 +110,9 @@ async def test_no_request_is_lost_or_changed(
         record_property("fault", outcome.line)
         assert outcome.num_live >= STREAMS // 2
         assert streams.wrong == []
+    told = life.log.read_text()
+    for rank in (0, 1):
+        assert re.search(rf"rank {rank} \(pid \d+ on \S+\) gives no answer: its process is stopped", told)
 
 
 async def test_streams_go_on_with_the_next_server(

@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import (
 from gemray_kernels.numerics import is_tree, tree_sum
 from gemray_workers.errors import CommunicationError, InvalidField
 from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
+from gemray_workers.parallel.exchanges import ExchangeCount, Exchanges
 from gemray_workers.parallel.process_group import ProcessGroup, finish, gloo_group, nccl_group, silent_group
 from gemray_workers.parallel.rendezvous import JoinDeadline, absent_at, meet
 from gemray_workers.parallel.symmetric_memory import one_shot_reduce
@@ -54,7 +55,9 @@ class TorchCommunicator:
         device: ProcessGroup,
         torch_device: torch.device,
         timeout: timedelta,
+        name: str = "gang",
     ) -> None:
+        self._exchanges = ExchangeCount(name)
         self._torch_device = torch_device
         self._timeout = timeout
         self._rank = rank
@@ -152,12 +155,12 @@ class TorchCommunicator:
 
     def send(self, x: Tensor, to: int) -> None:
         """Send `x` to one rank, which must `receive` a tensor of its shape and dtype."""
-        with self._collective("send"):
+        with self._collective("send", by_all=False):
             finish(self._group_of(x).send([x.contiguous()], to, 0))
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """Fill `x` with what `source` sends; on CUDA the current stream waits, not the host."""
-        with self._collective("receive"):
+        with self._collective("receive", by_all=False):
             finish(self._group_of(x).recv([x], source, 0))
         return x
 
@@ -173,7 +176,7 @@ class TorchCommunicator:
         host = gloo_group(store, self._rank, size, self._timeout)
         over_nccl = self._device is not self._host
         tensors = nccl_group(store, self._rank, size, self._torch_device, self._timeout) if over_nccl else host
-        within = TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout)
+        within = TorchCommunicator(self._rank, size, store, host, tensors, self._torch_device, self._timeout, name)
         self._within.append(within)
         return within
 
@@ -213,6 +216,10 @@ class TorchCommunicator:
             if row.any():
                 return bytes(row.tolist()).rstrip(b"\0").decode(errors="replace")
         return None
+
+    def exchanges(self) -> list[Exchanges]:
+        """How far this rank has come with the collectives of the gang and of its subgroups. Any thread may ask."""
+        return [self._exchanges.now(), *(found for within in self._within for found in within.exchanges())]
 
     def wait_for_all(self, milestone: str, deadline_s: float) -> None:
         """Return when every rank has reached a milestone of the start, of each name once.
@@ -266,10 +273,11 @@ class TorchCommunicator:
             finish(self._host.broadcast(buffer, 0))
 
     @contextmanager
-    def _collective(self, verb: str) -> Iterator[None]:
+    def _collective(self, verb: str, *, by_all: bool = True) -> Iterator[None]:
         started = time.monotonic()
         try:
-            yield
+            with self._exchanges.inside(verb, by_all=by_all):
+                yield
         except RuntimeError as error:
             waited = time.monotonic() - started
             raise CommunicationError(
@@ -287,7 +295,8 @@ def silenced(comm: Communicator | None) -> Iterator[None]:
     groups = comm._host, comm._device
     comm._host = comm._device = silent_group()
     try:
-        yield
+        with comm._exchanges.uncounted():
+            yield
     finally:
         comm._host, comm._device = groups
 

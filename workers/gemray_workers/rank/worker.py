@@ -33,6 +33,7 @@ from gemray_workers.rank.lifeline import hold_lifeline
 from gemray_workers.rank.load_laps import LoadLaps
 from gemray_workers.rank.process import LocateProcess, RankFacts, RankSetup, open_store, process_facts, set_up_process
 from gemray_workers.rank.target_rank import EngineRank
+from gemray_workers.rank.whereabouts import Whereabouts, whereabouts
 from gemray_workers.sampling.verify import Accept, verify
 
 
@@ -75,6 +76,10 @@ class RankWorker:
     def end_with_coordinator(self, host: str, port: int) -> None:
         """Tie this process's life to that of the coordinator, which listens there: it ends when that is gone."""
         self._lifeline = hold_lifeline(host, port)
+
+    def whereabouts(self) -> Whereabouts:
+        """What this process does now; answered while `load` or `run` is busy."""
+        return whereabouts([] if self._comm is None else self._comm.exchanges())
 
     def open_rendezvous(self, host: str) -> str:
         """Serve the ranks' meeting point at a free port of `host`; its ``tcp://host:port``. Rank 0 alone."""
