@@ -30,6 +30,7 @@ import torch
 
 from gemray_workers.parallel.communicator import SoloCommunicator
 from support.processes.forking import forking
+from support.processes.hung_ranks import FLIGHT_RECORDS, of_flight_record
 from support.waiting import HANG_S
 
 GRACE_S = 10.0
@@ -128,7 +129,8 @@ class _Pool:
                     succeeded, answer = pickle.loads(self._connections[rank].recv_bytes())
                 except (EOFError, ConnectionResetError):
                     self.processes[rank].join(60.0)
-                    succeeded, answer = False, f"died with exit code {self.processes[rank].exitcode}"
+                    exit_code = self.processes[rank].exitcode
+                    succeeded, answer = False, f"died with exit code {exit_code}{self._last_words(rank)}"
                 (results if succeeded else troubles)[rank] = answer
             if troubles:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
@@ -148,6 +150,13 @@ class _Pool:
         os.kill(self.processes[rank].pid or 0, signal.SIGUSR1)
         time.sleep(0.2)
         return path.read_text()
+
+    def _last_words(self, rank: int) -> str:
+        """Where the threads of a rank stood that a fatal signal ended, as NCCL's watchdog ends those whose collective
+        hangs, and which of its collectives a card had not ended."""
+        path = self._stacks / str(rank)
+        told = [path.read_text() if path.exists() else "", of_flight_record(self._stacks / f"{FLIGHT_RECORDS}{rank}")]
+        return "".join(f"\n{text}" for text in told if text)
 
     def stop(self, *, now: bool) -> None:
         """End the processes: by closing their pipe, by force after five seconds, or by force at once."""
@@ -170,8 +179,11 @@ def _serve(
     """A rank's life: join the gang, then answer calls until the pipe closes."""
     _die_with_parent()
     os.environ.update(environment)
+    for variable in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # torch 2.13's name, and 2.11's
+        os.environ[variable] = str(Path(stack_path).with_name(FLIGHT_RECORDS))
     with open(stack_path, "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
+        faulthandler.enable(file=stacks)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
         from gemray_workers.parallel.torch_communicator import join_gang

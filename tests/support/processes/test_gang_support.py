@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -51,6 +52,22 @@ def exit_on_rank_1(comm: Communicator) -> None:
         os._exit(7)
 
 
+def abort_on_rank_1(comm: Communicator) -> None:
+    if comm.rank == 1:
+        leave_a_flight_record()
+        os.abort()
+    comm.barrier()
+
+
+def leave_a_flight_record() -> None:
+    """As NCCL's watchdog does: torch's own record of this rank's collectives, one of them without an end."""
+    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+
+    recorded = pickle.loads(_dump_fr_trace())
+    recorded["entries"][-1] |= {"state": "scheduled", "retired": False}
+    Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1").write_bytes(pickle.dumps(recorded))
+
+
 def unpicklable(comm: Communicator) -> object:
     return lambda: None
 
@@ -96,6 +113,10 @@ def test_failures_are_told_and_leave_no_process(own_pools: GangPools) -> None:
 
     with pytest.raises(GangFailure, match="rank 1: died with exit code 7"):
         own_pools.run(2, exit_on_rank_1)
+
+    with pytest.raises(GangFailure, match=r"(?s)rank 1: died with exit code -6.*in abort_on_rank_1") as aborted:
+        own_pools.run(2, abort_on_rank_1)
+    assert "flight recorder: gloo:barrier number 1 of [] is scheduled, 0 more behind it" in str(aborted.value)
 
     after = own_pools.run(2, process_id)
     assert set(after).isdisjoint(before)
