@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemray_kernels.reference.paged_attention import FEW_ROWS
 from gemray_workers.engine.buckets import GREEDY, bucket
@@ -36,6 +35,7 @@ from gemray_workers.rank.blueprint import Blueprint
 from gemray_workers.rank.eager_shapes import eager_shapes
 from gemray_workers.rank.graph_buckets import graph_buckets
 from gemray_workers.rank.largest_step import DEAREST
+from gemray_workers.rank.lasting_fakes import lasting_fakes
 from gemray_workers.rank.warm_up import requests_of
 from gemray_workers.sampling.features import Features
 
@@ -64,7 +64,7 @@ class Rehearsal:
         with (
             warnings.catch_warnings(),
             self.one_layer_a_kind(),  # which looks at all weights: of packed experts a minute where tensors are fake
-            FakeTensorMode(allow_non_fake_inputs=True),
+            lasting_fakes(),
             torch.inference_mode(),
             self.silenced(),
         ):
