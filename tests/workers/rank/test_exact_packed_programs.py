@@ -1,0 +1,93 @@
+"""Packed weights of 31B's size in exact numerics: which kernels its cycles take, and that a start has compiled them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is to be had on Linux alone")
+
+from gemray_kernels import packed_tiles
+from gemray_workers.checkpoint import random_weights
+from gemray_workers.config import EngineConfig
+from gemray_workers.engine.buckets import PUBLISHED, bucket
+from gemray_workers.execution.cycle_rows import CyclePlan
+from gemray_workers.parallel.communicator import SoloCommunicator
+from gemray_workers.rank.compile_ahead import Rehearsal, plans_ahead
+from gemray_workers.rank.graph_buckets import graph_buckets
+from gemray_workers.rank.target_rank import EngineRank
+from support.engine.gpu import CONFIGS
+from support.kernels.pretended_card import pretended_card
+
+NAMES = ("31B-it-w4a16", "31B-it-nvfp4", "31B-it-fp8")
+KERNELS = {"_packed_ahead_kernel", "_exact_packed_kernel", "_packed_prompt_kernel", "_dequantize_kernel"}
+"""What multiplies rows with packed weights: few rows whose weights come ahead, other few rows, prompts, and what writes
+numbers down for more rows of a prompt."""
+CHUNKS = (1, 6, 9, 17, 33, 65, 130, 257, 300, 513, 641)
+"""Rows of a prompt on both sides of the places where products change their kernels."""
+
+
+def shape_of_two_layers(name: str, directory: Path) -> Path:
+    """A sliding and a full layer of a published model, with a small vocabulary."""
+    config = json.loads((CONFIGS / name / "config.json").read_text())
+    config["text_config"] |= {
+        "vocab_size": 4096,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture
+def _no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights keep what their memory has: only where it lies decides programs."""
+
+    def words(weight: Any, _tiling: Any, unit: Any, units: int) -> torch.Tensor:
+        return torch.empty(units, weight.num_out, unit.words, dtype=torch.int16)
+
+    monkeypatch.setattr(random_weights, "_fill", lambda *_, **__: None)
+    monkeypatch.setattr(packed_tiles, "_words", words)
+
+
+def rehearsal_of(name: str, directory: Path) -> Rehearsal:
+    config = EngineConfig(
+        model_path=str(shape_of_two_layers(name, directory)),
+        tensor_parallel_size=1,
+        dtype="bfloat16",
+        device="cpu",
+        numerics="exact",
+        random_weights=True,
+        max_model_len=1024,
+        max_num_seqs=1,
+        max_step_tokens=700,
+        prefill_chunk=700,
+        kv_memory_bytes=1 << 28,
+    )
+    return EngineRank(config, SoloCommunicator(), torch.device("cpu")).rehearsal()
+
+
+def programs_of(rehearsal: Rehearsal, plans: list[CyclePlan]) -> set[tuple[str, Any]]:
+    return {(program.name, program.arguments[0]) for program in rehearsal.programs(plans)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_no_numbers")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_start_has_compiled_all_that_cycles_of_packed_weights_launch(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), pretended_card():
+        rehearsal = rehearsal_of(name, tmp_path)
+        start = programs_of(rehearsal, [plan for plans in plans_ahead(rehearsal.blueprint) for plan in plans])
+        plans = [CyclePlan([], bucket(1, (), rows), PUBLISHED) for rows in CHUNKS]
+        plans += [CyclePlan([], *key) for key in graph_buckets(rehearsal.blueprint)]
+        served = programs_of(rehearsal, plans)
+    assert "could not be rehearsed" not in caplog.text
+    assert served <= start, served - start
+    assert {kernel for kernel, _ in served} >= KERNELS
