@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ _POINTERS = {
     torch.bool: "*i1",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
+_KEPT = "instructions.sass"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Compiled:
     def lost_products(self) -> int | None:
         """Instructions of the tensor cores whose result goes nowhere: the assembler has lost sums that the PTX asks
         for. None without nvdisasm."""
-        return self._count(r"\b(?:HGMMA|HMMA)\S* RZ,")
+        return self._count(r"\b(?:HGMMA|HMMA)\S* RZ,") if "mma" in self.ptx else 0
 
     @property
     def product_waits(self) -> int | None:
@@ -68,8 +70,19 @@ class Compiled:
 
     @cached_property
     def _sass(self) -> str | None:
-        """Instructions; as long in the making as the rest of a compilation, so only for who asks."""
-        return _told_by("nvdisasm", ("-c", "-ndf"), self.cubin)
+        """Instructions, for who asks: nvdisasm starts for 0.4 s of CPU time, so they are kept beside Triton's programs,
+        which the workers of a run and later runs share."""
+        from triton import __version__
+        from triton.runtime.cache import get_cache_manager
+
+        cache = get_cache_manager(hashlib.sha256(__version__.encode() + self.cubin).hexdigest())
+        kept = cache.get_file(_KEPT)
+        if kept is None:
+            told = _told_by("nvdisasm", ("-c", "-ndf"), self.cubin)
+            if told is None:
+                return None
+            kept = cache.put(told, _KEPT, binary=False)
+        return Path(kept).read_text()
 
 
 def compile_launches(launches: Callable[[], object]) -> list[Compiled]:
