@@ -26,7 +26,8 @@ MAX_CHUNKS = 32
 PROGRAMS_PER_ROW_BLOCK = 264
 """Enough programs for one block of rows, all KV heads together; more only add partial results."""
 FEW_CALL_PAIRS = 512
-"""(row, query head) pairs of a call whose programs are few, at most."""
+"""(row, query head) pairs of a call whose programs are few, at most: what `few_attention.MOST_PROGRAMS` hold, and twice
+that where sequences have so many rows that chunks hold more keys."""
 PROMPT_PAIRS = 128
 """(row, query head) pairs of a block of a prompt, or a power of two with room for the query heads of a KV head."""
 KEYS = 128

@@ -13,8 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels import attention_scratch
-from gemray_kernels.attention_scratch import AttentionShape, carved, scratch_bytes
+from gemray_kernels.attention_scratch import FEW_CALL_PAIRS, AttentionShape, carved, scratch_bytes
 from gemray_kernels.numerics import Numerics
+from gemray_kernels.triton.few_attention import MOST_PROGRAMS
 from gemray_workers.attention.kernels import attention_kernel
 from gemray_workers.messages import Choice
 
@@ -72,6 +73,11 @@ def test_no_call_up_to_the_largest_takes_memory_of_its_own(name: str) -> None:
             found = left_behind(shape, rows, seqs, rng.choice((None, 40, 3000, 8192, 10**6)), scratch)
             outside = [where for where, tensor in found if tensor.numel() > 1 and not lies_in(tensor, scratch)]
             assert not outside, (rows, seqs, most_rows, most_seqs)
+
+
+def test_room_is_for_as_many_pairs_as_few_programs_hold() -> None:
+    """The number stands apart from the rule that it follows from, as ranks without Triton count with it."""
+    assert 2 * max(pairs * programs for pairs, programs in MOST_PROGRAMS.items()) == FEW_CALL_PAIRS
 
 
 def test_a_prompt_of_usual_length_takes_one_round() -> None:
