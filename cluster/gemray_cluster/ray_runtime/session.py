@@ -40,6 +40,8 @@ _FULL_BYTES = 64 * 2**10
 _NOT_UP = "timed out during startup"
 """What Ray's library says of a raylet that has not registered, most often as it has ended: it gives its agent, which
 imports for seconds, 15 s (Ray 2.60), too few where a machine is busy or reads from a cold disk."""
+_STARTS = 3
+"""Of a node that does not come up: where a machine is that busy, the second may be too slow as well."""
 _RETRY_S = 0.5
 _ANSWER_S = 2.0
 _CLOSE_DEADLINE_S = 10.0
@@ -213,16 +215,16 @@ def _num_cpus(config: ClusterConfig, num_ranks: int) -> int:
 
 
 def _start_here(config: ClusterConfig) -> None:
-    try:
+    for starts_left in reversed(range(_STARTS)):
         try:
             _start_node(config)
+            return
         except Exception as error:
-            if _NOT_UP not in str(error) or _hint(error):
-                raise
-            logger.warning("Ray's node did not come up: starting it once more")
-            _start_node(config)
-    except Exception as error:
-        raise ClusterUnreachable(f"cannot start Ray on this machine: {str(error).rstrip('.')}{_hint(error)}") from error
+            hint = _hint(error)
+            if _NOT_UP not in str(error) or hint or not starts_left:
+                reason = f"{str(error).rstrip('.')}{hint}"
+                raise ClusterUnreachable(f"cannot start Ray on this machine: {reason}") from error
+            logger.warning("Ray's node did not come up: starting it again")
 
 
 def _start_node(config: ClusterConfig) -> None:

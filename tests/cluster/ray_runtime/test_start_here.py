@@ -106,19 +106,20 @@ def raylets(no_ray: pytest.MonkeyPatch) -> Iterator[Callable[[int], Raylets]]:
         process.wait()
 
 
-def test_a_node_that_does_not_come_up_is_started_once_more(raylets: Callable[[int], Raylets]) -> None:
-    """Nothing of the first is left."""
-    ray = raylets(1)
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_a_node_that_does_not_come_up_is_started_again(raylets: Callable[[int], Raylets], num_lost: int) -> None:
+    """Nothing of those before is left."""
+    ray = raylets(num_lost)
     session._start_here(ClusterConfig())
-    first, second = ray.started
-    assert first.wait(HANG_S) == -signal.SIGKILL
-    assert second.poll() is None
+    *lost, last = ray.started
+    assert [process.wait(HANG_S) for process in lost] == [-signal.SIGKILL] * num_lost
+    assert last.poll() is None
 
 
-def test_a_node_that_does_not_come_up_again_is_told(raylets: Callable[[int], Raylets]) -> None:
-    ray = raylets(2)
+def test_a_node_that_never_comes_up_is_told(raylets: Callable[[int], Raylets]) -> None:
+    ray = raylets(3)
     assert "cannot start Ray on this machine: The current node timed out during startup" in _message()
-    assert [process.wait(HANG_S) for process in ray.started] == [-signal.SIGKILL] * 2
+    assert [process.wait(HANG_S) for process in ray.started] == [-signal.SIGKILL] * 3
 
 
 def test_what_another_start_would_not_mend_is_told_at_once(
