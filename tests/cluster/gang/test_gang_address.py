@@ -26,7 +26,7 @@ from support.cluster.ray_turns import rays_turn
 from support.waiting import HANG_S, eventually
 
 STARTS = 5
-"""Of a node at most: most often the second comes up, for which everything has been read from disk."""
+"""Most starts of a node: usually the second comes up, for which everything has been read from disk."""
 TESTS = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
 

@@ -106,7 +106,7 @@ class Rehearsed:
     programs: set[tuple[str, Any]]
     num_tensors: int
     num_changed: int
-    """Of the tensors that were in memory before."""
+    """Tensors that were in memory before and are others now."""
     num_fake: int
     """Fake tensors that are left."""
 

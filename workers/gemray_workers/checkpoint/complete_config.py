@@ -23,7 +23,7 @@ _TEXT_TYPES = {
 """By a root's model_type, that of its text decoder, which may be the root itself."""
 _ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 _OF_TARGETS = ("model_type", "tie_word_embeddings")
-"""Of a target's root, beside its stop ids."""
+"""Fields of a target's root whose types are checked, beside its stop ids."""
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 _INTEGER, _NUMBER, _SWITCH = (int,), (float,), (bool,)
 _INTEGER_OR_NULL = (int, type(None))
