@@ -41,7 +41,7 @@ _NOT_UP = "timed out during startup"
 """What Ray's library says of a raylet that has not registered, most often as it has ended: it gives its agent, which
 imports for seconds, 15 s (Ray 2.60), too few where a machine is busy or reads from a cold disk."""
 _STARTS = 3
-"""Of a node that does not come up: where a machine is that busy, the second may be too slow as well."""
+"""Starts of a node that does not come up: where a machine is that busy, the second may be too slow as well."""
 _RETRY_S = 0.5
 _ANSWER_S = 2.0
 _CLOSE_DEADLINE_S = 10.0
