@@ -33,6 +33,7 @@ from gemray_cluster.server.config import ServerConfig
 from gemray_cluster.server.errors import RequestsCut
 from gemray_cluster.server.requests import RequestReader
 from gemray_cluster.server.server import GenerationServer
+from gemray_cluster.serving.standstill import tell_standstills
 from gemray_cluster.settings.settings import ServeSettings
 from gemray_workers.checkpoint.identity import checkpoint_name
 
@@ -81,6 +82,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         if spans is not None:  # first, so that it is closed after the last call
             stack.push_async_callback(asyncio.to_thread, spans.close)
+        stack.callback(asyncio.create_task(tell_standstills()).cancel)
         await server.start()
         stack.push_async_callback(server.close)
         if settings.metrics_port is not None:
