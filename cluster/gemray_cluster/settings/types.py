@@ -147,8 +147,8 @@ MODELS = Kind(_models, MODEL.allowed + ", or two of them with a comma between", 
 SWITCH = Kind(_switch, "true or false", "")
 INTEGER = Kind(int, "an integer", "INTEGER")
 INTEGER_OR_AUTO = Kind(_integer_or_auto, "an integer, or auto", "INTEGER|auto")
-NUMBER = Kind(_number, "a number", "NUMBER")
-SECONDS = Kind(_seconds, "seconds, a number >= 0", "SECONDS")
+NUMBER = Kind(_number, "a finite number", "NUMBER")
+SECONDS = Kind(_seconds, "seconds, a finite number >= 0", "SECONDS")
 _SIZES = "a size such as 2GiB, 40Gi, 24G (24 * 10^9) or 1048576"
 SIZE = Kind(parse_size, _SIZES, "SIZE")
 SIZE_OR_AUTO = Kind(_size_or_auto, f"{_SIZES}, or auto", "SIZE|auto")

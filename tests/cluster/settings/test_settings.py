@@ -73,7 +73,9 @@ def test_the_file_can_be_named_by_a_variable_and_hold_everything(tmp_path: Path)
         ({"tp": ""}, {}, r"tp = '' \(from flag --tp\)"),
         ({"kv_memory": "2 parsecs"}, {}, "a size such as 2GiB"),
         ({"dtype": "int4"}, {}, "one of auto, bfloat16, float32, float64"),
-        ({"start_deadline_s": "nan"}, {}, "seconds, a number >= 0"),
+        ({"start_deadline_s": "nan"}, {}, "seconds, a finite number >= 0"),
+        ({"heartbeat_deadline_s": "inf"}, {}, "seconds, a finite number >= 0"),
+        ({"dflash_input_scale": "inf"}, {}, r"\(from flag --dflash-input-scale\) is not allowed: a finite number"),
         ({"config": "/nowhere.toml"}, {}, r"config = '/nowhere.toml' \(from flag --config\).*No such file"),
     ],
 )
