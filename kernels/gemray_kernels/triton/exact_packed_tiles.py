@@ -19,10 +19,10 @@ from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS, PROMPT_TILE_ROWS
 from gemray_kernels.triton.packed_ahead import ROWS, UNIT_INPUTS, AheadTile
 from gemray_kernels.triton.packed_prompts import PromptTile
 
-FEW_ROWS = 16
-"""More rows take wgmma, whose left operand has 64 outputs."""
-MANY_ROWS = 32
-"""Summands of more rows take longer to be written and read than programs of two leaves cost."""
+MOST_WITHOUT_WGMMA = 16
+"""Rows; more take wgmma, whose left operand has 64 outputs."""
+MOST_LEAF_ROWS = 32
+"""Rows; summands of more take longer to be written and read than programs of two leaves cost."""
 
 _MORE = ExactPackedTile(64, 4, 4, weight_first=True)
 _MANY_GATED = ExactPackedTile(64, 4, 3, weight_first=True)
@@ -37,7 +37,7 @@ class _Tiles:
     gated: ExactPackedTile
     small: ExactPackedTile
     """Tile of one leaf and few outputs."""
-    gated_rows: int = FEW_ROWS
+    gated_rows: int = MOST_WITHOUT_WGMMA
     """Most rows that take `gated`."""
     more_gated: ExactPackedTile = _MORE
     """Tile of up to 32 rows."""
@@ -112,9 +112,9 @@ def few_rows_tile(weight: TiledWeight, num_rows: int, num_out: int) -> ExactPack
         return ExactPackedTile(32, 4, 2, leaves=min(2, streaming_leaves(num_rows, num_out, weight.leaves)))
     tiles = _FEW[weight.code]
     if weight.leaves > 1:
-        tile = tiles.leaf if num_rows <= FEW_ROWS else _MORE_LEAF
-        return replace(tile, leaves=2 if num_rows > MANY_ROWS else 1)
-    if num_rows > FEW_ROWS:
+        tile = tiles.leaf if num_rows <= MOST_WITHOUT_WGMMA else _MORE_LEAF
+        return replace(tile, leaves=2 if num_rows > MOST_LEAF_ROWS else 1)
+    if num_rows > MOST_WITHOUT_WGMMA:
         return _MORE
     return tiles.small if num_out < 64 * MULTIPROCESSORS else tiles.whole
 
@@ -125,7 +125,7 @@ def gated_tile(weight: TiledWeight, num_rows: int) -> ExactPackedTile:
         return ExactPackedTile(32, 4, 2)
     tiles = _FEW[weight.code]
     if num_rows > tiles.gated_rows:
-        return tiles.more_gated if num_rows <= MANY_ROWS else _MANY_GATED
+        return tiles.more_gated if num_rows <= MOST_LEAF_ROWS else _MANY_GATED
     return tiles.small if weight.num_out // 2 < 64 * MULTIPROCESSORS and tiles.gated.outputs > 32 else tiles.gated
 
 
