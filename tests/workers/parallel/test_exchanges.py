@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
+from gemray_workers.errors import CommunicationError
 from gemray_workers.parallel.communicator import Communicator
-from gemray_workers.parallel.exchanges import ExchangeCount, Exchanges
+from gemray_workers.parallel.exchanges import Exchanges
 from gemray_workers.parallel.torch_communicator import TorchCommunicator, silenced
 from support.processes.gang import RunOnGang
 from support.waiting import HANG_S
@@ -72,8 +73,17 @@ def test_subgroups_count_apart(run_on_gang: RunOnGang) -> None:
     assert third == [("gang", 1)]
 
 
-def test_none_is_inside_behind_a_collective_that_failed() -> None:
-    count = ExchangeCount("gang")
-    with pytest.raises(RuntimeError), count.inside("barrier"):
-        raise RuntimeError
-    assert count.now() == Exchanges(group="gang", begun=1, inside=None, seconds=0.0)
+def fail_in_one(comm: Communicator) -> Exchanges:
+    """What is left behind a collective that raised."""
+    assert isinstance(comm, TorchCommunicator)
+    comm.barrier()
+    before = comm.exchanges()[0].begun
+    with pytest.raises(CommunicationError), comm._collective("barrier"):
+        raise RuntimeError("the peer is gone")
+    found = comm.exchanges()[0]
+    return Exchanges(group=found.group, begun=found.begun - before, inside=found.inside, seconds=found.seconds)
+
+
+def test_none_is_inside_behind_a_collective_that_failed(run_on_gang: RunOnGang) -> None:
+    left = Exchanges(group="gang", begun=1, inside=None, seconds=0.0)
+    assert run_on_gang(2, fail_in_one) == [left, left]

@@ -35,15 +35,16 @@ class ExchangeCount:
         self._begun = 0
         self._inside: tuple[str, float] | None = None
 
-    @contextmanager
-    def inside(self, verb: str, *, by_all: bool = True) -> Iterator[None]:
-        """Be in one meanwhile. What not all ranks of the group do (`by_all`) is shown and not counted."""
+    def begin(self, verb: str, *, by_all: bool = True) -> float:
+        """Be in one until `end`; the time now. What not all ranks do (`by_all`) is shown, not counted."""
         self._begun += by_all
-        self._inside = verb, time.monotonic()
-        try:
-            yield
-        finally:
-            self._inside = None
+        now = time.monotonic()
+        self._inside = verb, now
+        return now
+
+    def end(self) -> None:
+        """Be in none."""
+        self._inside = None
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

@@ -274,15 +274,16 @@ class TorchCommunicator:
 
     @contextmanager
     def _collective(self, verb: str, *, by_all: bool = True) -> Iterator[None]:
-        started = time.monotonic()
+        started = self._exchanges.begin(verb, by_all=by_all)
         try:
-            with self._exchanges.inside(verb, by_all=by_all):
-                yield
+            yield
         except RuntimeError as error:
             waited = time.monotonic() - started
             raise CommunicationError(
                 f"{verb} failed on rank {self._rank} of {self._size} after {waited:.1f} s: {error}"
             ) from error
+        finally:
+            self._exchanges.end()
 
 
 @contextmanager
