@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,7 +25,8 @@ from gemray_workers.rank.waiting_threads import FEW_SPINS, SPINS
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.command import GEMRAY, end_in_order, killed_at_last
 from support.cluster.forked_command import ForkedCommand
-from support.cluster.serve_process import START_S, gone, line_with, processes_of, ranks_of, served, starting
+from support.cluster.ray_turns import in_turn
+from support.cluster.serve_process import START_S, gone, line_with, processes_of, ranks_of, served
 from support.cluster.server_streams import reading
 from support.waiting import HANG_S, eventually
 
@@ -141,20 +141,10 @@ async def test_a_signal_to_the_group_loses_no_stream(server: Server) -> None:
     await eventually(lambda: gone(everything))
 
 
-async def test_without_rebuilds_a_killed_rank_ends_the_server(tmp_path: Path) -> None:
-    async with starting(write_servable_checkpoint(tmp_path / "model"), "--tp", "1", "--max-rebuilds", "0") as process:
-        await asyncio.wait_for(line_with(process, "ready: serving"), START_S)
-        (rank,) = ranks_of(process)
-        rank.kill()
-        line = await asyncio.wait_for(line_with(process, "error: "), HANG_S)
-        assert line.startswith(f"error: the gang failed: rank 0: its process died (pid {rank.pid}")
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 1
-
-
 async def test_demo_with_openais_api() -> None:
     """What `make openai` runs."""
-    process = await asyncio.create_subprocess_exec(
-        *GEMRAY, "demo", "--openai", "--http-port", "0", stderr=asyncio.subprocess.PIPE
+    process = await in_turn(
+        asyncio.create_subprocess_exec(*GEMRAY, "demo", "--openai", "--http-port", "0", stderr=asyncio.subprocess.PIPE)
     )
     async with killed_at_last(process):
         line = await asyncio.wait_for(line_with(process, "ready: http"), START_S)
@@ -168,8 +158,10 @@ async def test_demo_with_openais_api() -> None:
 
 
 async def test_demo() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *GEMRAY, "demo", "--max-tokens", "8", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    process = await in_turn(
+        asyncio.create_subprocess_exec(
+            *GEMRAY, "demo", "--max-tokens", "8", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
     )
     out, err = await asyncio.wait_for(process.communicate(), START_S)
     assert process.returncode == 0, err.decode()

@@ -23,6 +23,8 @@ from gemray.client import AsyncClient, Retry
 from gemray.v1 import generation_pb2 as pb
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
 from support.cluster.command import GEMRAY, killed_at_last
+from support.cluster.forked_command import ForkedCommand
+from support.cluster.ray_turns import in_turn
 from support.cluster.serve_process import (
     PATIENCE,
     START_S,
@@ -56,7 +58,8 @@ def terminate_all(pid: int) -> None:
 async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) -> None:
     """Sessions of their own must not make orphans of Ray's processes.
 
-    The next server at the port, started at once, goes on with the answers that clients have begun to read.
+    The next server at the port, started at once, goes on with the answers that clients have begun to read. A signal to
+    every process of it at once, as systemd sends it to those of a service, ends it in order, though it ends Ray, too.
     """
     model, port = write_servable_checkpoint(tmp_path / "model"), free_port()
     async with AsyncClient(f"127.0.0.1:{port}", retry=Retry(first_s=START_S, resume_s=START_S)) as client:
@@ -74,10 +77,12 @@ async def test_nothing_outlives_a_killed_server_but_its_streams(tmp_path: Path) 
             streams = [asyncio.create_task(read(client, seed, event)) for seed, event in enumerate(begun)]
             await asyncio.gather(*(event.wait() for event in begun))
             process.kill()
-        async with starting(model, "--tp", "1", port=port, cpus=1):
+        async with starting(model, "--tp", "1", port=port, cpus=1) as process:
             assert await asyncio.wait_for(asyncio.gather(*streams), START_S) == expected
             await eventually(lambda: gone(everything))
             assert not [path for path in shared if path.exists()]
+            terminate_all(process.pid)
+            assert await asyncio.wait_for(process.wait(), HANG_S) == 0
 
 
 async def read(client: AsyncClient, seed: int, begun: asyncio.Event | None = None) -> list[int]:
@@ -101,7 +106,7 @@ def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
 
 
 async def test_a_ray_that_dies_is_started_again(tmp_path: Path) -> None:
-    """At the cost of one rebuild each time."""
+    """At the cost of one rebuild each time; without another, a killed rank ends the server."""
     model = write_servable_checkpoint(tmp_path / "model")
     victims = ("raylet", "gcs_server")
     async with served(model, "--max-rebuilds", str(len(victims)), tp=1) as (process, channel):
@@ -114,18 +119,11 @@ async def test_a_ray_that_dies_is_started_again(tmp_path: Path) -> None:
             assert "killed by SIGKILL" in line
             found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
             assert found[0] == expected
-        readers = await reading(channel, 5)
-        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal's group
-        found = await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
-        assert found[0] == expected, "draining lets them finish"
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
-
-
-async def test_a_signal_that_ends_ray_as_well_ends_the_server(tmp_path: Path) -> None:
-    """As systemd sends it, to every process of the service at once."""
-    async with served(write_servable_checkpoint(tmp_path / "model"), tp=1) as (process, _):
-        terminate_all(process.pid)
-        assert await asyncio.wait_for(process.wait(), HANG_S) == 0
+        (rank,) = ranks_of(process)
+        rank.kill()
+        line = await asyncio.wait_for(line_with(process, "error: "), HANG_S)
+        assert line.startswith(f"error: the gang failed: rank 0: its process died (pid {rank.pid}")
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 1
 
 
 async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(tmp_path: Path) -> None:
@@ -138,11 +136,9 @@ async def test_a_signal_that_ends_ray_while_ranks_wait_for_room_ends_the_server(
         assert await asyncio.wait_for(process.wait(), HANG_S) == 130
 
 
-async def draining(pid: int, *more: str) -> asyncio.subprocess.Process:
+async def draining(pid: int, *more: str) -> ForkedCommand:
     """A `gemray drain` that has begun."""
-    return await asyncio.create_subprocess_exec(
-        *GEMRAY, "drain", "--pid", str(pid), *more, stderr=asyncio.subprocess.PIPE
-    )
+    return await ForkedCommand.start("drain", "--pid", str(pid), *more)
 
 
 @contextmanager
@@ -199,13 +195,14 @@ async def test_a_drain_that_takes_too_long_says_whom_it_cut(tmp_path: Path) -> N
 
 
 async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
-    """What the server writes is lost; it starts, serves, drains and ends as usual."""
+    """What the server writes is lost; it starts, serves and, at Ctrl-C, drains and ends as usual."""
     model = write_servable_checkpoint(tmp_path / "model")
     port = free_port()
     flags = ["--model", str(model), *PATIENCE, "--port", str(port), "--kv-memory", "32MiB", "--device", "cpu"]
+    flags += ["--local-num-cpus", "1", "--local-num-gpus", "0"]
     with Path("/dev/full").open("w") as full:
-        process = await asyncio.create_subprocess_exec(
-            *GEMRAY, "serve", *flags, "--local-num-cpus", "1", "--local-num-gpus", "0", stderr=full
+        process = await in_turn(
+            asyncio.create_subprocess_exec(*GEMRAY, "serve", *flags, stderr=full, start_new_session=True)
         )
     async with killed_at_last(process):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -215,7 +212,7 @@ async def test_a_full_disk_under_stderr_decides_nothing(tmp_path: Path) -> None:
                     assert process.returncode is None, process.returncode
                     await asyncio.sleep(0.2)
             readers = await reading(channel, 3)
-            process.terminate()
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C reaches every process of a terminal's group
             await asyncio.wait_for(asyncio.gather(*(reader.read_on() for reader in readers)), HANG_S)
         assert await asyncio.wait_for(process.wait(), HANG_S) == 0
 
