@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -76,6 +76,7 @@ def test_philox_equals_python_integers(key: Any, counter: Any) -> None:
     position=st.one_of(st.integers(0, 2**20), st.integers(0, 2**62)),
     tokens=st.lists(st.integers(0, 262143), min_size=1, max_size=9),
 )
+@example(seed=115038306922888, position=1485, tokens=[178])  # w is 0.9995
 @settings(max_examples=100)
 def test_noise_is_keyed_as_documented(seed: int, position: int, tokens: list[int]) -> None:
     signed = seed - 2**64 if seed >= 2**63 else seed
@@ -86,7 +87,15 @@ def test_noise_is_keyed_as_documented(seed: int, position: int, tokens: list[int
         torch.testing.assert_close(noise, expected, rtol=0, atol=1e-12)
         single = keyed_gumbel(*arguments, ids, torch.float32)
         assert single.dtype is torch.float32
-        torch.testing.assert_close(single.double(), expected, rtol=2e-6, atol=2e-6)
+        allowed = 2e-6 * (1 + expected.abs()) + error_of_rounding_w(expected)
+        assert torch.all((single.double() - expected).abs() <= allowed)
+
+
+def error_of_rounding_w(noise: torch.Tensor) -> torch.Tensor:
+    """What two roundings of w to float32 do to noise: little but where w is near 1, whose noise no argmax looks at."""
+    log = (-noise).exp()  # of 1 / (1 - w)
+    error_of_w = -torch.expm1(-log) * torch.finfo(torch.float32).eps / 2
+    return error_of_w / (log * (-log).exp())
 
 
 def test_an_id_has_the_same_noise_in_any_company() -> None:
