@@ -15,14 +15,13 @@ import psutil
 import pytest
 
 from support.checkpoints.servable_checkpoint import write_servable_checkpoint
-from support.cluster.ray_turns import rays_turn
+from support.cluster.ray_turns import NOT_UP, TRIES, rays_turn
 from support.deployment.commands import commands_run_by
 from support.deployment.helm_chart import ROOT
 from support.deployment.namespace_hosts import Host, Hosts, namespace_hosts, ssh, why_impossible
 from support.waiting import HANG_S
 
 ONPREM = ROOT / "cluster" / "ray-up" / "onprem.yaml"
-NOT_UP = "The current node timed out during startup"
 BIN = sysconfig.get_path("scripts")
 
 pytestmark = pytest.mark.slow
@@ -76,7 +75,7 @@ def test_up_serve_generate_down(hosts: Hosts, tmp_path: Path) -> None:
             _ranks_are_on_both(hosts)
             _strangers_are_refused(hosts, worker)
         done = _bash(command, tmp_path, environment)
-        for _ in range(2):
+        for _ in range(TRIES - 1):
             if NOT_UP in done.stdout + done.stderr:  # too slow a machine at that time: `ray up` begins anew
                 done = _bash(command, tmp_path, environment)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -22,6 +22,10 @@ import psutil
 from support.waiting import HANG_S
 
 LOCK = "gemray-ray-begins.lock"
+NOT_UP = "The current node timed out during startup"
+"""What Ray says of a node whose agents were late: the machine was busy, and may be less so the next time."""
+TRIES = 3
+"""Tries of a command that ends with `NOT_UP`; each has tried thrice itself."""
 _LOOK_S = 0.3
 
 
