@@ -23,6 +23,8 @@ from support.cluster.ray_patience import RAY_PATIENCE
 from support.cluster.ray_turns import NOT_UP, TRIES, rays_turn
 from support.waiting import HANG_S
 
+pytestmark = pytest.mark.timeout(TRIES * HANG_S)
+
 GEMRAY = Path(sysconfig.get_path("scripts")) / "gemray"
 
 

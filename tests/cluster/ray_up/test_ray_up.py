@@ -24,7 +24,7 @@ from support.waiting import HANG_S
 ONPREM = ROOT / "cluster" / "ray-up" / "onprem.yaml"
 BIN = sysconfig.get_path("scripts")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TRIES * HANG_S)]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from support.chaos.serve_over_ray import RANKS, REPLICAS, ServeOverRay, free_por
 from support.chaos.server_process import START_S
 from support.chaos.streams import Streams
 from support.chaos.tolerant_cluster import KEEPS_TABLES_ON_DISK, TolerantCluster
-from support.waiting import eventually
+from support.waiting import HANG_S, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -48,6 +48,7 @@ def expected() -> Expected:
     return asked, answers_alone(asked)
 
 
+@pytest.mark.timeout(4 * HANG_S)  # a start and three faults, each with a start behind it: 12 min on two slow cores
 async def test_faults_of_its_own_ray(
     tmp_path: Path, expected: Expected, record_property: Callable[[str, object], None]
 ) -> None:
