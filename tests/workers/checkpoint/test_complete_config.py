@@ -78,3 +78,11 @@ def test_what_is_left_out_is_left_to_transformers(name: str) -> None:
     for model_type in others:
         assert complete({**content, "model_type": model_type}) is None
     assert complete({key: value for key, value in content.items() if value is not text}) is None or text is content
+
+
+@pytest.mark.parametrize("name", [name for name, content in CONTENTS.items() if "text_config" in content])
+def test_a_decoders_own_word_on_tied_tables_is_checked_by_transformers(name: str) -> None:
+    """That of the root is read; the classes refuse either where it is no switch."""
+    content = copy.deepcopy(CONTENTS[name])
+    content["text_config"]["tie_word_embeddings"] = None
+    assert complete(content) is None

@@ -114,6 +114,7 @@ def _is_plain_text(text: Mapping[str, Any]) -> bool:
         _states(text, typed)
         and not _CHANGED_BY_CLASSES & text.keys()
         and _is_ids(text.get("eos_token_id"))
+        and type(text.get("tie_word_embeddings", True)) is bool  # not read here, but refused by classes
         and text.get("use_bidirectional_attention", "") in (None, "vision")
         and _is_rope(text.get("rope_parameters"))
         and isinstance(layer_types, list)
