@@ -7,10 +7,17 @@ something unusual, the classes are asked, so that defaults and refusals are thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gemray_workers.checkpoint.hf_config import LAYER_FIELDS, ROOT_FIELDS, TEXT_FIELDS, PlainConfig
+from gemray_workers.checkpoint.hf_config import (
+    LAYER_FIELDS,
+    ROOT_FIELDS,
+    TEXT_FIELDS,
+    HFConfigs,
+    PlainConfig,
+    fingerprint,
+)
 
 _TEXT_TYPES = {
     "gemma4": "gemma4_text",
@@ -66,6 +73,16 @@ _ROPE_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
 }
 _CHANGED_BY_CLASSES = {"per_layer_config", "rope_scaling", "rope_theta"}
 """Fields from which the classes make others."""
+
+
+def reading(content: Mapping[str, Any], known: HFConfigs, of_class: Callable[[], PlainConfig]) -> PlainConfig:
+    """The reading of a config.json: the known one, what the file states itself, or what a class makes of it. It is
+    known from then on.
+    """
+    key = fingerprint(content)
+    if key not in known:
+        known[key] = complete(content) or of_class()
+    return known[key]  # type: ignore[no-any-return]
 
 
 def complete(content: Mapping[str, Any]) -> PlainConfig | None:

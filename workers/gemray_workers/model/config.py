@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gemray_workers.checkpoint.complete_config import complete
+from gemray_workers.checkpoint.complete_config import reading
 from gemray_workers.checkpoint.drafter_marks import refuse_drafter
-from gemray_workers.checkpoint.hf_config import HFConfigs, PlainConfig, fingerprint, plain
+from gemray_workers.checkpoint.hf_config import HFConfigs, PlainConfig, plain
 from gemray_workers.checkpoint.hub import name_of_folder
 from gemray_workers.checkpoint.json_fields import JsonFields
 from gemray_workers.checkpoint.json_file import read_json_object, refuse_broken_link
@@ -219,10 +219,7 @@ def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
         text["hidden_size_per_layer_input"] = 0  # some exports say "off" with null (spec 11)
     if text.get("rope_scaling", 0) is None:
         del text["rope_scaling"]  # the same, and transformers would take rope_parameters for null
-    key = fingerprint(content)
-    if key not in known:
-        known[key] = complete(content) or _completed(directory, model_type, content)
-    return known[key]
+    return reading(content, known, lambda: _completed(directory, model_type, content))
 
 
 def _completed(directory: Path, model_type: str, content: dict[str, Any]) -> PlainConfig:

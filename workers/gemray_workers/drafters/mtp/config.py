@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemray_workers.checkpoint.complete_config import complete
+from gemray_workers.checkpoint.complete_config import reading
 from gemray_workers.checkpoint.drafter_marks import MTP_MODEL_TYPES
-from gemray_workers.checkpoint.hf_config import HFConfigs, PlainConfig, fingerprint, plain
+from gemray_workers.checkpoint.hf_config import HFConfigs, PlainConfig, plain
 from gemray_workers.checkpoint.json_file import read_json_object
 from gemray_workers.checkpoint.quantized.read import read_recipe
 from gemray_workers.checkpoint.vocabulary import stored_vocabulary
@@ -70,12 +70,9 @@ class AssistantConfig:
 
 
 def _load_hf_config(directory: Path, known: HFConfigs) -> Any:
-    content = read_json_object(directory / "config.json")
-    key = fingerprint(content)
-    if key not in known:
-        known[key] = complete(content) or _completed(directory)
-    _check_model_type(known[key].model_type)
-    return known[key]
+    found = reading(read_json_object(directory / "config.json"), known, lambda: _completed(directory))
+    _check_model_type(found.model_type)
+    return found
 
 
 def _completed(directory: Path) -> PlainConfig:
