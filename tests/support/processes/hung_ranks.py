@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
-from gemray_workers.rank.whereabouts import unfinished
+from gemray_workers.rank.whereabouts import unfinished, unfinished_entries
 
 FLIGHT_RECORDS = "nccl-"
 """Begins the names of the records' files, behind which torch puts the rank's number."""
@@ -22,6 +23,5 @@ def of_flight_record(path: Path) -> str:
         return ""
     recorded = pickle.loads(path.read_bytes())
     told = f"torch's flight recorder: {unfinished(recorded) or 'every collective has ended'}"
-    first = next((e for e in recorded["entries"] if e["state"] != "completed" and not e["retired"]), None)
-    frames = first.get("frames", []) if first else []
+    frames: list[dict[str, Any]] = next((entry.get("frames", []) for entry in unfinished_entries(recorded)), [])
     return "\n".join([told, *(f"  {f['filename']}:{f['line']} {f['name']}" for f in frames)])

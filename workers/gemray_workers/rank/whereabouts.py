@@ -86,11 +86,16 @@ def unfinished(recorded: dict[str, Any]) -> str:
     """The first collective of each group that has not ended, and how many follow it, from a record of torch's."""
     told = []
     groups: dict[Any, list[dict[str, Any]]] = {}
-    for entry in recorded.get("entries", []):
-        if entry.get("state") != "completed" and not entry.get("retired"):
-            groups.setdefault(entry.get("pg_id"), []).append(entry)
+    for entry in unfinished_entries(recorded):
+        groups.setdefault(entry.get("pg_id"), []).append(entry)
     for entries in groups.values():
         first = entries[0]
         which = f"{first['profiling_name']} number {first['collective_seq_id']} of {first['input_sizes']}"
         told.append(f"{which} is {first['state']}, {len(entries) - 1} more behind it")
     return "; ".join(told)
+
+
+def unfinished_entries(recorded: dict[str, Any]) -> list[dict[str, Any]]:
+    """Collectives of a record of torch's that a card has not ended, first those that began first."""
+    entries = recorded.get("entries", [])
+    return [entry for entry in entries if entry.get("state") != "completed" and not entry.get("retired")]
