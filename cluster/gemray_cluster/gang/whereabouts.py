@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from gemray_cluster.gang.launcher import Rank
 from gemray_workers.rank.process import RankFacts
@@ -15,12 +16,12 @@ from gemray_workers.rank.worker import RankWorker
 ANSWER_S = 3.0
 """How long a rank may take to say what it does: threads of its own answer, which need Python's lock alone."""
 _STATES = {
-    "T": "its process is stopped, as by SIGSTOP",
-    "t": "a debugger has stopped its process",
-    "D": "its process waits in the kernel",
-    "Z": "its process has ended",
+    psutil.STATUS_STOPPED: "its process is stopped, as by SIGSTOP",
+    psutil.STATUS_TRACING_STOP: "a debugger has stopped its process",
+    psutil.STATUS_DISK_SLEEP: "its process waits in the kernel",
+    psutil.STATUS_ZOMBIE: "its process has ended",
 }
-"""States of Linux's processes in which none answers."""
+"""States of processes in which none answers."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,6 @@ def _device(where: Whereabouts) -> str:
 def _state_of(pid: int) -> str | None:
     """Why a process of this machine does not answer, where its state tells."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        return _STATES.get(psutil.Process(pid).status())
+    except psutil.Error:
         return None
-    return _STATES.get(state)
