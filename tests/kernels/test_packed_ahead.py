@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton import packed_ahead
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.packed_ahead import AheadTile, packed_gated_linear_ahead, packed_linear_ahead
+from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
+from gemray_kernels.triton.packed_ahead import NUM_WARPS, AheadTile, packed_gated_linear_ahead, packed_linear_ahead
 from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_tile_choice import ahead_tile, gated_ahead_tile, tile_of_summands
 from support.kernels.packed_cases import of_shape, tiled
@@ -20,6 +21,8 @@ from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, l
 
 PARTS = AheadTile(outputs=128, num_stages=4, splits=2)
 GATED = AheadTile(outputs=64, num_stages=3)
+REGISTERS = 65536
+"""Of a multiprocessor."""
 FEW, AHEAD = "_packed_linear_kernel", "_packed_ahead_kernel"
 
 
@@ -52,25 +55,29 @@ def test_weights_are_asked_for_before_rows_are_waited_for(name: str, gate: Gate)
 @pytest.mark.parametrize(
     ("name", "num_out", "num_in", "rows", "chosen"),
     [
-        ("int4 group 32", 5376, 8192, 1, AheadTile(128, 4, splits=6)),
-        ("nvfp4", 5376, 8192, 8, AheadTile(128, 4, splits=6)),
+        ("int4 group 32", 5376, 8192, 1, AheadTile(128, 4, 6, most_registers=96)),
+        ("nvfp4", 5376, 8192, 8, AheadTile(128, 4, 6, most_registers=96)),
         ("int4 group 32", 5376, 8192, 9, None),
         ("int4 group 32", 5376, 21504, 8, AheadTile(64, 3, splits=6)),
         ("nvfp4", 5376, 21504, 1, AheadTile(64, 3, splits=6)),
-        ("int4 group 32", 16384, 5376, 1, AheadTile(128, 4, splits=2)),
-        ("nvfp4", 16384, 5376, 1, AheadTile(128, 4, splits=2)),
-        ("nvfp4", 16384, 5376, 2, None),
+        ("int4 group 32", 5376, 16384, 8, AheadTile(128, 4, 6, most_registers=96)),  # full layers'
+        ("int4 group 32", 16384, 5376, 1, AheadTile(128, 4, 2, most_registers=96)),
+        ("nvfp4", 16384, 5376, 8, AheadTile(128, 4, 2, most_registers=96)),
+        ("nvfp4", 16384, 5376, 9, None),
         ("int4 group 32", 18432, 5376, 1, None),  # full layers': 288 programs, three on some multiprocessors
         ("fp8 channel", 16384, 5376, 1, None),
         ("int4 group 32", 2560, 2048, 1, None),  # E4B's: 80 programs
-        ("int4 group 32", 1536, 6144, 1, AheadTile(64, 4, splits=6)),  # E2B's: one a multiprocessor
-        ("int4 group 32", 1536, 6144, 8, AheadTile(64, 4, splits=6)),
+        ("int4 group 32", 2560, 10240, 1, AheadTile(128, 4, 13, most_registers=96)),
+        ("int4 group 32", 8192, 2816, 1, AheadTile(128, 4, 4)),  # 26B-A4B's: parts of 704 inputs
+        ("int4 group 32", 1536, 6144, 1, AheadTile(64, 4, 6, most_registers=96)),  # E2B's: one a multiprocessor
+        ("int4 group 32", 1536, 6144, 8, AheadTile(64, 4, 6, most_registers=96)),
         ("int4 group 32", 1536, 6144, 9, None),
         ("nvfp4", 1536, 6144, 1, None),  # which was not measured
         ("int4 group 128", 1536, 6144, 1, None),  # whose scales go into sums
         ("int4 group 32", 1536, 12288, 1, None),  # parts of 2,048 inputs, which were slower
         ("int4 group 32", 1536, 4096, 1, None),  # parts of 683
-        ("fp8 channel", 5376, 8192, 1, AheadTile(64, 4, splits=3)),
+        ("fp8 channel", 5376, 8192, 1, AheadTile(64, 4, 3, most_registers=96)),
+        ("fp8 channel", 2560, 10240, 1, AheadTile(64, 4, 7)),  # parts of 1,463
         ("fp8 channel", 5376, 21504, 1, None),
         ("fp8 block 128", 5376, 8192, 1, None),  # whose scales go into sums
         ("int4 group 128", 5376, 8192, 1, None),  # whose scales go into sums
@@ -82,6 +89,9 @@ def test_summands_ahead(name: str, num_out: int, num_in: int, rows: int, chosen:
     assert ahead_tile(weight, num_out, rows) == chosen
     if chosen is not None:
         assert chosen.splits == tile_of_summands(weight, num_out, 64).splits
+        programs = -(-num_out // chosen.outputs) * chosen.splits
+        room = REGISTERS // (chosen.most_registers * 32 * 2 * NUM_WARPS)
+        assert programs <= room * MULTIPROCESSORS, "programs that cannot be there at once"
 
 
 @pytest.mark.parametrize(

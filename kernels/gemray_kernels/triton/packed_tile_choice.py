@@ -6,7 +6,9 @@ The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_
 products are faster when they start late (`benchmarks/results/2026-11-29-h200-late-products`), but for gated ones, and
 let the kernel behind them start early (`benchmarks/results/2026-11-30-h200-starts`); NVFP4's are those of
 `benchmarks/results/2026-11-30-h200-nvfp4`. With up to eight rows, weights of some products come ahead
-(`gemray_kernels.triton.packed_ahead`), of a single row those of qkv, too.
+(`gemray_kernels.triton.packed_ahead`). Where the programs of such a product are two for each multiprocessor or fewer,
+registers leave room for two: they start one by one as multiprocessors fall idle, and some would take three or four of
+them, others none (`benchmarks/results/2026-11-30-h200-placement`).
 """
 
 from __future__ import annotations
@@ -61,8 +63,10 @@ NARROW_OUTPUTS = 2048
 LEAST_NARROW_INPUTS = 1000
 """Inputs of a part of a product of few outputs, if its programs are to be one a multiprocessor."""
 
-LEAST_ONE_ROW_INPUTS = 2600
-"""Inputs of a part of 31B's qkv, or a few less."""
+LEAST_EVEN_INPUTS = 2600
+"""Inputs of a part of 31B's qkv and of its full layers' o projection, or a few less."""
+ROOM_FOR_TWO = 96
+"""Registers of a thread that leave room for two programs on a multiprocessor, and for no third."""
 
 LEAST_VERIFY_INPUTS = 2000
 """Parts of fewer inputs end before the kernel of verify rows is faster."""
@@ -105,9 +109,11 @@ class _Ahead:
     """Tile of parts of `LEAST_LONG_INPUTS` and more: registers leave room for four programs on a multiprocessor, so
     that all have as many."""
     gated: AheadTile | None = None
-    one_row: AheadTile | None = None
-    """Tile of a single row's parts of `LEAST_ONE_ROW_INPUTS` and more, as 31B's qkv has, where all of its programs are
-    there at once, two on a multiprocessor (`benchmarks/results/2026-11-30-h200-even-shares`)."""
+    even: AheadTile | None = None
+    """Tile of parts of `LEAST_EVEN_INPUTS` and more, where all programs are there at once, two on a multiprocessor."""
+    least_spread: int = 0
+    """Inputs of a part, at least, for which programs are kept to two a multiprocessor: shorter ones end sooner where
+    they may lie closer."""
 
 
 _FOUR_BITS_AHEAD = _Ahead(
@@ -115,9 +121,10 @@ _FOUR_BITS_AHEAD = _Ahead(
     short_inputs=1400,
     long=AheadTile(outputs=64, num_stages=3),
     gated=AheadTile(outputs=64, num_stages=3),
-    one_row=AheadTile(outputs=128, num_stages=4),
+    even=AheadTile(outputs=128, num_stages=4),
+    least_spread=750,
 )
-_EIGHT_BITS_AHEAD = _Ahead(short=AheadTile(outputs=64, num_stages=4), short_inputs=2800)
+_EIGHT_BITS_AHEAD = _Ahead(short=AheadTile(outputs=64, num_stages=4), short_inputs=2800, least_spread=2000)
 _AHEAD: Mapping[CodeName, _Ahead] = {
     "int4": replace(_FOUR_BITS_AHEAD, narrow=AheadTile(outputs=64, num_stages=4)),
     "nvfp4": _FOUR_BITS_AHEAD,
@@ -226,19 +233,28 @@ def gated_verify_tile(weight: TiledWeight, num_rows: int) -> VerifyTile | None:
 def ahead_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | None:
     """Choose a tile for the kernel that asks for weights ahead, in place of `tile_of_summands` and with its parts; None
     where that one's is faster."""
-    narrow = _narrow_tile(weight, num_out)
-    if narrow is not None:
-        return narrow if num_rows <= ROWS.value else None
+    if num_rows > ROWS.value or not serves(weight):
+        return None
     tiles = _AHEAD[weight.code]
     splits = tile_of_summands(weight, num_out, num_rows).splits
     inputs = weight.num_in / splits
-    tile = tiles.short if inputs <= tiles.short_inputs else tiles.long if inputs >= LEAST_LONG_INPUTS else tiles.one_row
-    if tile is None or num_rows > ROWS.value or not serves(weight):
+    narrow = _narrow_tile(weight, num_out)
+    if narrow is not None:
+        tile: AheadTile | None = narrow
+    elif inputs <= tiles.short_inputs:
+        tile = tiles.short
+    else:
+        tile = tiles.long if inputs >= LEAST_LONG_INPUTS else tiles.even
+    if tile is None:
         return None
     programs = -(-num_out // tile.outputs) * splits
-    if tile is tiles.one_row and (num_rows > 1 or inputs < LEAST_ONE_ROW_INPUTS or programs > 2 * MULTIPROCESSORS):
+    are_two = programs <= 2 * MULTIPROCESSORS
+    if narrow is None and programs < 2 * LEAST_AT_WORK * MULTIPROCESSORS:
         return None
-    return replace(tile, splits=splits) if programs >= 2 * LEAST_AT_WORK * MULTIPROCESSORS else None
+    if tile is tiles.even and (inputs < LEAST_EVEN_INPUTS or not are_two):
+        return None
+    room = ROOM_FOR_TWO if are_two and inputs >= tiles.least_spread else tile.most_registers
+    return replace(tile, splits=splits, most_registers=room)
 
 
 def gated_ahead_tile(weight: TiledWeight, num_rows: int) -> AheadTile | None:
