@@ -37,6 +37,11 @@ class PackedProduct(Protocol):
         """Parts as of `summands` of the product of ``gelu_tanh(Σ summands) · factor``."""
         ...
 
+    def comes_ahead(self, num_rows: int) -> bool:
+        """Whether `summands` of so many rows ask for the weight before the rows are there: what writes them gains by
+        letting them start early."""
+        return False
+
 
 class PackedExpertProducts(Protocol):
     """``down(gelu_tanh(gate(x)) · up(x))`` of every expert."""

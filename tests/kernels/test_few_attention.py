@@ -33,7 +33,7 @@ def tile(name: str, num_seqs: int, rows: int, *, on_hopper: bool = True, **other
         return few_tile(q_TND, k_pages, num_seqs + 1, **options)
 
 
-def programs(name: str, num_seqs: int, rows: int) -> list[Compiled]:
+def programs(name: str, num_seqs: int, rows: int, *, reader_comes_ahead: bool = False) -> list[Compiled]:
     """What attention of such a batch is compiled to."""
     heads, kv_heads, window = HEADS[name]
     q_TND = torch.empty(num_seqs * rows, heads, 256, dtype=torch.bfloat16)
@@ -45,6 +45,7 @@ def programs(name: str, num_seqs: int, rows: int) -> list[Compiled]:
             lambda: paged_attention(
                 q_TND, pages, pages, table_SP, start_Z, kv_len_S,
                 window=window, causal=True, scale=1.0, most_rows=rows,
+                reader_comes_ahead=reader_comes_ahead,
             )
         )  # fmt: skip
 
@@ -114,3 +115,10 @@ def test_programs_ask_for_all_old_keys_before_they_wait(name: str, num_seqs: int
     assert attend.shared_bytes <= 4096
     assert attend.stack_bytes is None or attend.stack_bytes <= 32, "registers spill"
     assert not attend.lost_products
+
+
+@pytest.mark.parametrize("reader_comes_ahead", [False, True])
+def test_a_product_that_asks_for_its_weight_first_starts_with_the_last_kernel(reader_comes_ahead: bool) -> None:
+    _, combine = programs("31B", 1, 1, reader_comes_ahead=reader_comes_ahead)
+    assert combine.ptx.count(LETS) == combine.ptx.count(WAIT) == 1
+    assert (combine.ptx.index(LETS) < combine.ptx.index(WAIT)) == reader_comes_ahead

@@ -22,7 +22,7 @@ from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, l
 PARTS = AheadTile(outputs=128, num_stages=4, splits=2)
 GATED = AheadTile(outputs=64, num_stages=3)
 REGISTERS = 65536
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 FEW, AHEAD = "_packed_linear_kernel", "_packed_ahead_kernel"
 
 
@@ -107,6 +107,13 @@ def test_summands_ahead(name: str, num_out: int, num_in: int, rows: int, chosen:
 )
 def test_gated_ahead(name: str, num_out: int, num_in: int, rows: int, chosen: AheadTile | None) -> None:
     assert gated_ahead_tile(of_shape(name, num_out, num_in), rows) == chosen
+
+
+@pytest.mark.parametrize(
+    ("rows", "on_hopper", "comes"), [(1, True, True), (8, True, True), (9, True, False), (8, False, False)]
+)
+def test_who_writes_the_rows_is_told(rows: int, on_hopper: bool, comes: bool) -> None:
+    assert TiledProduct(of_shape("nvfp4", 5376, 8192), on_hopper=on_hopper).comes_ahead(rows) == comes
 
 
 SHAPES = ((43008, 5376), (16384, 5376), (5376, 8192), (5376, 21504), (1536, 6144))

@@ -39,6 +39,7 @@ def exact_paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     keys_of_values: KeysOfValues | None = None,
+    reader_comes_ahead: bool = False,
 ) -> Tensor:
     """Softmax attention [T, N, D] whose rows have bits that depend on nothing but the row's query, keys and position.
 

@@ -33,6 +33,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     keys_of_values: KeysOfValues | None = None,
+    reader_comes_ahead: bool = False,
 ) -> Tensor:
     """Softmax attention [T, N, D] in `q`'s dtype; scores and softmax in the compute dtype.
 
@@ -58,6 +59,8 @@ def paged_attention(
         v_scale: as `k_scale`, of the values.
         keys_of_values: how keys follow from values, where they do. A kernel may then read values for keys; this one
             reads the keys.
+        reader_comes_ahead: whether the kernel that reads the result asks for its weight before it waits. The last of
+            attention's kernels may then let it start as soon as it has itself.
     """
     check_scales(k_pages, k_scale, v_scale)
     out_TND = torch.zeros_like(q_TND)

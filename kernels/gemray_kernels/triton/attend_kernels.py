@@ -245,8 +245,11 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     BLOCK_S: tl.constexpr,
     EARLY: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    LETS_AT_ONCE: tl.constexpr,
 ):
     """Combine one row's and head's partial softmaxes."""
+    if LETS_AT_ONCE:
+        let_next_start(EARLY)
     slot = tl.program_id(0)
     head = tl.program_id(1)
     # What says whose rows these are is older than all that runs, and may be read.
@@ -254,7 +257,10 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
     kv_len = tl.load(kv_len_S + sequence, mask=row < num_rows, other=0).to(tl.int32)
     # No program ends without waiting: the next kernel waits for this one, and by it for the one before.
-    wait_for_inputs(EARLY)
+    if LETS_AT_ONCE:
+        wait_having_let(EARLY)
+    else:
+        wait_for_inputs(EARLY)
     if row >= num_rows or num_rows > MAX_SPLIT_ROWS:
         return
     chunk_keys = chunk_keys_of(num_rows, kv_len, WINDOW, GROUP, MOST_CHUNKS, MIN_CHUNK)

@@ -6,7 +6,8 @@ most two kernels of a stream are under way, and what the last but one wrote may 
 
 Attention's kernels but for the last let the next one start at once: its programs take their places and read tables,
 some also keys of earlier steps, while the product before attention still runs. What they read before they wait was
-written before that product.
+written before that product. So does the last of few programs' kernels, if a product is behind it that asks for its
+weight before it waits (`benchmarks/results/2026-11-30-h200-placement`).
 
 Not every kernel gains by it: layers of packed weights are slower with products that start early, but for gated ones
 (`benchmarks/results/2026-11-30-h200-starts`), and all layers with products of many programs that ask for weights before

@@ -55,6 +55,7 @@ def exact_paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     keys_of_values: KeysOfValues | None = None,
+    reader_comes_ahead: bool = False,
     scratch: Tensor | None = None,
     tile: Tile | None = None,
     prompt_tiles: PromptTiles | None = None,

@@ -81,9 +81,13 @@ def attend_few(
     causal: bool,
     scale: float,
     most_rows: int,
+    lets_at_once: bool,
     scratch: Tensor | None,
 ) -> None:
-    """Attend for every row; arguments as of `paged_attention`, of a call that has this tile."""
+    """Attend for every row; arguments as of `paged_attention`, of a call that has this tile.
+
+    With `lets_at_once` the kernel behind starts with the last one here, and not when that has what it reads.
+    """
     num_rows, num_heads, head_dim = q_TND.shape
     page_size, num_kv_heads = k_pages.shape[1:3]
     num_seqs, group = len(kv_len_S), num_heads // num_kv_heads
@@ -143,6 +147,7 @@ def attend_few(
         HEAD_DIM=head_dim,
         BLOCK_D=head_dim,
         BY_ROW=True,
+        LETS_AT_ONCE=lets_at_once,
         BLOCK_S=64,
         BLOCK_C=triton.next_power_of_2(split.chunks),
         num_warps=4,

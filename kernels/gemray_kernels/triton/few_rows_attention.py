@@ -32,6 +32,7 @@ def attend_few_rows(
     scale: float,
     most_rows: int,
     keys_of_values: KeysOfValues | None,
+    reader_comes_ahead: bool,
     scratch: Tensor | None,
 ) -> bool:
     """Attend by the kernel that is for such a call, and say whether there is one; it follows from the call's shape.
@@ -79,6 +80,7 @@ def attend_few_rows(
             causal=causal,
             scale=scale,
             most_rows=most_rows,
+            lets_at_once=reader_comes_ahead,
             scratch=scratch,
         )
         return True

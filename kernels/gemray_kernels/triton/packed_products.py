@@ -83,6 +83,10 @@ class TiledProduct(PackedProduct):
         return self._summands_of_few_rows(x_TI, tile, dtype, first)
 
     @override
+    def comes_ahead(self, num_rows: int) -> bool:
+        return self._on_hopper and ahead_tile(self._weight, self._weight.num_out, num_rows) is not None
+
+    @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
         if not _are_few(x_TI):
             return self._summands_of_many_rows(x_TI, 0, wide=True)

@@ -65,6 +65,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     keys_of_values: KeysOfValues | None = None,
+    reader_comes_ahead: bool = False,
     scratch: Tensor | None = None,
     tile: Tile | None = None,
     long: Tile | None = None,
@@ -113,6 +114,7 @@ def paged_attention(
         scale=scale,
         most_rows=most,
         keys_of_values=keys_of_values,
+        reader_comes_ahead=reader_comes_ahead,
         scratch=scratch,
     ):
         return out_TND
@@ -232,6 +234,7 @@ class ShortPrograms:
             len(kv_len_S),
             **self.both,
             BLOCK_C=triton.next_power_of_2(grid_chunks),
+            LETS_AT_ONCE=False,
             num_warps=4,
         )
 

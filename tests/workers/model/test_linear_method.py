@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from gemray_workers.checkpoint.target import WeightTarget
 from gemray_workers.model.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from gemray_workers.model.linear_method import PLAIN, LinearMethod, LinearWeight
 from gemray_workers.model.weight_sharding import Part, WeightSharding
+from gemray_workers.parallel.communicator import Communicator, SoloCommunicator
 
 
 class Doubled(LinearMethod):
@@ -99,3 +101,27 @@ def test_the_ranks_parts_make_the_whole_product(method: LinearMethod, factor: in
     torch.testing.assert_close(torch.cat([q for q, _ in outputs], dim=-1), expected_TO)
     torch.testing.assert_close(torch.cat([k for _, k in outputs], dim=-1), factor * x_TI @ key_OI.T)
     torch.testing.assert_close(sums[0] + sums[1], expected_TO)
+
+
+class Ahead(DoubledWeight):
+    """Asks for the weight before up to eight rows."""
+
+    @override
+    def comes_ahead(self, num_rows: int) -> bool:
+        return num_rows <= 8
+
+
+class AheadMethod(Doubled):
+    @override
+    def by_inputs(self, name: str, inputs: Part, num_out: int, sharding: WeightSharding) -> LinearWeight:
+        return Ahead(PLAIN.by_inputs(name, inputs, num_out, sharding))
+
+
+def test_a_sum_over_ranks_comes_before_what_asks_for_its_weight_first() -> None:
+    """What writes the rows lets a product start early, and no reduction."""
+    projection = RowParallelLinear("o", Part(0, 4, 8), 3, sharding_of(0), method=AheadMethod())
+    two = mock.Mock(spec=Communicator, size=2)
+    assert [projection.comes_ahead(rows, SoloCommunicator()) for rows in (1, 8, 9)] == [True, True, False]
+    assert not projection.comes_ahead(1, two)
+    plain = RowParallelLinear("o", Part(0, 4, 8), 3, sharding_of(0))
+    assert not plain.comes_ahead(1, SoloCommunicator())

@@ -1,4 +1,4 @@
-"""Packed weights of 31B's size in exact numerics: which kernels its cycles take, and that a start has compiled them."""
+"""Packed weights of 31B's size: which kernels its cycles take, and that a start has compiled the exact ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels import packed_tiles
+from gemray_kernels.triton import few_attention
 from gemray_workers.checkpoint import random_weights
-from gemray_workers.config import EngineConfig
-from gemray_workers.engine.buckets import PUBLISHED, bucket
+from gemray_workers.config import EngineConfig, NumericsName
+from gemray_workers.engine.buckets import GREEDY, PUBLISHED, bucket
 from gemray_workers.execution.cycle_rows import CyclePlan
 from gemray_workers.parallel.communicator import SoloCommunicator
 from gemray_workers.rank.compile_ahead import Rehearsal, plans_ahead
@@ -55,13 +56,13 @@ def _no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_tiles, "_words", words)
 
 
-def rehearsal_of(name: str, directory: Path) -> Rehearsal:
+def rehearsal_of(name: str, directory: Path, numerics: NumericsName = "exact") -> Rehearsal:
     config = EngineConfig(
         model_path=str(shape_of_two_layers(name, directory)),
         tensor_parallel_size=1,
         dtype="bfloat16",
         device="cpu",
-        numerics="exact",
+        numerics=numerics,
         random_weights=True,
         max_model_len=1024,
         max_num_seqs=1,
@@ -91,3 +92,18 @@ def test_a_start_has_compiled_all_that_cycles_of_packed_weights_launch(
     assert "could not be rehearsed" not in caplog.text
     assert served <= start, served - start
     assert {kernel for kernel, _ in served} >= KERNELS
+
+
+@pytest.mark.usefixtures("_no_numbers")
+@pytest.mark.parametrize(("name", "at_once"), [("31B-it-w4a16", True), ("31B-it", False)])
+def test_a_projection_that_asks_for_its_weight_first_starts_with_the_last_of_attention(
+    name: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_attention, "starts_early", lambda _: True)
+    with pretended_card():
+        rehearsal = rehearsal_of(name, tmp_path, numerics="fast")
+        programs = rehearsal.programs([CyclePlan([], bucket(1, (), 1), GREEDY)])
+    combining = [program.arguments for program in programs if program.name == "combine_kernel"]
+    found = [constants[list(names).index("LETS_AT_ONCE"),] for _, names, _, constants, *_ in combining]
+    assert found.count(at_once) >= 1, "the sliding layer's"
+    assert found.count(True) == at_once

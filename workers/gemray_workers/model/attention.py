@@ -48,6 +48,7 @@ class AttentionKernel(Protocol):
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         keys_of_values: KeysOfValues | None = None,
+        reader_comes_ahead: bool = False,
     ) -> Tensor:
         """Attend over paged keys and values."""
         ...
@@ -127,6 +128,7 @@ class Attention:
             k_scale=cache.scales.k,
             v_scale=cache.scales.v,
             keys_of_values=self._keys_of_values,
+            reader_comes_ahead=self._o_proj.comes_ahead(len(q_TND), self._comm),
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 

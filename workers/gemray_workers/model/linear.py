@@ -115,6 +115,10 @@ class RowParallelLinear:
             return comm.all_reduce_tree(self._weight.wide_summands(x_TI), x_TI.dtype).unsqueeze(0)
         return comm.all_reduce(self.partial_sum(x_TI)).unsqueeze(0)
 
+    def comes_ahead(self, num_rows: int, comm: Communicator) -> bool:
+        """Whether `summands` of so many rows ask for the weight before the rows are there."""
+        return comm.size == 1 and self._weight.comes_ahead(num_rows)
+
     def weight_targets(self) -> list[WeightTarget]:
         """The layer's weight."""
         return self._weight.weight_targets()

@@ -56,6 +56,10 @@ class LinearWeight(Protocol):
         """The first half of the product gates the second by SiLU [T, O / 2]."""
         ...
 
+    def comes_ahead(self, num_rows: int) -> bool:
+        """Whether `summands` of so many rows ask for the weight before the rows are there."""
+        return False
+
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor that a checkpoint must fill."""
         ...

@@ -68,6 +68,10 @@ class PackedLinearWeight(LinearWeight):
         return self._products.now.silu(x_TI)
 
     @override
+    def comes_ahead(self, num_rows: int) -> bool:
+        return self._products.now.comes_ahead(num_rows)
+
+    @override
     def weight_targets(self) -> list[WeightTarget]:
         return list(self._targets)
 
