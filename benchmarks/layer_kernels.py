@@ -8,8 +8,9 @@ in several processes first. Each line is a batch
 (sequences x rows of each) of one kind of layer in one format; `now` is what is served, and every other column what a
 variant takes more or less than that, in microseconds a layer:
 
-- `early`, `late`: products start while the kernel before still runs, or when it has ended;
-- `parts`: the products before norms are cut into fewer parts, which norms read;
+- `early`, `late`: products start while the kernel before still runs, or when it has ended; packed weights are
+  multiplied by `packed_linear` then, which asks for none of them ahead;
+- `parts`: the products before norms are cut into fewer parts, which norms read, and multiplied likewise;
 - `norms w8`, `w32`: a row's norms in so many warps (16 for 31B's rows, 8 or less for narrower ones);
 - `-norms`, `-inputs`, `-attention`: the layer without these kernels, in which its results are wrong: most that joining
   them with others could save.
@@ -46,6 +47,7 @@ from gemray_kernels.triton.attention_inputs import attention_inputs
 from gemray_kernels.triton.linear import Gate, LinearTile, gated_linear_in_tiles, linear_in_tiles
 from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
 from gemray_kernels.triton.packed_linear import PackedTile, packed_gated_linear_in_tiles, packed_linear_in_tiles
+from gemray_kernels.triton.packed_products import TiledProduct
 from gemray_kernels.triton.packed_tile_choice import gated_tile as packed_gated_tile
 from gemray_kernels.triton.packed_tile_choice import tile_of_summands as packed_tile_of_summands
 from gemray_kernels.triton.paged_attention import paged_attention
@@ -99,6 +101,11 @@ class Variant:
     norm_warps: int | None = None
     early: bool | None = None
     without: str = ""
+
+    @property
+    def has_served_products(self) -> bool:
+        """Whether products with packed weights are those that are served, some of which ask for weights ahead."""
+        return self.early is None and not self.fewer_parts
 
     def started(self, tile: TileT) -> TileT:
         """A tile that starts as the variant says."""
@@ -154,6 +161,8 @@ class Layer:
         weight = self.weights[name]
         fewer = variant.fewer_parts and name != "qkv"
         if isinstance(weight, TiledWeight):
+            if variant.has_served_products:
+                return TiledProduct(weight).summands(x_TI)
             packed = variant.started(packed_tile_of_summands(weight, weight.num_out, len(x_TI)))
             if fewer and packed.splits > 1 and packed.outputs == 64:
                 packed = replace(packed, outputs=32, splits=-(-packed.splits // 2))
@@ -164,10 +173,17 @@ class Layer:
             tile = ONE_PART if tile.splits <= 3 else replace(tile, splits=tile.splits // 2)
         return linear_in_tiles(x_TI, weight, tile, out_dtype=x_TI.dtype if tile.splits == 1 else torch.float32)
 
+    def o_comes_ahead(self, num_rows: int) -> bool:
+        """Whether the o projection asks for its weight before its rows are there."""
+        weight = self.weights["o"]
+        return isinstance(weight, TiledWeight) and TiledProduct(weight).comes_ahead(num_rows)
+
     def gelu(self, x_TI: Tensor, variant: Variant) -> Tensor:
         """The gated product."""
         weight = self.weights["gate_up"]
         if isinstance(weight, TiledWeight):
+            if variant.has_served_products:
+                return TiledProduct(weight).gelu(x_TI)
             packed = variant.started(packed_gated_tile(weight, len(x_TI)))
             return packed_gated_linear_in_tiles(x_TI, weight, packed, Gate.GELU)
         return gated_linear_in_tiles(x_TI, weight, variant.started(gated_tile(len(x_TI), len(weight))), Gate.GELU)
@@ -235,6 +251,7 @@ class Batch:
             scale=1.0,
             most_rows=self._rows,
             keys_of_values=None if self._kind.has_v else KeysOfValues(self._head_norm.weight_D, 64),
+            reader_comes_ahead=variant.has_served_products and layer.o_comes_ahead(len(self.x_TH)),
         )
 
     def _normed(self, x_TH: Tensor, summands_STH: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
