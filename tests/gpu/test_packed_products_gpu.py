@@ -199,7 +199,7 @@ def test_weights_ahead(name: str) -> None:
     from gemray_kernels.triton.linear import Gate
     from gemray_kernels.triton.packed_ahead import AheadTile, packed_gated_linear_ahead, packed_linear_ahead
     from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
-    from gemray_kernels.triton.packed_tile_choice import gated_tile, tile_of_summands
+    from gemray_kernels.triton.packed_tile_choice import ROOM_FOR_TWO, gated_tile, tile_of_summands
 
     for num_out, num_in in ((2832, 2112), (30000, 1056), (5376, 8192)):
         weight = random_packed(FORMATS[name], num_out, num_in, device="cuda")
@@ -214,7 +214,12 @@ def test_weights_ahead(name: str) -> None:
                 wanted_STO = packed_linear_in_tiles(
                     x_TI, tiled, replace(few, splits=splits), out_dtype=torch.float32, first=first
                 )
-                for tile in (AheadTile(128, 4, splits), AheadTile(64, 3, splits), AheadTile(64, 4, splits)):
+                for tile in (
+                    AheadTile(128, 4, splits, ROOM_FOR_TWO),
+                    AheadTile(128, 4, splits),
+                    AheadTile(64, 3, splits),
+                    AheadTile(64, 4, splits),
+                ):
                     with poisoned_memory():
                         found = [
                             packed_linear_ahead(x_TI, tiled, tile, out_dtype=torch.float32, first=first)
