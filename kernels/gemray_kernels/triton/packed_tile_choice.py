@@ -115,6 +115,14 @@ class _Ahead:
     """Inputs of a part, at least, for which programs are kept to two a multiprocessor: shorter ones end sooner where
     they may lie closer."""
 
+    def of_parts(self, inputs: float) -> AheadTile | None:
+        """The tile of parts of so many inputs."""
+        if inputs <= self.short_inputs:
+            return self.short
+        if inputs >= LEAST_LONG_INPUTS:
+            return self.long
+        return self.even if inputs >= LEAST_EVEN_INPUTS else None
+
 
 _FOUR_BITS_AHEAD = _Ahead(
     short=AheadTile(outputs=128, num_stages=4),
@@ -239,19 +247,13 @@ def ahead_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | 
     splits = tile_of_summands(weight, num_out, num_rows).splits
     inputs = weight.num_in / splits
     narrow = _narrow_tile(weight, num_out)
-    if narrow is not None:
-        tile: AheadTile | None = narrow
-    elif inputs <= tiles.short_inputs:
-        tile = tiles.short
-    else:
-        tile = tiles.long if inputs >= LEAST_LONG_INPUTS else tiles.even
+    tile = narrow or tiles.of_parts(inputs)
     if tile is None:
         return None
     programs = -(-num_out // tile.outputs) * splits
     are_two = programs <= 2 * MULTIPROCESSORS
-    if narrow is None and programs < 2 * LEAST_AT_WORK * MULTIPROCESSORS:
-        return None
-    if tile is tiles.even and (inputs < LEAST_EVEN_INPUTS or not are_two):
+    are_too_few = narrow is None and programs < 2 * LEAST_AT_WORK * MULTIPROCESSORS
+    if are_too_few or (tile is tiles.even and not are_two):
         return None
     room = ROOM_FOR_TWO if are_two and inputs >= tiles.least_spread else tile.most_registers
     return replace(tile, splits=splits, most_registers=room)
