@@ -44,7 +44,7 @@ def as_seen_by_the_first(comm: Communicator) -> Exchanges | None:
 def inside(comm: TorchCommunicator) -> Exchanges:
     until = time.monotonic() + HANG_S
     while time.monotonic() < until:
-        found = comm.exchanges()[0]
+        (found,) = comm.exchanges()
         if found.inside is not None and found.seconds > 0.1:
             return found
     raise TimeoutError("it never waited")
