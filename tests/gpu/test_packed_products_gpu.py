@@ -32,6 +32,10 @@ SHAPES = {
 }
 """Outputs and inputs; of the third a part of a unit is left."""
 ROWS = (1, 5, 16, 33, 64, 200, 512, 1100)
+COLUMNS = ("int4 group 32", "nvfp4", "nvfp4 modelopt")
+"""Formats with scales of codes, whose single rows have a kernel of their own."""
+COLUMNS_TOLERANCE = 1e-6
+"""Numbers are not rounded: what is left are sums in float32, 1e-7 as measured."""
 
 
 def random_rows(rows: int, num_in: int, seed: int) -> torch.Tensor:
@@ -65,9 +69,11 @@ def test_products(name: str, shape: str) -> None:
         errors = {kind: relative_error(y_TO, expected_TO) for kind, y_TO in found.items()}
         assert all(error < TOLERANCE for error in errors.values()), (rows, errors)
         alone.append(product.summands(x_TI)[:, 0])
-    for rows, first_SO in zip(ROWS, alone, strict=True):
-        if rows <= 64:
-            assert torch.equal(first_SO, alone[0]), f"a row's bits depend on the other {rows - 1}"
+    beside = {rows: first_SO for rows, first_SO in zip(ROWS, alone, strict=True) if 1 < rows <= 64}
+    for rows, first_SO in beside.items():
+        assert torch.equal(first_SO, beside[5]), f"a row's bits depend on the other {rows - 1}"
+    if name not in COLUMNS:
+        assert torch.equal(alone[0], beside[5]), "a row's bits depend on whether it is alone"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -234,6 +240,45 @@ def test_weights_ahead(name: str) -> None:
                     gated = [packed_gated_linear_ahead(x_TI, tiled, AheadTile(64, 3), gate) for _ in range(4)]
                 assert relative_error(gated[0], act(sums_TO)) < GATED_TOLERANCE, (rows, gate)
                 assert all(torch.equal(again, wanted_TI) for again in gated), (rows, gate)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_single_row_in_columns(name: str) -> None:
+    """As near to the packed numbers as float32 sums are, the same whenever it runs, for small and large rows; outputs,
+    inputs and units that tiles and parts do not divide, and parts of fewer units than a ring has places."""
+    from gemray_kernels.packed_tiles import laid_out
+    from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
+    from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.linear import Gate
+    from gemray_kernels.triton.packed_ahead import AheadTile
+    from gemray_kernels.triton.packed_columns import packed_gated_linear_in_columns, packed_linear_in_columns
+
+    for num_out, num_in in ((2832, 2112), (30000, 1056), (5376, 8192), (5376, 21504)):
+        weight = random_packed(FORMATS[name], num_out, num_in, device="cuda")
+        assert weight.tiling is not None
+        wide_OI = dequantized(copied(weight), torch.float64)
+        tiled = laid_out(weight, weight.tiling)
+        for size in (2.0**-30, 1.0, 2.0**30):
+            x_TI = random_rows(1, num_in, seed=num_in) * size
+            sums_TO = x_TI.double() @ wide_OI.T
+            for tile in (AheadTile(128, 3, 6, 96), AheadTile(128, 4, 1), AheadTile(64, 3, 2, 72), AheadTile(64, 4, 16)):
+                for first in (0, 512):
+                    with poisoned_memory():
+                        found = [
+                            packed_linear_in_columns(x_TI, tiled, tile, out_dtype=torch.float32, first=first)
+                            for _ in range(4)
+                        ]
+                    error = relative_error(found[0].sum(0, dtype=torch.float64), sums_TO[:, first:])
+                    assert error < COLUMNS_TOLERANCE, (size, tile, first)
+                    assert all(torch.equal(again, found[0]) for again in found[1:]), (size, tile, first)
+        x_TI = random_rows(1, num_in, seed=num_in)
+        sums_TO = x_TI.double() @ wide_OI.T
+        for gate, act in ((Gate.GELU, gelu_tanh_and_mul), (Gate.SILU, silu_and_mul)):
+            for tile in (AheadTile(64, 3, 1, 72), AheadTile(64, 4, 1, 96)):
+                with poisoned_memory():
+                    gated = [packed_gated_linear_in_columns(x_TI, tiled, tile, gate) for _ in range(4)]
+                assert relative_error(gated[0], act(sums_TO)) < GATED_TOLERANCE, (tile, gate)
+                assert all(torch.equal(again, gated[0]) for again in gated[1:]), (tile, gate)
 
 
 @pytest.mark.parametrize("name", ["int4 group 32", "nvfp4", "fp8 channel"])

@@ -45,6 +45,7 @@ from gemray_kernels.triton.packed_prompts import fits
 HALF_I = gl.constexpr(64)
 """Inputs of a tile of rows, half a unit's: 128 bytes."""
 UNIT_INPUTS = 128
+UNIT_I = gl.constexpr(UNIT_INPUTS)
 FETCH_REGISTERS = 24
 NUM_WARPS = 4
 """That multiply."""
@@ -179,25 +180,16 @@ def launch(
         exact=exact,
         parts=weight.parts if exact else 0,
     )
-    words_BRW = weight.words_BOC.view(len(weight.words_BOC), -1, WIDE_WORDS.value)[
-        :, first * unit.words // WIDE_WORDS.value :
-    ]
-    block = [1, tile.outputs * unit.words // WIDE_WORDS.value, WIDE_WORDS.value]
-    scales = None
-    if weight.scaling == Scaling.CODES:
-        scale_BX = weight.scale_BO.view(torch.int32)[:, 2 * first :]
-        scales = TensorDescriptor.from_tensor(scale_BX, [1, 2 * tile.outputs], swizzled(0, 32, rank=2))
     early = starts_early(x_TI)
     _packed_ahead_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
         TensorDescriptor.from_tensor(x_TI, [ROWS.value, HALF_I.value], swizzled(128, rank=2)),
-        TensorDescriptor.from_tensor(words_BRW, block, swizzled(128, rank=3)),
-        scales,
+        *weight_descriptors(weight, first, tile.outputs),
         weight.factor_O[first:],
         weight.parts_or_factors[first:],
         out_STO,
         num_rows,
         num_out,
-        words_BRW.shape[0],
+        len(weight.words_BOC),
         SHAPE=shape,
         EARLY=early,
         FETCH_REGISTERS=FETCH_REGISTERS,
@@ -207,11 +199,27 @@ def launch(
     )
 
 
+def weight_descriptors(
+    weight: TiledWeight, first: int, outputs: int
+) -> tuple[TensorDescriptor, TensorDescriptor | None]:
+    """How the accelerator finds a program's codes, and its scales where those are of codes, from output `first` on."""
+    words = weight.unit.words
+    words_BRW = weight.words_BOC.view(len(weight.words_BOC), -1, WIDE_WORDS.value)[
+        :, first * words // WIDE_WORDS.value :
+    ]
+    block = [1, outputs * words // WIDE_WORDS.value, WIDE_WORDS.value]
+    scales = None
+    if weight.scaling == Scaling.CODES:
+        scale_BX = weight.scale_BO.view(torch.int32)[:, 2 * first :]
+        scales = TensorDescriptor.from_tensor(scale_BX, [1, 2 * outputs], swizzled(0, 32, rank=2))
+    return TensorDescriptor.from_tensor(words_BRW, block, swizzled(128, rank=3)), scales
+
+
 @gluon.jit  # type: ignore[untyped-decorator]
-def _fetch_weight(words_BRW, scale_BX, place, is_there, tiles, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
+def _fetch_weight(words_BRW, scale_BX, place, is_there, tiles, ROWS_SIZE: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """Ask for codes and scales of a step, whose barrier expects its rows, too."""
     TILES: gl.constexpr = SHAPE.tiles
-    SIZE: gl.constexpr = TILES * words_BRW.block_type.nbytes + 4 * ROWS * HALF_I
+    SIZE: gl.constexpr = TILES * words_BRW.block_type.nbytes + ROWS_SIZE
     words_tiles, scale_tiles = tiles
     unit, o, num_out, stage = place
     if SHAPE.scaling:
@@ -229,21 +237,27 @@ def _fetch_weight(words_BRW, scale_BX, place, is_there, tiles, SHAPE: gl.constex
 
 @gluon.jit
 def _fetch_rows(x_TI, unit, is_there, x_tiles, stage):  # type: ignore[no-untyped-def]
-    for half in gl.static_range(2):
-        fetch(x_TI, [0, (2 * unit + half) * HALF_I], is_there, x_tiles.index(2 * stage + half))
+    PARTS: gl.constexpr = UNIT_I // x_TI.block_type.shape[1]
+    for part in gl.static_range(PARTS):
+        place = unit * UNIT_I + part * x_TI.block_type.shape[1]
+        fetch(x_TI, [0, place], is_there, x_tiles.index(PARTS * stage + part))
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _fetch_steps(  # type: ignore[no-untyped-def]
+def fetch_steps(  # type: ignore[no-untyped-def]
     x_TI, words_BRW, scale_BX, tiles, x_tiles, barriers, sizes, SHAPE: gl.constexpr, EARLY: gl.constexpr
 ):
-    """A ring of weights, then, once they are written, the rows to it, and then what follows as places become free."""
+    """A ring of weights, then, once they are written, the rows to it, and then what follows as places become free.
+
+    A step's rows are one tile of `x_tiles` or more, each with a part of a unit's inputs.
+    """
+    ROWS_SIZE: gl.constexpr = UNIT_I // x_TI.block_type.shape[1] * x_TI.block_type.nbytes
     ready, free = barriers
     first, end, o, num_out = sizes
     filled = gl.minimum(first + SHAPE.stages, end)
     for unit in range(first, filled):
         stage = unit - first
-        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, SHAPE)
+        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, ROWS_SIZE, SHAPE)
     wait_having_let(EARLY)
     for unit in range(first, filled):
         _fetch_rows(x_TI, unit, ready.index(unit - first), x_tiles, unit - first)
@@ -251,7 +265,7 @@ def _fetch_steps(  # type: ignore[no-untyped-def]
     phase = 0
     for unit in range(filled, end):
         mbarrier.wait(free.index(stage), phase)
-        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, SHAPE)
+        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, ROWS_SIZE, SHAPE)
         _fetch_rows(x_TI, unit, ready.index(stage), x_tiles, stage)
         stage, phase = next_stage(stage, phase, SHAPE.stages)
 
@@ -371,7 +385,7 @@ def _packed_ahead_kernel(  # type: ignore[no-untyped-def]
     gl.warp_specialize(
         [
             (_multiply, (tiles, x_tiles, barriers, factor_O, parts_O, out_STO, num_rows, split, sizes, SHAPE)),
-            (_fetch_steps, (x_TI, words_BRW, scale_BX, tiles, x_tiles, barriers, sizes, SHAPE, EARLY)),
+            (fetch_steps, (x_TI, words_BRW, scale_BX, tiles, x_tiles, barriers, sizes, SHAPE, EARLY)),
         ],
         [1],
         [FETCH_REGISTERS],

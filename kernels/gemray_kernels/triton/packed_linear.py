@@ -2,7 +2,8 @@
 
 Words of codes come from global memory as they are and become numbers in registers, in the tensor cores' own order
 (`packed_planes`). As in `gemray_kernels.triton.linear`, cuts depend on the weight's shape alone and every sum runs in
-one order, so that a row's bits do not depend on its neighbours, here for up to 64 rows.
+one order, so that a row's bits do not depend on its neighbours, here for up to 64 rows; a single row of four bits has a
+kernel of its own where there is one (`packed_columns`), and other bits.
 
 Shape legend: T rows, I inputs, O outputs, S splits of the inputs, B units, C words of a unit, R runs of them.
 """

@@ -1,8 +1,9 @@
 """From words of packed codes to tiles of bfloat16 numbers, two at a time in a register (`gemray_kernels.packed_tiles`).
 
 Every function takes a tile of words [O, C] (or [C, O]) and gives one tile of that shape for each plane. A number is
-masked out of its word and is then multiplied once, with its scale where it has one, so that it is rounded once. AXIS is
-that of the words of an output: the interpreter, whose tiles have no registers, pairs its words by it.
+masked out of its word and is then multiplied once, with its scale where it has one, so that it is rounded once; where
+its scale goes into sums of numbers, it is not multiplied at all. AXIS is that of the words of an output: the
+interpreter, whose tiles have no registers, pairs its words by it.
 """
 
 from __future__ import annotations
@@ -174,6 +175,53 @@ def scales_of_e2m1(scales):  # type: ignore[no-untyped-def]
         _scale_of_e2m1(_bytes_changed(scales)),
         _scale_of_e2m1(scales >> 16),
         _scale_of_e2m1(_bytes_changed(scales >> 16)),
+    )
+
+
+@triton.jit
+def unscaled_int4(words):  # type: ignore[no-untyped-def]
+    """``code · 2^-133``, and ``code · 2^-129`` in every second plane: as they are masked out of their words."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 high;
+        and.b32 $0, $4, 0x000F000F;
+        and.b32 $1, $4, 0x00F000F0;
+        shr.u32 high, $4, 8;
+        and.b32 $2, high, 0x000F000F;
+        and.b32 $3, high, 0x00F000F0;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def unscaled_e2m1(words):  # type: ignore[no-untyped-def]
+    """``value · 2^-126``, as they are masked out of their words: `scaled_e2m1` says how."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 left, other;
+        and.b32 $0, $4, 0x81C081C0;
+        shl.b32 left, $4, 4;
+        and.b32 $1, left, 0x81C081C0;
+        shl.b32 left, $4, 6;
+        shf.l.wrap.b32 other, $4, $4, 26;
+        lop3.b32 $2, left, other, 0x81C081C0, 0x28;
+        shr.u32 other, $4, 4;
+        lop3.b32 $3, left, other, 0x81C081C0, 0x28;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
     )
 
 

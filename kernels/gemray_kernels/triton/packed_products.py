@@ -1,6 +1,7 @@
-"""Which kernel serves a product with a packed weight: for few rows tiles that stream it, some of which ask for it
-before the rows are there, for more of them tiles that warps fetch and multiply side by side, whose work programs share
-where rows are not too many, for many larger ones or the library's.
+"""Which kernel serves a product with a packed weight: for a single row and four bits one that multiplies sums with
+scales, for few rows tiles that stream it, some of which ask for it before the rows are there, for more of them tiles
+that warps fetch and multiply side by side, whose work programs share where rows are not too many, for many larger ones
+or the library's.
 
 Shape legend: T rows, I inputs, O outputs, S summands.
 """
@@ -21,6 +22,8 @@ from gemray_kernels.triton.activation import gelu_tanh_and_mul, silu_and_mul
 from gemray_kernels.triton.gate import gelu_of_total_and_mul
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.packed_ahead import packed_gated_linear_ahead, packed_linear_ahead
+from gemray_kernels.triton.packed_columns import packed_gated_linear_in_columns, packed_linear_in_columns
+from gemray_kernels.triton.packed_columns_choice import columns_tile, gated_columns_tile
 from gemray_kernels.triton.packed_dequantize import dequantized
 from gemray_kernels.triton.packed_even import packed_even_gated_linear, packed_even_linear
 from gemray_kernels.triton.packed_even_choice import MOST_SPLITS, Product, even_tile, gated_even_tile
@@ -84,7 +87,12 @@ class TiledProduct(PackedProduct):
 
     @override
     def comes_ahead(self, num_rows: int) -> bool:
-        return self._on_hopper and ahead_tile(self._weight, self._weight.num_out, num_rows) is not None
+        weight = self._weight
+        if not self._on_hopper:
+            return False
+        if num_rows == 1 and columns_tile(weight, weight.num_out) is not None:
+            return True
+        return ahead_tile(weight, weight.num_out, num_rows) is not None
 
     @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
@@ -114,6 +122,9 @@ class TiledProduct(PackedProduct):
     def _summands_of_few_rows(self, x_TI: Tensor, tile: PackedTile, dtype: torch.dtype, first: int = 0) -> Tensor:
         weight = self._weight
         if self._on_hopper and fits(x_TI, weight, first):
+            columns = columns_tile(weight, weight.num_out - first) if len(x_TI) == 1 else None
+            if columns is not None:
+                return packed_linear_in_columns(x_TI, weight, columns, out_dtype=dtype, first=first)
             ahead = ahead_tile(weight, weight.num_out - first, len(x_TI))
             if ahead is not None:
                 return packed_linear_ahead(x_TI, weight, ahead, out_dtype=dtype, first=first)
@@ -125,6 +136,9 @@ class TiledProduct(PackedProduct):
     def _gated_few_rows(self, x_TI: Tensor, gate: Gate) -> Tensor:
         weight = self._weight
         if self._on_hopper and fits(x_TI, weight, weight.num_out // 2):
+            columns = gated_columns_tile(weight) if len(x_TI) == 1 else None
+            if columns is not None:
+                return packed_gated_linear_in_columns(x_TI, weight, columns, gate)
             ahead = gated_ahead_tile(weight, len(x_TI))
             if ahead is not None:
                 return packed_gated_linear_ahead(x_TI, weight, ahead, gate)

@@ -54,10 +54,10 @@ def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SH
         if SHAPE.units == 1:
             scale_O1 = _scales_of_runs(scale_O1, words, LAYOUT)
         w0, w1, w2, w3 = scaled_e2m1(words, scale_O1, 1)
-        low = _beside(w0, w1, LAYOUT)
-        high = _beside(w2, w3, LAYOUT)
+        low = beside(w0, w1, LAYOUT)
+        high = beside(w2, w3, LAYOUT)
         if SHAPE.units == 2:  # noqa: SIM108 - chosen at compile time
-            numbers = _beside(low, high, LAYOUT)
+            numbers = beside(low, high, LAYOUT)
         else:
             numbers = high if HALF else low
     else:
@@ -66,8 +66,8 @@ def numbers_of_half(words, scale_O, HALF: gl.constexpr, LAYOUT: gl.constexpr, SH
                 w0, w1, w2, w3 = scaled_int4(words, scale_O1)
             else:
                 w0, w1, w2, w3 = plain_int4(words)
-            low = _beside(w0, w1, LAYOUT)
-            high = _beside(w2, w3, LAYOUT)
+            low = beside(w0, w1, LAYOUT)
+            high = beside(w2, w3, LAYOUT)
         elif SHAPE.code == 2:
             low, high = int8(words)
         elif SHAPE.masked:
@@ -102,14 +102,14 @@ def exact_numbers_of_half(  # type: ignore[no-untyped-def]
                 w0, w1, w2, w3 = e2m1_in_parts(words, scale_O1, high_O1, low_O1, SHAPE.parts, 1)
             else:
                 w0, w1, w2, w3 = int4_in_parts(words, high_O1, low_O1, SHAPE.parts)
-            low = _beside(w0, w1, LAYOUT)
-            high = _beside(w2, w3, LAYOUT)
+            low = beside(w0, w1, LAYOUT)
+            high = beside(w2, w3, LAYOUT)
         elif SHAPE.code == 2:
             low, high = int8_in_parts(words, high_O1, low_O1, SHAPE.parts)
         else:
             low, high = e4m3_in_parts(words, high_O1, low_O1, SHAPE.parts, 1)
         if SHAPE.code == 1 and SHAPE.units == 2:  # noqa: SIM108 - chosen at compile time
-            numbers = _beside(low, high, LAYOUT)
+            numbers = beside(low, high, LAYOUT)
         else:
             numbers = high if HALF else low
     return numbers
@@ -140,7 +140,7 @@ def parts_of_outputs(parts_O, o_O, SHAPE: gl.constexpr):  # type: ignore[no-unty
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _beside(a, b, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
+def beside(a, b, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
     """Two planes as one tile [O, 2 C]; no number moves between threads."""
     joined = gl.join(a, b).permute((0, 2, 1)).reshape((a.shape[0], 2 * a.shape[1]))
     return gl.convert_layout(joined, LAYOUT, assert_trivial=True)
@@ -150,7 +150,7 @@ def _beside(a, b, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
 def _scales_of_runs(scale_O1, words, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
     """Scales of each word, int32 [O, C], of those of two runs in an int64."""
     run = gl.zeros([words.shape[0], words.shape[1] // 2], gl.int32, LAYOUT)
-    return _beside(run + scale_O1.to(gl.int32), run + (scale_O1 >> 32).to(gl.int32), LAYOUT)
+    return beside(run + scale_O1.to(gl.int32), run + (scale_O1 >> 32).to(gl.int32), LAYOUT)
 
 
 @gluon.jit

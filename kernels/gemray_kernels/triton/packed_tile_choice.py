@@ -1,7 +1,8 @@
 """Tiles of products with packed weights.
 
-What decides the bits of a row, the splits and the order within them, depends on the weight alone, up to 64 rows; how
-many outputs a program has, and which operand the weight is, follows the rows: eight rows are enough for a right one.
+What decides the bits of a row, the splits and the order within them, depends on the weight alone, up to 64 rows; a
+single row of four bits has tiles of its own, and other bits (`packed_columns_choice`). How many outputs a program has,
+and which operand the weight is, follows the rows: eight rows are enough for a right one.
 The rules are those of sweeps over 31B's weights on an H200 (`benchmarks/packed_kernels`), and of its layers, whose
 products are faster when they start late (`benchmarks/results/2026-11-29-h200-late-products`), but for gated ones, and
 let the kernel behind them start early (`benchmarks/results/2026-11-30-h200-starts`); NVFP4's are those of
