@@ -166,8 +166,10 @@ class _ExpertBranch:
             next_norm: of the next layer, or the model's last.
         """
         dense_input_TH, router_input_TH, experts_input_TH = normed
-        weights_TK, experts_TK = self.router(router_input_TH)
+        # The router stands between the MLP and the experts, whose many programs would start beside the MLP's otherwise,
+        # crowded where those are not (`benchmarks/results/2026-11-30-h200-columns`).
         dense_STH = mlp(dense_input_TH)
+        weights_TK, experts_TK = self.router(router_input_TH)
         routed_TKH, weights_TK = self._experts(experts_input_TH, weights_TK, experts_TK)
         x_TH, normed_TH = self._kernels.add_experts_then_norms(
             x_TH,
