@@ -1,4 +1,4 @@
-"""Packed weights of 31B's size: which kernels its cycles take, and that a start has compiled the exact ones."""
+"""Packed weights of published sizes: which kernels cycles take, and that a start has compiled the exact ones."""
 
 from __future__ import annotations
 
@@ -107,3 +107,14 @@ def test_a_projection_that_asks_for_its_weight_first_starts_with_the_last_of_att
     found = [constants[list(names).index("LETS_AT_ONCE"),] for _, names, _, constants, *_ in combining]
     assert found.count(at_once) >= 1, "the sliding layer's"
     assert found.count(True) == at_once
+
+
+@pytest.mark.usefixtures("_no_numbers")
+def test_experts_are_launched_behind_the_router(tmp_path: Path) -> None:
+    """Behind the MLP's products, which let them start at once, they would crowd onto the multiprocessors left free."""
+    with pretended_card():
+        rehearsal = rehearsal_of("26B-A4B-it-w4a16", tmp_path, numerics="fast")
+        programs = rehearsal.programs([CyclePlan([], bucket(1, (), 1), GREEDY)])
+    names = [program.name for program in programs]
+    assert "_packed_columns_kernel" in names
+    assert names[names.index("_packed_expert_kernel") - 1] == "_route_kernel"
