@@ -113,6 +113,9 @@ class Attention:
             # Unlike kernels that start early, this one begins, and attention behind it, when all keys are written.
             q_TND, batch = q_TND[outputs.place_U], outputs.batch
         cache = kv.reader(self._cache_layer)
+        # Of more sequences than rows, as of one row that is used of several prompts, attention has the programs of a row
+        # for each, so that a start has compiled them.
+        rows_or_sequences = max(len(q_TND), len(batch.kv_len_S) - 1)
         o_TND = self._kernel(
             q_TND,
             cache.k_pages,
@@ -128,7 +131,7 @@ class Attention:
             k_scale=cache.scales.k,
             v_scale=cache.scales.v,
             keys_of_values=self._keys_of_values,
-            reader_comes_ahead=self._o_proj.comes_ahead(len(q_TND), self._comm),
+            reader_comes_ahead=self._o_proj.comes_ahead(rows_or_sequences, self._comm),
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 
