@@ -68,6 +68,7 @@ def chosen_tiles(tiles: Mapping[Product, Choice], seen: dict[Product, None] | No
     """
     parts_of, ahead_of = packed_products.tile_of_summands, packed_products.ahead_tile
     gated_of, gated_ahead_of = packed_products.gated_tile, packed_products.gated_ahead_tile
+    columns_of, gated_columns_of = packed_products.columns_tile, packed_products.gated_columns_tile
     expert_of = packed_experts.packed_expert_linear
 
     def choice(kind: str, weight: TiledWeight, num_out: int) -> Choice | None:
@@ -89,6 +90,13 @@ def chosen_tiles(tiles: Mapping[Product, Choice], seen: dict[Product, None] | No
         if chosen is None:
             return ahead_of(weight, num_out, num_rows)
         return chosen.tile if isinstance(chosen.tile, AheadTile) and num_rows <= 8 else None
+
+    # A single row is served in columns, unless a tile of another kernel was chosen.
+    def columns_tile(weight: TiledWeight, num_out: int) -> AheadTile | None:
+        return columns_of(weight, num_out) if choice("summands", weight, num_out) is None else None
+
+    def gated_columns_tile(weight: TiledWeight) -> AheadTile | None:
+        return gated_columns_of(weight) if choice("gated", weight, weight.num_out) is None else None
 
     def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
         chosen = choice("gated", weight, weight.num_out)
@@ -121,6 +129,8 @@ def chosen_tiles(tiles: Mapping[Product, Choice], seen: dict[Product, None] | No
         for name, function in (
             ("tile_of_summands", tile_of_summands),
             ("ahead_tile", ahead_tile),
+            ("columns_tile", columns_tile),
+            ("gated_columns_tile", gated_columns_tile),
             ("gated_tile", gated_tile),
             ("gated_ahead_tile", gated_ahead_tile),
         ):
