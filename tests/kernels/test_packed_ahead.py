@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -160,6 +161,12 @@ def test_what_the_kernel_is_not_for_is_refused(name: str, rows: int, stride: int
     x_TI = torch.empty(rows, stride, dtype=torch.bfloat16)[:, :512]
     with pytest.raises(ValueError, match=match):
         packed_linear_ahead(x_TI, tiled(name, 1024, 512), PARTS, out_dtype=torch.float32)
+
+
+def test_parts_without_inputs_are_refused() -> None:
+    x_TI = torch.empty(8, 512, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"splits=5.* of a weight of 4 units: at most as many parts are allowed"):
+        packed_linear_ahead(x_TI, tiled("nvfp4", 1024, 512), replace(PARTS, splits=5), out_dtype=torch.float32)
 
 
 def test_a_gated_product_is_one_part() -> None:

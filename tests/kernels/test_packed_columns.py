@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -144,6 +145,12 @@ def test_small_units_are_served_by_others() -> None:
     assert weight.unit.inputs == 64
     assert columns_tile(weight, 1024) is None
     assert gated_columns_tile(weight) is None
+
+
+def test_parts_without_inputs_are_refused() -> None:
+    x_TI = torch.empty(1, 512, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"splits=5.* of a weight of 4 units: at most as many parts are allowed"):
+        packed_linear_in_columns(x_TI, tiled("nvfp4", 1024, 512), replace(PARTS, splits=5), out_dtype=torch.float32)
 
 
 def test_a_gated_product_is_one_part() -> None:

@@ -169,6 +169,7 @@ def launch(
             f"x {list(x_TI.shape)} with strides {x_TI.stride()} and a weight of {weight.num_in} inputs: 1 to "
             f"{ROWS.value} rows of as many, one beside the other, are allowed, all at multiples of 16 bytes"
         )
+    require_units(weight, tile)
     unit = weight.unit
     shape = _Shape(
         code=CODES[weight.code],
@@ -197,6 +198,13 @@ def launch(
         maxnreg=tile.most_registers,
         launch_pdl=early,
     )
+
+
+def require_units(weight: TiledWeight, tile: AheadTile) -> None:
+    """Refuse parts without inputs: their programs would store zeros before they have waited."""
+    units = len(weight.words_BOC)
+    if tile.splits > units:
+        raise ValueError(f"{tile} of a weight of {units} units: at most as many parts are allowed")
 
 
 def weight_descriptors(

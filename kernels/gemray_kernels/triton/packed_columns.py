@@ -38,6 +38,7 @@ from gemray_kernels.triton.packed_ahead import (
     WIDE_WORDS,
     AheadTile,
     fetch_steps,
+    require_units,
     weight_descriptors,
 )
 from gemray_kernels.triton.packed_linear import CODES
@@ -50,7 +51,8 @@ STEP_I = gl.constexpr(16)
 """Inputs that the tensor cores take at a time."""
 LARGER = gl.constexpr(2.0**64)
 """What the row is multiplied with, as masked numbers are 2^-126 (e2m1) or 2^-133 (int4) of themselves, so that products
-are no subnormal numbers. An input of 2^60 or more may become infinite."""
+are no subnormal numbers. Scales have powers of two, too: a column's sum is 2^56 (e2m1) or 2^43 (int4) of itself, and
+infinite if it is 2^72 or more. An infinite input makes all outputs NaN, as idle columns have zeros of it."""
 _INT4 = gl.constexpr(CODES["int4"])
 
 
@@ -130,6 +132,7 @@ def _launch(x_TI: Tensor, weight: TiledWeight, first: int, out_STO: Tensor, tile
             f"x {list(x_TI.shape)} with strides {x_TI.stride()} and a weight of {weight.num_in} inputs: one row of as "
             "many, one beside the other, is allowed, at a multiple of 16 bytes"
         )
+    require_units(weight, tile)
     shape = _Shape(CODES[weight.code], weight.unit.words, tile.outputs, tile.num_stages, gate.value)
     early = starts_early(x_TI)
     _packed_columns_kernel[(triton.cdiv(num_out, tile.outputs), tile.splits)](
