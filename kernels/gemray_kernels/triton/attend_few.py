@@ -220,7 +220,7 @@ def attend_few_kernel(  # noqa: PLR0915
 ):
     """Attend with one block of rows over one chunk of keys, as `attend_kernel`; slots of partial results are rows.
 
-    What says whose rows and pages these are is older than the last two kernels, and so are older keys than the rows'.
+    What says whose rows and pages these are is older than all that runs, and so are older keys than the rows'.
     """
     let_next_start(EARLY)
     sequence, start, first_row, num_rows, kv_len, begin, end, is_direct, is_idle = find_span(

@@ -149,7 +149,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     """Attend with one block of rows over one chunk of keys.
 
     `v_scale` is None but where pages hold 8-bit floats; `scale_log2` then has the scale of the keys in it. What says
-    whose rows and pages these are is older than the last two kernels.
+    whose rows and pages these are is older than all that runs.
     """
     let_next_start(EARLY)
     sequence, start, first_row, num_rows, kv_len, begin, end, is_direct, is_idle = find_span(

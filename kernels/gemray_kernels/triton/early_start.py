@@ -9,6 +9,10 @@ some also keys of earlier steps, while the product before attention still runs. 
 written before that product. So does the last of few programs' kernels, if a product is behind it that asks for its
 weight before it waits (`benchmarks/results/2026-11-30-h200-placement`).
 
+Products that ask for weights ahead let the next one start at once as well (`packed_ahead`, `packed_columns`), so that
+more than two kernels may be under way. Those behind such a product read nothing that was written since the last norm
+before they have waited; a norm lets the next kernel start only when it has waited itself.
+
 Not every kernel gains by it: layers of packed weights are slower with products that start early, but for gated ones
 (`benchmarks/results/2026-11-30-h200-starts`), and all layers with products of many programs that ask for weights before
 they wait (`2026-11-29-h200-late-products`); some gain by a ring that is filled before (`packed_ahead`,

@@ -1,7 +1,7 @@
 """Which kernel serves a product with a packed weight: for a single row and four bits one that multiplies sums with
-scales, for few rows tiles that stream it, some of which ask for it before the rows are there, for more of them tiles
-that warps fetch and multiply side by side, whose work programs share where rows are not too many, for many larger ones
-or the library's.
+scales (but for whole products of many outputs), for few rows tiles that stream it, some of which ask for it before the
+rows are there, for more of them tiles that warps fetch and multiply side by side, whose work programs share where rows
+are not too many, for many larger ones or the library's.
 
 Shape legend: T rows, I inputs, O outputs, S summands.
 """
