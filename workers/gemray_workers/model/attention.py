@@ -113,8 +113,8 @@ class Attention:
             # Unlike kernels that start early, this one begins, and attention behind it, when all keys are written.
             q_TND, batch = q_TND[outputs.place_U], outputs.batch
         cache = kv.reader(self._cache_layer)
-        # Of more sequences than rows, as of one row that is used of several prompts, attention has the programs of a row
-        # for each, so that a start has compiled them.
+        # Of more sequences than rows, as of several prompts of which one row is used, attention has the programs of a
+        # row for each, so that a start has compiled them.
         rows_or_sequences = max(len(q_TND), len(batch.kv_len_S) - 1)
         o_TND = self._kernel(
             q_TND,
