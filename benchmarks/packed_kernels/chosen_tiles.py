@@ -12,9 +12,9 @@ from torch import Tensor
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName
 from gemray_kernels.triton import packed_experts, packed_products
-from gemray_kernels.triton.packed_ahead import AheadTile
 from gemray_kernels.triton.packed_experts import PackedExpertTile
 from gemray_kernels.triton.packed_linear import PackedTile
+from gemray_kernels.triton.packed_ring import AheadTile
 from packed_kernels.tiles import short
 
 FEW_ROWS = 16
@@ -92,11 +92,11 @@ def chosen_tiles(tiles: Mapping[Product, Choice], seen: dict[Product, None] | No
         return chosen.tile if isinstance(chosen.tile, AheadTile) and num_rows <= 8 else None
 
     # A single row is served in columns, unless a tile of another kernel was chosen.
-    def columns_tile(weight: TiledWeight, num_out: int) -> AheadTile | None:
-        return columns_of(weight, num_out) if choice("summands", weight, num_out) is None else None
+    def columns_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | None:
+        return columns_of(weight, num_out, num_rows) if choice("summands", weight, num_out) is None else None
 
-    def gated_columns_tile(weight: TiledWeight) -> AheadTile | None:
-        return gated_columns_of(weight) if choice("gated", weight, weight.num_out) is None else None
+    def gated_columns_tile(weight: TiledWeight, num_rows: int) -> AheadTile | None:
+        return gated_columns_of(weight, num_rows) if choice("gated", weight, weight.num_out) is None else None
 
     def gated_tile(weight: TiledWeight, num_rows: int) -> PackedTile:
         chosen = choice("gated", weight, weight.num_out)

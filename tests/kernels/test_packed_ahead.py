@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from unittest import mock
 
@@ -13,17 +12,16 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton import packed_ahead
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
-from gemray_kernels.triton.packed_ahead import NUM_WARPS, AheadTile, packed_gated_linear_ahead, packed_linear_ahead
+from gemray_kernels.triton.packed_ahead import packed_gated_linear_ahead, packed_linear_ahead
 from gemray_kernels.triton.packed_products import TiledProduct
+from gemray_kernels.triton.packed_ring import AheadTile
 from gemray_kernels.triton.packed_tile_choice import ahead_tile, gated_ahead_tile, tile_of_summands
+from support.kernels.ahead_programs import are_there_at_once, asked_around_wait
 from support.kernels.packed_cases import of_shape, tiled
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
 
 PARTS = AheadTile(outputs=128, num_stages=4, splits=2)
 GATED = AheadTile(outputs=64, num_stages=3)
-REGISTERS = 65536
-"""Registers of a multiprocessor."""
 FEW, AHEAD = "_packed_linear_kernel", "_packed_ahead_kernel"
 
 
@@ -41,12 +39,9 @@ def test_weights_are_asked_for_before_rows_are_waited_for(name: str, gate: Gate)
     assert kernel.shared_bytes <= MAX_SHARED_BYTES // 3, "room for three programs on a multiprocessor"
     assert not kernel.stack_bytes, "registers spill"
     assert not kernel.lost_products
-    before, after = kernel.ptx.split("griddepcontrol.wait", 1)
-    assert "griddepcontrol.launch_dependents" in before
     weights = (1 if name == "fp8 channel" else 2) * (1 if gate is Gate.NONE else 2)
-    asked = [len(re.findall(r"cp\.async\.bulk\.tensor", part)) for part in (before, after)]
     # Behind the wait: the first rows' two halves, and in the loop of later steps all of a step.
-    assert asked == [weights, 2 + weights + 2]
+    assert asked_around_wait(kernel) == [weights, 2 + weights + 2]
     loop = loop_of(kernel.ptx)
     assert loop.count("mma.sync") == 16
     assert "ldmatrix" in loop
@@ -90,9 +85,7 @@ def test_summands_ahead(name: str, num_out: int, num_in: int, rows: int, chosen:
     assert ahead_tile(weight, num_out, rows) == chosen
     if chosen is not None:
         assert chosen.splits == tile_of_summands(weight, num_out, 64).splits
-        programs = -(-num_out // chosen.outputs) * chosen.splits
-        room = REGISTERS // (chosen.most_registers * 32 * 2 * NUM_WARPS)
-        assert programs <= room * MULTIPROCESSORS, "programs that cannot be there at once"
+        assert are_there_at_once(chosen, num_out), "programs that cannot be there at once"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from unittest import mock
 
@@ -13,19 +12,17 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton import packed_columns
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
-from gemray_kernels.triton.packed_ahead import NUM_WARPS, AheadTile
 from gemray_kernels.triton.packed_columns import packed_gated_linear_in_columns, packed_linear_in_columns
 from gemray_kernels.triton.packed_columns_choice import columns_tile, gated_columns_tile
 from gemray_kernels.triton.packed_products import TiledProduct
+from gemray_kernels.triton.packed_ring import AheadTile
 from gemray_kernels.triton.packed_tile_choice import tile_of_summands
+from support.kernels.ahead_programs import are_there_at_once, asked_around_wait
 from support.kernels.packed_cases import of_shape, tiled
 from support.kernels.triton_compile import MAX_SHARED_BYTES, compile_launches, loop_of
 
 PARTS = AheadTile(outputs=128, num_stages=3, splits=2, most_registers=96)
 GATED = AheadTile(outputs=64, num_stages=3, most_registers=72)
-REGISTERS = 65536
-"""Registers of a multiprocessor."""
 OTHERS = "_packed_ahead_kernel", "_packed_linear_kernel"
 
 
@@ -43,12 +40,9 @@ def test_weights_are_asked_for_before_the_row_is_waited_for(name: str, gate: Gat
     assert kernel.shared_bytes <= MAX_SHARED_BYTES // 4, "room for four programs on a multiprocessor"
     assert not kernel.stack_bytes, "registers spill"
     assert not kernel.lost_products
-    before, after = kernel.ptx.split("griddepcontrol.wait", 1)
-    assert "griddepcontrol.launch_dependents" in before
     weights = 2 * (1 if gate is Gate.NONE else 2)
-    asked = [len(re.findall(r"cp\.async\.bulk\.tensor", part)) for part in (before, after)]
     # Behind the wait: the first row, and in the loop of later steps all of a step.
-    assert asked == [weights, 1 + weights + 1]
+    assert asked_around_wait(kernel) == [weights, 1 + weights + 1]
     loop = loop_of(kernel.ptx)
     offsets = 0 if name == "nvfp4" else 1 if gate is Gate.GELU else 2
     assert loop.count("mma.sync") == 16 + offsets
@@ -74,12 +68,10 @@ def test_weights_are_asked_for_before_the_row_is_waited_for(name: str, gate: Gat
 def test_summands_in_columns(name: str, num_out: int, num_in: int, chosen: AheadTile | None) -> None:
     """As was measured to be faster."""
     weight = of_shape(name, num_out, num_in)
-    assert columns_tile(weight, num_out) == chosen
+    assert columns_tile(weight, num_out, 1) == chosen
     if chosen is not None:
         assert chosen.splits == tile_of_summands(weight, num_out, 64).splits
-        programs = -(-num_out // chosen.outputs) * chosen.splits
-        room = REGISTERS // (chosen.most_registers * 32 * 2 * NUM_WARPS)
-        assert programs <= room * MULTIPROCESSORS, "programs that cannot be there at once"
+        assert are_there_at_once(chosen, num_out), "programs that cannot be there at once"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +84,7 @@ def test_summands_in_columns(name: str, num_out: int, num_in: int, chosen: Ahead
     ],
 )
 def test_gated_in_columns(name: str, num_out: int, num_in: int, chosen: AheadTile | None) -> None:
-    assert gated_columns_tile(of_shape(name, num_out, num_in)) == chosen
+    assert gated_columns_tile(of_shape(name, num_out, num_in), 1) == chosen
 
 
 @pytest.mark.parametrize(
@@ -143,8 +135,8 @@ def test_what_the_kernel_is_not_for_is_refused(name: str, rows: int, skipped: in
 def test_small_units_are_served_by_others() -> None:
     weight = tiled("nvfp4", 1024, 192)
     assert weight.unit.inputs == 64
-    assert columns_tile(weight, 1024) is None
-    assert gated_columns_tile(weight) is None
+    assert columns_tile(weight, 1024, 1) is None
+    assert gated_columns_tile(weight, 1) is None
 
 
 def test_parts_without_inputs_are_refused() -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.packed_ahead import UNIT_INPUTS, AheadTile, launch
+from gemray_kernels.triton.packed_ahead import launch
 from gemray_kernels.triton.packed_ahead import serves as decodes
+from gemray_kernels.triton.packed_ring import UNIT_INPUTS, AheadTile
 
 
 def makes_numbers(weight: TiledWeight) -> bool:

@@ -25,11 +25,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.activation import gated_sums
-from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_having_let
+from gemray_kernels.triton.early_start import let_next_start, starts_early
 from gemray_kernels.triton.exact_packed_unit import made_larger
 from gemray_kernels.triton.gluon_ring import (
     barrier,
-    fetch,
     in_wide_rows,
     next_stage,
     ring_barriers,
@@ -41,32 +40,23 @@ from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_prompt_numbers import chosen_numbers_of_half, parts_of_outputs
 from gemray_kernels.triton.packed_prompts import fits
+from gemray_kernels.triton.packed_ring import (
+    FETCH_REGISTERS,
+    NUM_WARPS,
+    UNIT_INPUTS,
+    AheadTile,
+    fetch_steps,
+    part_of_program,
+    require_one_part,
+    require_units,
+    weight_descriptors,
+    weight_tiles,
+)
 
 HALF_I = gl.constexpr(64)
 """Inputs of a tile of rows, half a unit's: 128 bytes."""
-UNIT_INPUTS = 128
-UNIT_I = gl.constexpr(UNIT_INPUTS)
-FETCH_REGISTERS = 24
-NUM_WARPS = 4
-"""That multiply."""
-MOST_REGISTERS = 56
-"""Registers of a thread: those of the three warps beside the fetching one are left to those that multiply."""
-WIDE_WORDS = gl.constexpr(64)
-"""Words of 128 bytes, as the accelerator takes them: of one output or of two."""
 ROWS = gl.constexpr(8)
 """Rows of a tile, of which some may be zeros."""
-
-
-@dataclass(frozen=True)
-class AheadTile:
-    """What one program of a product holds, and into how many parts the inputs are cut."""
-
-    outputs: int
-    """A multiple of 64, 16 for each warp that multiplies."""
-    num_stages: int
-    splits: int = 1
-    most_registers: int = MOST_REGISTERS
-    """Registers of a thread: four programs on a multiprocessor are left room for, or fewer."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +124,7 @@ def packed_gated_linear_ahead(x_TH: Tensor, weight: TiledWeight, tile: AheadTile
     Raises:
         ValueError: as there, and for another tile.
     """
-    if tile.splits != 1:
-        raise ValueError(f"{tile} of a gated product: one part is allowed")
+    require_one_part(tile)
     width = weight.num_out // 2
     out_STO = torch.empty(1, x_TH.shape[0], width, dtype=x_TH.dtype, device=x_TH.device)
     launch(x_TH, weight, 0, out_STO, tile, gate)
@@ -198,84 +187,6 @@ def launch(
         maxnreg=tile.most_registers,
         launch_pdl=early,
     )
-
-
-def require_units(weight: TiledWeight, tile: AheadTile) -> None:
-    """Refuse parts without inputs: their programs would store zeros before they have waited."""
-    units = len(weight.words_BOC)
-    if tile.splits > units:
-        raise ValueError(f"{tile} of a weight of {units} units: at most as many parts are allowed")
-
-
-def weight_descriptors(
-    weight: TiledWeight, first: int, outputs: int
-) -> tuple[TensorDescriptor, TensorDescriptor | None]:
-    """How the accelerator finds a program's codes, and its scales where those are of codes, from output `first` on."""
-    words = weight.unit.words
-    words_BRW = weight.words_BOC.view(len(weight.words_BOC), -1, WIDE_WORDS.value)[
-        :, first * words // WIDE_WORDS.value :
-    ]
-    block = [1, outputs * words // WIDE_WORDS.value, WIDE_WORDS.value]
-    scales = None
-    if weight.scaling == Scaling.CODES:
-        scale_BX = weight.scale_BO.view(torch.int32)[:, 2 * first :]
-        scales = TensorDescriptor.from_tensor(scale_BX, [1, 2 * outputs], swizzled(0, 32, rank=2))
-    return TensorDescriptor.from_tensor(words_BRW, block, swizzled(128, rank=3)), scales
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def _fetch_weight(words_BRW, scale_BX, place, is_there, tiles, ROWS_SIZE: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Ask for codes and scales of a step, whose barrier expects its rows, too."""
-    TILES: gl.constexpr = SHAPE.tiles
-    SIZE: gl.constexpr = TILES * words_BRW.block_type.nbytes + ROWS_SIZE
-    words_tiles, scale_tiles = tiles
-    unit, o, num_out, stage = place
-    if SHAPE.scaling:
-        mbarrier.expect(is_there, SIZE + TILES * scale_BX.block_type.nbytes)
-    else:
-        mbarrier.expect(is_there, SIZE)
-    for half in gl.static_range(TILES):
-        first = o + half * num_out
-        fetch(
-            words_BRW, [unit, first * SHAPE.words // WIDE_WORDS, 0], is_there, words_tiles.index(stage * TILES + half)
-        )
-        if SHAPE.scaling:
-            fetch(scale_BX, [unit, 2 * first], is_there, scale_tiles.index(stage * TILES + half))
-
-
-@gluon.jit
-def _fetch_rows(x_TI, unit, is_there, x_tiles, stage):  # type: ignore[no-untyped-def]
-    PARTS: gl.constexpr = UNIT_I // x_TI.block_type.shape[1]
-    for part in gl.static_range(PARTS):
-        place = unit * UNIT_I + part * x_TI.block_type.shape[1]
-        fetch(x_TI, [0, place], is_there, x_tiles.index(PARTS * stage + part))
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def fetch_steps(  # type: ignore[no-untyped-def]
-    x_TI, words_BRW, scale_BX, tiles, x_tiles, barriers, sizes, SHAPE: gl.constexpr, EARLY: gl.constexpr
-):
-    """A ring of weights, then, once they are written, the rows to it, and then what follows as places become free.
-
-    A step's rows are one tile of `x_tiles` or more, each with a part of a unit's inputs.
-    """
-    ROWS_SIZE: gl.constexpr = UNIT_I // x_TI.block_type.shape[1] * x_TI.block_type.nbytes
-    ready, free = barriers
-    first, end, o, num_out = sizes
-    filled = gl.minimum(first + SHAPE.stages, end)
-    for unit in range(first, filled):
-        stage = unit - first
-        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, ROWS_SIZE, SHAPE)
-    wait_having_let(EARLY)
-    for unit in range(first, filled):
-        _fetch_rows(x_TI, unit, ready.index(unit - first), x_tiles, unit - first)
-    stage = 0
-    phase = 0
-    for unit in range(filled, end):
-        mbarrier.wait(free.index(stage), phase)
-        _fetch_weight(words_BRW, scale_BX, (unit, o, num_out, stage), ready.index(stage), tiles, ROWS_SIZE, SHAPE)
-        _fetch_rows(x_TI, unit, ready.index(stage), x_tiles, stage)
-        stage, phase = next_stage(stage, phase, SHAPE.stages)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -371,25 +282,14 @@ def _packed_ahead_kernel(  # type: ignore[no-untyped-def]
     FETCH_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    OUTPUTS: gl.constexpr = SHAPE.outputs
     STAGES: gl.constexpr = SHAPE.stages
-    TILES: gl.constexpr = SHAPE.tiles
     let_next_start(EARLY)
-    words_tiles = gl.allocate_shared_memory(
-        gl.int16, [STAGES * TILES, 1, OUTPUTS * SHAPE.words // WIDE_WORDS, WIDE_WORDS], words_BRW.layout
-    )
-    scale_tiles = words_tiles  # a name, where there are none
-    if SHAPE.scaling:
-        scale_tiles = gl.allocate_shared_memory(gl.int32, [STAGES * TILES, 1, 2 * OUTPUTS], scale_BX.layout)
-    tiles = (words_tiles, scale_tiles)
+    tiles = weight_tiles(words_BRW, scale_BX, SHAPE)
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2 * STAGES, ROWS, HALF_I], x_TI.layout)
     barriers = ring_barriers(1, STAGES)
     fence_async_shared()
     barrier()
-    split = gl.program_id(1)
-    first = split * units // gl.num_programs(1)
-    end = (split + 1) * units // gl.num_programs(1)
-    sizes = (first, end, gl.program_id(0) * OUTPUTS, num_out)
+    split, sizes = part_of_program(units, num_out, SHAPE)
     gl.warp_specialize(
         [
             (_multiply, (tiles, x_tiles, barriers, factor_O, parts_O, out_STO, num_rows, split, sizes, SHAPE)),

@@ -31,20 +31,22 @@ from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import let_next_start, starts_early
 from gemray_kernels.triton.gluon_ring import barrier, in_wide_rows, next_stage, ring_barriers, swizzled, viewed
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.packed_ahead import (
-    FETCH_REGISTERS,
-    NUM_WARPS,
-    UNIT_INPUTS,
-    WIDE_WORDS,
-    AheadTile,
-    fetch_steps,
-    require_units,
-    weight_descriptors,
-)
 from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_planes import unscaled_e2m1, unscaled_int4
 from gemray_kernels.triton.packed_prompt_numbers import beside
 from gemray_kernels.triton.packed_prompts import fits
+from gemray_kernels.triton.packed_ring import (
+    FETCH_REGISTERS,
+    NUM_WARPS,
+    UNIT_INPUTS,
+    AheadTile,
+    fetch_steps,
+    part_of_program,
+    require_one_part,
+    require_units,
+    weight_descriptors,
+    weight_tiles,
+)
 
 COLUMNS = gl.constexpr(8)
 STEP_I = gl.constexpr(16)
@@ -111,8 +113,7 @@ def packed_gated_linear_in_columns(x_TH: Tensor, weight: TiledWeight, tile: Ahea
     Raises:
         ValueError: as there, and for another tile.
     """
-    if tile.splits != 1:
-        raise ValueError(f"{tile} of a gated product: one part is allowed")
+    require_one_part(tile)
     width = weight.num_out // 2
     out_STO = torch.empty(1, len(x_TH), width, dtype=x_TH.dtype, device=x_TH.device)
     _launch(x_TH, weight, 0, out_STO, tile, gate)
@@ -334,23 +335,14 @@ def _packed_columns_kernel(  # type: ignore[no-untyped-def]
     FETCH_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    OUTPUTS: gl.constexpr = SHAPE.outputs
     STAGES: gl.constexpr = SHAPE.stages
-    TILES: gl.constexpr = SHAPE.tiles
     let_next_start(EARLY)
-    words_tiles = gl.allocate_shared_memory(
-        gl.int16, [STAGES * TILES, 1, OUTPUTS * SHAPE.words // WIDE_WORDS, WIDE_WORDS], words_BRW.layout
-    )
-    scale_tiles = gl.allocate_shared_memory(gl.int32, [STAGES * TILES, 1, 2 * OUTPUTS], scale_BX.layout)
-    tiles = (words_tiles, scale_tiles)
+    tiles = weight_tiles(words_BRW, scale_BX, SHAPE)
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, COLUMNS * STEP_I], x_TI.layout)
     barriers = ring_barriers(1, STAGES)
     fence_async_shared()
     barrier()
-    split = gl.program_id(1)
-    first = split * units // gl.num_programs(1)
-    end = (split + 1) * units // gl.num_programs(1)
-    sizes = (first, end, gl.program_id(0) * OUTPUTS, num_out)
+    split, sizes = part_of_program(units, num_out, SHAPE)
     gl.warp_specialize(
         [
             (_multiply, (tiles, x_tiles, barriers, factor_O, out_STO, split, sizes, SHAPE)),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
-from gemray_kernels.triton.packed_ahead import MOST_REGISTERS, AheadTile
 from gemray_kernels.triton.packed_columns import serves
+from gemray_kernels.triton.packed_ring import MOST_REGISTERS, AheadTile
 from gemray_kernels.triton.packed_tile_choice import (
     LEAST_LONG_INPUTS,
     NARROW_OUTPUTS,
@@ -22,20 +22,20 @@ ROOM_FOR_THREE = 72
 """Registers of a thread that leave room for three programs on a multiprocessor."""
 
 
-def columns_tile(weight: TiledWeight, num_out: int) -> AheadTile | None:
+def columns_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | None:
     """Choose a tile for a single row's product, in place of `tile_of_summands` and with its parts; None where columns
     do not serve."""
-    if not serves(weight):
+    if num_rows != 1 or not serves(weight):
         return None
-    splits = tile_of_summands(weight, num_out, 1).splits
+    splits = tile_of_summands(weight, num_out, num_rows).splits
     outputs = 64 if num_out <= NARROW_OUTPUTS else 128
     num_stages = 4 if weight.num_in >= LEAST_LONG_INPUTS * splits else 3
     return AheadTile(outputs, num_stages, splits, _registers(-(-num_out // outputs) * splits))
 
 
-def gated_columns_tile(weight: TiledWeight) -> AheadTile | None:
+def gated_columns_tile(weight: TiledWeight, num_rows: int) -> AheadTile | None:
     """Likewise in place of `gated_tile`."""
-    if not serves(weight):
+    if num_rows != 1 or not serves(weight):
         return None
     programs = -(-weight.num_out // 2 // 64)
     # Larger rings of more programs take places that the next kernel's would have.

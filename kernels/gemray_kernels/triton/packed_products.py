@@ -88,11 +88,8 @@ class TiledProduct(PackedProduct):
     @override
     def comes_ahead(self, num_rows: int) -> bool:
         weight = self._weight
-        if not self._on_hopper:
-            return False
-        if num_rows == 1 and columns_tile(weight, weight.num_out) is not None:
-            return True
-        return ahead_tile(weight, weight.num_out, num_rows) is not None
+        tiles = (choose(weight, weight.num_out, num_rows) for choose in (columns_tile, ahead_tile))
+        return self._on_hopper and any(tile is not None for tile in tiles)
 
     @override
     def wide_summands(self, x_TI: Tensor) -> Tensor:
@@ -122,7 +119,7 @@ class TiledProduct(PackedProduct):
     def _summands_of_few_rows(self, x_TI: Tensor, tile: PackedTile, dtype: torch.dtype, first: int = 0) -> Tensor:
         weight = self._weight
         if self._on_hopper and fits(x_TI, weight, first):
-            columns = columns_tile(weight, weight.num_out - first) if len(x_TI) == 1 else None
+            columns = columns_tile(weight, weight.num_out - first, len(x_TI))
             if columns is not None:
                 return packed_linear_in_columns(x_TI, weight, columns, out_dtype=dtype, first=first)
             ahead = ahead_tile(weight, weight.num_out - first, len(x_TI))
@@ -136,7 +133,7 @@ class TiledProduct(PackedProduct):
     def _gated_few_rows(self, x_TI: Tensor, gate: Gate) -> Tensor:
         weight = self._weight
         if self._on_hopper and fits(x_TI, weight, weight.num_out // 2):
-            columns = gated_columns_tile(weight) if len(x_TI) == 1 else None
+            columns = gated_columns_tile(weight, len(x_TI))
             if columns is not None:
                 return packed_gated_linear_in_columns(x_TI, weight, columns, gate)
             ahead = gated_ahead_tile(weight, len(x_TI))

@@ -24,9 +24,10 @@ from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton.linear import MOST_ROWS
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
-from gemray_kernels.triton.packed_ahead import ROWS, AheadTile, serves
+from gemray_kernels.triton.packed_ahead import ROWS, serves
 from gemray_kernels.triton.packed_linear import PackedTile
 from gemray_kernels.triton.packed_prompts import PromptTile
+from gemray_kernels.triton.packed_ring import AheadTile
 from gemray_kernels.triton.packed_verify import TILE_O, VerifyTile
 
 LEAST_INPUTS = 512
