@@ -8,8 +8,8 @@ in several processes first. Each line is a batch
 (sequences x rows of each) of one kind of layer in one format; `now` is what is served, and every other column what a
 variant takes more or less than that, in microseconds a layer:
 
-- `early`, `late`: products start while the kernel before still runs, or when it has ended; packed weights are
-  multiplied by `packed_linear` then, which asks for none of them ahead;
+- `early`, `late`: products start while the kernel before still runs, or when it has ended, by `linear` or
+  `packed_linear`, which ask for no weights ahead;
 - `parts`: the products before norms are cut into fewer parts, which norms read, and multiplied likewise;
 - `norms w8`, `w32`: a row's norms in so many warps (16 for 31B's rows, 8 or less for narrower ones);
 - `-norms`, `-inputs`, `-attention`: the layer without these kernels, in which its results are wrong: most that joining
@@ -42,7 +42,7 @@ from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.reference.attention_inputs import KVWrite
 from gemray_kernels.reference.keys_of_values import KeysOfValues
 from gemray_kernels.reference.layer_norms import Norm
-from gemray_kernels.triton import layer_norms
+from gemray_kernels.triton import layer_norms, linear_choice
 from gemray_kernels.triton.attention_inputs import attention_inputs
 from gemray_kernels.triton.linear import Gate, LinearTile, gated_linear_in_tiles, linear_in_tiles
 from gemray_kernels.triton.linear_tiles import gated_tile, tile_of_summands
@@ -104,7 +104,7 @@ class Variant:
 
     @property
     def has_served_products(self) -> bool:
-        """Whether products with packed weights are those that are served, some of which ask for weights ahead."""
+        """Whether products are those that are served, most of which ask for weights ahead."""
         return self.early is None and not self.fewer_parts
 
     def started(self, tile: TileT) -> TileT:
@@ -168,6 +168,8 @@ class Layer:
                 packed = replace(packed, outputs=32, splits=-(-packed.splits // 2))
             dtype = x_TI.dtype if packed.splits == 1 else torch.float32
             return packed_linear_in_tiles(x_TI, weight, packed, out_dtype=dtype)
+        if variant.has_served_products:
+            return linear_choice.summands(x_TI, weight)
         tile = variant.started(tile_of_summands(len(x_TI), *weight.shape))
         if fewer:
             tile = ONE_PART if tile.splits <= 3 else replace(tile, splits=tile.splits // 2)
@@ -176,7 +178,9 @@ class Layer:
     def o_comes_ahead(self, num_rows: int) -> bool:
         """Whether the o projection asks for its weight before its rows are there."""
         weight = self.weights["o"]
-        return isinstance(weight, TiledWeight) and TiledProduct(weight).comes_ahead(num_rows)
+        if isinstance(weight, TiledWeight):
+            return TiledProduct(weight).comes_ahead(num_rows)
+        return linear_choice.STARTS.comes_ahead(weight, num_rows)
 
     def gelu(self, x_TI: Tensor, variant: Variant) -> Tensor:
         """The gated product."""
@@ -186,6 +190,8 @@ class Layer:
                 return TiledProduct(weight).gelu(x_TI)
             packed = variant.started(packed_gated_tile(weight, len(x_TI)))
             return packed_gated_linear_in_tiles(x_TI, weight, packed, Gate.GELU)
+        if variant.has_served_products:
+            return linear_choice.gelu_linear(x_TI, weight)
         return gated_linear_in_tiles(x_TI, weight, variant.started(gated_tile(len(x_TI), len(weight))), Gate.GELU)
 
 

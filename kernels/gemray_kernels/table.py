@@ -16,6 +16,7 @@ from torch import Tensor
 from gemray_kernels.numerics import Numerics
 from gemray_kernels.packed_product import ExactExpertProducts, PackedExpertProducts, PackedProduct
 from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
+from gemray_kernels.product_starts import LATE, ProductStarts
 from gemray_kernels.reference import (
     attention_inputs,
     cycle_rows,
@@ -60,6 +61,44 @@ class ExactProducts:
     packed_experts: Callable[[PackedWeight, PackedWeight, int], ExactExpertProducts]
 
 
+class AddThenNorms(Protocol):
+    """Type of `gemray_kernels.reference.layer_norms.add_then_norms`."""
+
+    def __call__(
+        self,
+        residual_TD: Tensor,
+        summands_STD: Tensor,
+        post_norm: Norm | None,
+        scale: Tensor | None,
+        norms: Sequence[Norm],
+        *,
+        lets_at_once: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """The stream behind a product, and norms of it."""
+        ...
+
+
+class AddExpertsThenNorms(Protocol):
+    """Type of `gemray_kernels.reference.layer_norms.add_experts_then_norms`."""
+
+    def __call__(
+        self,
+        residual_TD: Tensor,
+        dense_STD: Tensor,
+        dense_norm: Norm,
+        routed_TKD: Tensor,
+        weights_TK: Tensor,
+        routed_norm: Norm,
+        post_norm: Norm,
+        scale: Tensor | None,
+        norms: Sequence[Norm],
+        *,
+        lets_at_once: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """The stream behind a dense product and experts, and norms of it."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
     """One implementation of each; signatures and results are those of the references."""
@@ -73,10 +112,8 @@ class Kernels:
     gelu_linear: Callable[[Tensor, Tensor], Tensor]
     silu_linear: Callable[[Tensor, Tensor], Tensor]
     gated_projection: Callable[[Tensor, Tensor, Tensor], Tensor]
-    add_then_norms: Callable[[Tensor, Tensor, Norm | None, Tensor | None, Sequence[Norm]], tuple[Tensor, ...]]
-    add_experts_then_norms: Callable[
-        [Tensor, Tensor, Norm, Tensor, Tensor, Norm, Norm, Tensor | None, Sequence[Norm]], tuple[Tensor, ...]
-    ]
+    add_then_norms: AddThenNorms
+    add_experts_then_norms: AddExpertsThenNorms
     attention_inputs: Callable[[Tensor, Tensor, Tensor, int, Norm | None, KVWrite | None], Tensor]
     embed: Callable[[Tensor, Tensor, Columns, float, int | None], Tensor]
     per_layer_inputs: Callable[[Tensor, Tensor, Norm, float], Tensor]
@@ -86,6 +123,8 @@ class Kernels:
     tiling: Callable[[Code, int, torch.dtype, int, int, torch.dtype], Tiling | None]
     packed_product: Callable[[PackedWeight], PackedProduct]
     packed_experts: Callable[[PackedWeight, PackedWeight], PackedExpertProducts]
+    starts: ProductStarts = LATE
+    """When the products of plain weights start."""
     exact: ExactProducts | None = None
     """Products in exact numerics; None where numerics are fast."""
 
@@ -274,6 +313,7 @@ def triton_kernels() -> Kernels:
         tiling=packed_products.tiling,
         packed_product=packed_products.packed_product,
         packed_experts=packed_experts.packed_experts,
+        starts=linear_choice.STARTS,
     )
 
 

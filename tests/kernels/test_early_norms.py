@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -30,17 +31,28 @@ def numbers(*shape: int) -> Tensor:
     return torch.empty(*shape, dtype=torch.bfloat16)
 
 
-def update(width: int, num_norms: int) -> Callable[[], object]:
+def update(width: int, num_norms: int, *, lets_at_once: bool = False) -> Callable[[], object]:
     stream_TD, parts_STD = numbers(1, width), torch.empty(4, 1, width)
     norms = [norm(width) for _ in range(num_norms)]
-    return lambda: layer_norms.add_then_norms(stream_TD, parts_STD, norm(width), numbers(1), norms)
+    return lambda: layer_norms.add_then_norms(
+        stream_TD, parts_STD, norm(width), numbers(1), norms, lets_at_once=lets_at_once
+    )
 
 
-def update_by_experts(width: int) -> Callable[[], object]:
+def update_by_experts(width: int, *, lets_at_once: bool = False) -> Callable[[], object]:
     stream_TD, parts_STD, routed_TKD = numbers(1, width), torch.empty(3, 1, width), numbers(1, 8, width)
     dense, experts, post = (norm(width) for _ in range(3))
     return lambda: layer_norms.add_experts_then_norms(
-        stream_TD, parts_STD, dense, routed_TKD, torch.empty(1, 8), experts, post, numbers(1), [norm(width)]
+        stream_TD,
+        parts_STD,
+        dense,
+        routed_TKD,
+        torch.empty(1, 8),
+        experts,
+        post,
+        numbers(1),
+        [norm(width)],
+        lets_at_once=lets_at_once,
     )
 
 
@@ -72,3 +84,11 @@ def test_norms_of_wide_rows_have_loaded_their_weights_before_they_wait() -> None
     before, after = kernel.ptx.split(WAIT)
     assert before.count(LOADS) >= 2
     assert after[after.index(SUM) :].count(LOADS) == 1, "the scale's"
+
+
+@pytest.mark.parametrize("lets_at_once", [False, True])
+@pytest.mark.parametrize("make", [partial(update, 2560, 1), partial(update_by_experts, 2816)])
+def test_a_reader_starts_at_once_where_it_may(make: Callable[..., Callable[[], object]], lets_at_once: bool) -> None:
+    with mock.patch.object(layer_norms, "starts_early", return_value=True):
+        (kernel,) = compile_launches(make(lets_at_once=lets_at_once))
+    assert (kernel.ptx.index(LET) < kernel.ptx.index(WAIT)) == lets_at_once

@@ -50,6 +50,8 @@ def add_then_norms(
     post_norm: Norm | None,
     scale: Tensor | None,
     norms: Sequence[Norm],
+    *,
+    lets_at_once: bool = False,
 ) -> tuple[Tensor, ...]:
     """The stream ``x = (residual + post_norm(Σ summands)) · scale``, and each of the norms of it, all [T, D].
 
@@ -61,6 +63,8 @@ def add_then_norms(
         post_norm: of the sum; None adds it as it is.
         scale: [1], or None for no factor.
         norms: at most 3, of the new stream.
+        lets_at_once: whether a kernel of this may let the one that reads the result start at once, as that asks for its
+            weight before it waits (`gemray_kernels.triton.early_start`).
     """
     y_TD = total(summands_STD, residual_TD.dtype)
     if post_norm is None:
@@ -81,6 +85,8 @@ def add_experts_then_norms(
     post_norm: Norm,
     scale: Tensor | None,
     norms: Sequence[Norm],
+    *,
+    lets_at_once: bool = False,
 ) -> tuple[Tensor, ...]:
     """As `add_then_norms`, of the sum of two norms: of a dense product's parts and of the weighted sum of experts.
 
@@ -94,6 +100,7 @@ def add_experts_then_norms(
         post_norm: of the two norms' sum.
         scale: [1], or None for no factor.
         norms: at most 3, of the new stream.
+        lets_at_once: as of `add_then_norms`.
     """
     routed_TD = routed_norm(weighted_sum(routed_TKD, weights_TK, residual_TD.dtype))
     both_TD = dense_norm(total(dense_STD, residual_TD.dtype)) + routed_TD

@@ -1,22 +1,28 @@
 """Kernels that start while the kernel before them still runs (programmatic dependent launch, compute capability 9.0).
 
 A kernel that starts early may read weights and nothing else until it has waited: every other tensor may still be
-written by the kernel before it. It lets the next kernel start only after it has waited itself, so that at any time at
-most two kernels of a stream are under way, and what the last but one wrote may be read.
+written by kernels before it. Waiting is for the kernel before alone, which has waited itself: so when a kernel has
+waited, all before it have ended.
 
-Attention's kernels but for the last let the next one start at once: its programs take their places and read tables,
-some also keys of earlier steps, while the product before attention still runs. What they read before they wait was
-written before that product. So does the last of few programs' kernels, if a product is behind it that asks for its
-weight before it waits (`benchmarks/results/2026-11-30-h200-placement`).
+Most let the next kernel start when they have waited: anchors. Before the next one starts, everything before an anchor
+has been written. Others let it start at once, so that several kernels may be under way:
 
-Products that ask for weights ahead let the next one start at once as well (`packed_ahead`, `packed_columns`), so that
-more than two kernels may be under way. Those behind such a product read nothing that was written since the last norm
-before they have waited; a norm lets the next kernel start only when it has waited itself.
+- Attention's kernels but for the last, and what makes attention's inputs. Their programs take their places and read
+  tables, some also keys of earlier steps, while the product before attention still runs: what they read before they
+  wait was written before the last anchor. So does the last of few programs' kernels, if a product is behind it that
+  asks for its weight before it waits (`benchmarks/results/2026-11-30-h200-placement`).
+- Products that ask for weights ahead (`linear_ahead`, `packed_ahead`, `packed_columns`), but for gated ones of plain
+  weights, and those whose sums are not for norms or attention's inputs.
+- Norms, if the product behind them is one of plain weights that asks for its weight ahead
+  (`gemray_kernels.product_starts`).
 
-Not every kernel gains by it: layers of packed weights are slower with products that start early, but for gated ones
-(`benchmarks/results/2026-11-30-h200-starts`), and all layers with products of many programs that ask for weights before
-they wait (`2026-11-29-h200-late-products`); some gain by a ring that is filled before (`packed_ahead`,
-`2026-11-30-h200-packed-clocks`). One that starts late lets the next one start at once: what it needs has been written.
+So a layer has an anchor: its gated product, or, if that is packed, the norm before it.
+
+Not every kernel gains by an early start: layers of packed weights are slower with products that start early, but for
+gated ones (`benchmarks/results/2026-11-30-h200-starts`), and all layers with products of many programs that ask for
+weights by `prefetch` before they wait (`2026-11-29-h200-late-products`); some gain by a ring that is filled before
+(`packed_ahead`, `2026-11-30-h200-packed-clocks`), of plain weights nearly all (`linear_ahead`,
+`2026-11-30-h200-plain-ahead`). One that starts late lets the next one start at once: what it needs has been written.
 
 A kernel is told which it does: `EARLY`, it starts early and waits, or `LATE`, it does not where others do. It is
 neither on devices without early starts.

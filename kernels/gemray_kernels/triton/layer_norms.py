@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gemray_kernels.layout import require_contiguous, require_rows
 from gemray_kernels.reference.layer_norms import Norm
-from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_for_inputs
 from gemray_kernels.triton.parts import total
 from gemray_kernels.triton.rms_norm import warps_for
 
@@ -30,9 +30,12 @@ def add_then_norms(
     post_norm: Norm | None,
     scale: Tensor | None,
     norms: Sequence[Norm],
+    *,
+    lets_at_once: bool = False,
 ) -> tuple[Tensor, ...]:
     """As `gemray_kernels.reference.layer_norms.add_then_norms`."""
-    return _launch(residual_TD, summands_STD, post_norm, scale, norms, None, None, None, None)
+    parts = residual_TD, summands_STD, post_norm, scale, norms
+    return _launch(*parts, None, None, None, None, lets_at_once=lets_at_once)
 
 
 def add_experts_then_norms(
@@ -45,9 +48,12 @@ def add_experts_then_norms(
     post_norm: Norm,
     scale: Tensor | None,
     norms: Sequence[Norm],
+    *,
+    lets_at_once: bool = False,
 ) -> tuple[Tensor, ...]:
     """As `gemray_kernels.reference.layer_norms.add_experts_then_norms`."""
-    return _launch(residual_TD, dense_STD, post_norm, scale, norms, dense_norm, routed_TKD, weights_TK, routed_norm)
+    parts = residual_TD, dense_STD, post_norm, scale, norms
+    return _launch(*parts, dense_norm, routed_TKD, weights_TK, routed_norm, lets_at_once=lets_at_once)
 
 
 def _launch(
@@ -60,6 +66,8 @@ def _launch(
     routed_TKD: Tensor | None,
     weights_TK: Tensor | None,
     routed_norm: Norm | None,
+    *,
+    lets_at_once: bool,
 ) -> tuple[Tensor, ...]:
     num_rows, width = residual_TD.shape
     if len(norms) > MOST_NORMS or (post_norm is not None and (post_norm.round_before_weight or post_norm.factor)):
@@ -106,6 +114,7 @@ def _launch(
         ROUND2=_rounding(padded[2]),
         BLOCK=block,
         EARLY=early,
+        AT_ONCE=early and lets_at_once,
         num_warps=_warps(block),
         launch_pdl=early,
     )
@@ -176,11 +185,13 @@ def _add_then_norms_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
     ROUND2: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     d_D = tl.arange(0, BLOCK)
     inside = d_D < width
     dtype = out_TD.dtype.element_ty
+    let_next_start(AT_ONCE)
     # Weights are asked for before the wait: a load behind a sum over the row would begin when the sum has ended.
     if HAS_POST_NORM:
         post_D = tl.load(post_weight_D + d_D, mask=inside, other=0.0)

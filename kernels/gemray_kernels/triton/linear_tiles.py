@@ -4,15 +4,16 @@ Into how many parts inputs are cut depends on the weight's shape alone, so that 
 What else a tile holds changes no sum (`triton.exact_linear` says why) and may follow the rows. The rules follow a sweep
 over every weight of the published models on an H100 (`benchmarks/results/2026-11-28-h100-products`), and one over their
 layers, in the order of a step, on an H200 (`benchmarks/results/2026-11-30-h200-tiles`). Programs of all of them start
-early, and ask for no weight before they wait: layers are 3 to 9% faster than with 1,024 bytes of each row
-(`benchmarks/results/2026-11-29-h200-late-products`).
+early. On Hopper cards most ask for their weight before they wait, into rings (`linear_ahead`), whose tiles are those
+that layers were fastest with (`benchmarks/results/2026-11-30-h200-plain-ahead`); others ask for nothing before.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gemray_kernels.triton.linear import LinearTile
+from gemray_kernels.triton.linear import Gate, LinearTile
+from gemray_kernels.triton.linear_ahead import STEP_INPUTS, RingTile, step_bytes
 
 MULTIPROCESSORS = 132
 """An H100's."""
@@ -32,6 +33,17 @@ GATE_TILES = 4
 """A layer gate's, of 256 outputs."""
 GATE_SPLITS = 4
 """Parts of a layer gate: every program of its reader adds them all up."""
+RING_BYTES = 223 * 1024
+"""Shared memory of a multiprocessor that rings may take, beside what programs have else."""
+MOST_STAGES = 8
+MOST_BESIDE = 3
+"""Most programs beside each other on a multiprocessor, so that all of a product are there at once."""
+MOST_AHEAD_ROWS = 32
+"""Tiles have a power of two of rows: 40 rows of 31B would take 6% longer in tiles of 64."""
+MOST_AT_ONCE = 16
+"""With more rows layers are no faster where norms let products start at once, nor ranks where whole ones come ahead."""
+REGISTERS = {1: 96, 2: 96, 3: 72}
+"""Registers of a thread, by programs beside each other."""
 _RIGHT_16 = LinearTile(outputs=16, inputs=256, num_warps=4, num_stages=4, weight_first=False)
 _RIGHT_32 = LinearTile(outputs=32, inputs=128, num_warps=4, num_stages=4, weight_first=False)
 _RIGHT_LONG = LinearTile(outputs=32, inputs=256, num_warps=4, num_stages=3, weight_first=False)
@@ -78,6 +90,50 @@ def gated_tile(num_rows: int, num_out: int) -> LinearTile:
     if width > 128 * MULTIPROCESSORS:
         stages = 6 if num_rows <= 32 else 3
     return LinearTile(outputs=64, inputs=64, num_warps=4, num_stages=stages)
+
+
+def ahead_tile(num_rows: int, num_out: int, num_in: int) -> RingTile | None:
+    """Choose a tile for a product whose weight is asked for before its rows are there, in place of `tile_of_summands`
+    and with its parts; None where that is faster."""
+    return _ahead_tile(num_rows, num_out, num_in, tile_of_summands(num_rows, num_out, num_in).splits)
+
+
+def whole_ahead_tile(num_rows: int, num_out: int, num_in: int) -> RingTile | None:
+    """Likewise in place of `whole_tile`."""
+    if num_rows > MOST_AT_ONCE:
+        return None
+    return _ahead_tile(num_rows, num_out, num_in, splits=1)
+
+
+def _ahead_tile(num_rows: int, num_out: int, num_in: int, splits: int) -> RingTile | None:
+    programs = -(-num_out // 64) * splits
+    if num_rows > MOST_AHEAD_ROWS or programs > MOST_BESIDE * MULTIPROCESSORS:
+        return None
+    tile = RingTile(outputs=64, num_stages=_steps(num_in, splits), splits=splits)
+    return _with_room(tile, num_rows, Gate.NONE, beside=-(-programs // MULTIPROCESSORS))
+
+
+def gated_ahead_tile(num_rows: int, num_out: int, num_in: int) -> RingTile | None:
+    """Likewise in place of `gated_tile`."""
+    if num_rows > MOST_AHEAD_ROWS:
+        return None
+    beside = -(-(num_out // 2) // (32 * MULTIPROCESSORS))
+    if beside == MOST_BESIDE and num_rows > 16:  # rows are read less often by half as many programs
+        return RingTile(outputs=64, num_stages=2)
+    # Programs that cannot be there at once have a multiprocessor to themselves, and so do their rings.
+    tile = RingTile(outputs=32, num_stages=_steps(num_in, 1))
+    return _with_room(tile, num_rows, Gate.GELU, beside=beside if beside <= MOST_BESIDE else 1)
+
+
+def _with_room(tile: RingTile, num_rows: int, gate: Gate, *, beside: int) -> RingTile:
+    """The tile with a ring, and registers, of which so many lie beside each other."""
+    room = RING_BYTES // beside // step_bytes(tile.outputs, num_rows, gate)
+    return replace(tile, num_stages=min(MOST_STAGES, room, tile.num_stages), most_registers=REGISTERS[beside])
+
+
+def _steps(num_in: int, splits: int) -> int:
+    """Most steps of a part, or two."""
+    return max(2, -(-num_in // STEP_INPUTS // splits))
 
 
 def _splits(programs: int, tiles: int, num_in: int) -> int:

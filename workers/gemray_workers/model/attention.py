@@ -135,6 +135,10 @@ class Attention:
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 
+    def starts_at_once(self, num_rows: int) -> bool:
+        """Whether the kernel before is to let the first one of so many rows start at once."""
+        return self._qkv_proj.starts_at_once(num_rows)
+
     def queries(self, x_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
         """Queries [T, N, D] after norm and RoPE; writes the rows' K and V where the layer owns KV."""
         write = None

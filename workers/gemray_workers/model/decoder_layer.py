@@ -92,17 +92,29 @@ class DecoderLayer:
         if outputs is not None:
             x_TH = x_TH[outputs.place_U]
         norms = [self._pre_feedforward_norm.norm, *(() if self._moe is None else self._moe.norms)]
-        x_TH, *normed = self._kernels.add_then_norms(x_TH, attended_STH, self._post_attention_norm.norm, None, norms)
-        post_norm = self._post_feedforward_norm.norm
+        x_TH, *normed = self._kernels.add_then_norms(
+            x_TH,
+            attended_STH,
+            self._post_attention_norm.norm,
+            None,
+            norms,
+            lets_at_once=self._mlp.starts_at_once(len(x_TH)),
+        )
+        # The next layer's first product is as this one's, nearly always; of others nothing is lost but time.
+        post_norm, next_at_once = self._post_feedforward_norm.norm, self._attention.starts_at_once(len(x_TH))
         if self._moe is not None:
-            return self._moe(x_TH, normed, self._mlp, post_norm, self._scalar, next_norm)
+            return self._moe(x_TH, normed, self._mlp, post_norm, self._scalar, next_norm, next_at_once=next_at_once)
         (normed_TH,) = normed
         output_STH = self._mlp(normed_TH)
         if self._per_layer is None or per_layer_input_TP is None:
-            x_TH, normed_TH = self._kernels.add_then_norms(x_TH, output_STH, post_norm, self._scalar, [next_norm])
+            x_TH, normed_TH = self._kernels.add_then_norms(
+                x_TH, output_STH, post_norm, self._scalar, [next_norm], lets_at_once=next_at_once
+            )
             return x_TH, normed_TH
-        (x_TH,) = self._kernels.add_then_norms(x_TH, output_STH, post_norm, None, [])
-        return self._per_layer(x_TH, per_layer_input_TP, self._scalar, next_norm)
+        (x_TH,) = self._kernels.add_then_norms(
+            x_TH, output_STH, post_norm, None, [], lets_at_once=self._per_layer.starts_at_once(len(x_TH))
+        )
+        return self._per_layer(x_TH, per_layer_input_TP, self._scalar, next_norm, next_at_once=next_at_once)
 
     def write_kv(self, normed_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> None:
         """Write the rows' keys and values, and compute nothing else, in a layer that owns KV."""
@@ -154,6 +166,8 @@ class _ExpertBranch:
         post_norm: Norm,
         scale: Tensor,
         next_norm: Norm,
+        *,
+        next_at_once: bool,
     ) -> tuple[Tensor, Tensor]:
         """The stream after the dense MLP and the experts, and its next norm, both [T, H].
 
@@ -164,6 +178,7 @@ class _ExpertBranch:
             post_norm: of the sum of both.
             scale: of the stream after them.
             next_norm: of the next layer, or the model's last.
+            next_at_once: whether its reader may start at once (`Attention.starts_at_once`).
         """
         dense_input_TH, router_input_TH, experts_input_TH = normed
         # The router stands between the MLP and the experts, whose many programs would start beside the MLP's otherwise,
@@ -181,6 +196,7 @@ class _ExpertBranch:
             post_norm,
             scale,
             [next_norm],
+            lets_at_once=next_at_once,
         )
         return x_TH, normed_TH
 

@@ -43,6 +43,10 @@ class ReplicatedLinear:
         """Parts [S, T, O] of the layer's output for ``gelu_tanh(Σ summands) · factor``."""
         return self._weight.gated_summands(summands_STI, factor_TI)
 
+    def starts_at_once(self, num_rows: int) -> bool:
+        """Whether the kernel before `summands` of so many rows is to let them start at once."""
+        return self._weight.starts_at_once(num_rows)
+
     def weight_targets(self) -> list[WeightTarget]:
         """The layer's weight."""
         return self._weight.weight_targets()
@@ -88,6 +92,14 @@ class ColumnParallelLinear:
     def silu(self, x_TI: Tensor) -> Tensor:
         """The gated product of a gate and an up layer: ``silu(gate) · up`` [T, O / 2]."""
         return self._weight.silu(x_TI)
+
+    def starts_at_once(self, num_rows: int) -> bool:
+        """Whether the kernel before `summands` of so many rows is to let them start at once."""
+        return self._weight.starts_at_once(num_rows)
+
+    def gate_starts_at_once(self, num_rows: int) -> bool:
+        """Likewise of `gelu` and `silu`."""
+        return self._weight.gate_starts_at_once(num_rows)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Each layer's weight."""

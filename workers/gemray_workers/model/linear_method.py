@@ -60,6 +60,14 @@ class LinearWeight(Protocol):
         """Whether `summands` of so many rows ask for the weight before the rows are there."""
         return False
 
+    def starts_at_once(self, num_rows: int) -> bool:
+        """Whether the kernel before `summands` of so many rows is to let them start at once."""
+        return False
+
+    def gate_starts_at_once(self, num_rows: int) -> bool:
+        """Likewise of `gelu` and `silu`."""
+        return False
+
     def weight_targets(self) -> list[WeightTarget]:
         """Every tensor that a checkpoint must fill."""
         ...
@@ -127,6 +135,18 @@ class _PlainWeight(LinearWeight):
     @override
     def silu(self, x_TI: Tensor) -> Tensor:
         return self._products.silu_linear(x_TI, self._weight_OI)
+
+    @override
+    def comes_ahead(self, num_rows: int) -> bool:
+        return self._products.starts.comes_ahead(self._weight_OI, num_rows)
+
+    @override
+    def starts_at_once(self, num_rows: int) -> bool:
+        return self._products.starts.at_once(self._weight_OI, num_rows)
+
+    @override
+    def gate_starts_at_once(self, num_rows: int) -> bool:
+        return self._products.starts.gate_at_once(self._weight_OI, num_rows)
 
     @override
     def weight_targets(self) -> list[WeightTarget]:

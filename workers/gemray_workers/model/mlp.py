@@ -28,6 +28,10 @@ class MLP:
         """Summands [S, T, H] of the output, the same on every rank."""
         return self._down_proj.summands(self._gate_up_proj.gelu(x_TH), self._comm)
 
+    def starts_at_once(self, num_rows: int) -> bool:
+        """Whether the kernel before is to let the first one of so many rows start at once."""
+        return self._gate_up_proj.gate_starts_at_once(num_rows)
+
     def weight_targets(self) -> list[WeightTarget]:
         """The three projections."""
         return self._gate_up_proj.weight_targets() + self._down_proj.weight_targets()

@@ -79,11 +79,19 @@ class PerLayerBranch:
         self._projection = ReplicatedLinear(f"{prefix}.per_layer_projection", config.width, model.hidden_size, sharding)
         self._norm = RMSNorm(f"{prefix}.post_per_layer_input_norm", model.hidden_size, model.rms_norm_eps, sharding)
 
-    def __call__(self, x_TH: Tensor, input_TP: Tensor, scale: Tensor, next_norm: Norm) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x_TH: Tensor, input_TP: Tensor, scale: Tensor, next_norm: Norm, *, next_at_once: bool
+    ) -> tuple[Tensor, Tensor]:
         """``x = (x + branch(x)) · scale`` and its next norm, both [T, H]."""
         projected_STH = self._projection.gated_summands(self._gate.summands(x_TH), input_TP)
-        x_TH, normed_TH = self._kernels.add_then_norms(x_TH, projected_STH, self._norm.norm, scale, [next_norm])
+        x_TH, normed_TH = self._kernels.add_then_norms(
+            x_TH, projected_STH, self._norm.norm, scale, [next_norm], lets_at_once=next_at_once
+        )
         return x_TH, normed_TH
+
+    def starts_at_once(self, num_rows: int) -> bool:
+        """Whether the kernel before is to let the first one of so many rows start at once."""
+        return self._gate.starts_at_once(num_rows)
 
     def weight_targets(self) -> list[WeightTarget]:
         """Gate, projection and norm."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gemray_kernels.product_starts import LATE, ProductStarts
 from gemray_kernels.table import Kernels
 
 
@@ -23,6 +24,7 @@ class PlainProducts:
     gelu_linear: Callable[[Tensor, Tensor], Tensor]
     silu_linear: Callable[[Tensor, Tensor], Tensor]
     gated_projection: Callable[[Tensor, Tensor, Tensor], Tensor]
+    starts: ProductStarts
 
 
 def plain_products(kernels: Kernels, leaves: int) -> PlainProducts:
@@ -41,6 +43,7 @@ def plain_products(kernels: Kernels, leaves: int) -> PlainProducts:
             gelu_linear=kernels.gelu_linear,
             silu_linear=kernels.silu_linear,
             gated_projection=kernels.gated_projection,
+            starts=kernels.starts,
         )
     return PlainProducts(
         linear=lambda x_TI, weight_OI: exact.linear(x_TI, weight_OI, leaves),
@@ -51,4 +54,5 @@ def plain_products(kernels: Kernels, leaves: int) -> PlainProducts:
         gated_projection=lambda summands_STI, factor_TI, weight_OI: exact.gated_projection(
             summands_STI, factor_TI, weight_OI, leaves
         ),
+        starts=LATE,
     )

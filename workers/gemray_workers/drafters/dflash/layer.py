@@ -90,10 +90,19 @@ class DFlashLayer:
             next_norm: of the next layer, or the drafter's last.
         """
         attended_STH = self._attend(normed_TH, rope, batch, kv)
-        x_TH, normed_TH = self._kernels.add_then_norms(x_TH, attended_STH, None, None, [self._post_norm.norm])
+        x_TH, normed_TH = self._kernels.add_then_norms(
+            x_TH,
+            attended_STH,
+            None,
+            None,
+            [self._post_norm.norm],
+            lets_at_once=self._gate_up_proj.gate_starts_at_once(len(x_TH)),
+        )
         gated_TI = self._gate_up_proj.silu(normed_TH)
         down_STH = self._down_proj.summands(gated_TI, self._comm)
-        x_TH, normed_TH = self._kernels.add_then_norms(x_TH, down_STH, None, None, [next_norm])
+        x_TH, normed_TH = self._kernels.add_then_norms(
+            x_TH, down_STH, None, None, [next_norm], lets_at_once=self._qkv_proj.starts_at_once(len(x_TH))
+        )
         return x_TH, normed_TH
 
     def _attend(self, normed_TH: Tensor, rope: CosSin, batch: ForwardBatch, kv: KVCaches) -> Tensor:
@@ -118,6 +127,7 @@ class DFlashLayer:
             causal=self._causal,
             scale=self._layer.head_dim**-0.5,
             most_rows=batch.most_rows,
+            reader_comes_ahead=self._o_proj.comes_ahead(len(q_TND), self._comm),
         )
         return self._o_proj.summands(o_TND.flatten(1), self._comm)
 
