@@ -27,5 +27,5 @@ def _never(_weight: Tensor, _num_rows: int) -> bool:
     return False
 
 
-LATE = ProductStarts(comes_ahead=_never, at_once=_never, gate_at_once=_never)
+NOT_AHEAD = ProductStarts(comes_ahead=_never, at_once=_never, gate_at_once=_never)
 """Products that ask for nothing before their rows are there."""

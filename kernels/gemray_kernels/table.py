@@ -16,7 +16,7 @@ from torch import Tensor
 from gemray_kernels.numerics import Numerics
 from gemray_kernels.packed_product import ExactExpertProducts, PackedExpertProducts, PackedProduct
 from gemray_kernels.packed_weight import Code, PackedWeight, Tiling
-from gemray_kernels.product_starts import LATE, ProductStarts
+from gemray_kernels.product_starts import NOT_AHEAD, ProductStarts
 from gemray_kernels.reference import (
     attention_inputs,
     cycle_rows,
@@ -123,7 +123,7 @@ class Kernels:
     tiling: Callable[[Code, int, torch.dtype, int, int, torch.dtype], Tiling | None]
     packed_product: Callable[[PackedWeight], PackedProduct]
     packed_experts: Callable[[PackedWeight, PackedWeight], PackedExpertProducts]
-    starts: ProductStarts = LATE
+    starts: ProductStarts = NOT_AHEAD
     """When the products of plain weights start."""
     exact: ExactProducts | None = None
     """Products in exact numerics; None where numerics are fast."""

@@ -24,6 +24,7 @@ FORMS = ("bf16", "bf16 exact", "int4 group 32", "nvfp4", "fp8 channel")
 def test_layers_one_behind_the_other_have_the_bits_of_kernels_one_at_a_time(form: str, rows: int) -> None:
     from gemray_kernels.triton import early_start, exact_products, linear_choice
     from gemray_kernels.triton.layer_norms import add_then_norms
+    from gemray_kernels.triton.linear_tiles import MOST_AT_ONCE
     from gemray_kernels.triton.packed_products import packed_product
 
     random = torch.Generator("cuda").manual_seed(rows)
@@ -53,6 +54,7 @@ def test_layers_one_behind_the_other_have_the_bits_of_kernels_one_at_a_time(form
         products(2 * WIDTH, HIDDEN),
         products(HIDDEN, WIDTH),
     )
+    at_once = form == "bf16" and rows <= MOST_AT_ONCE  # as they are served
     norm, stream_TH = Norm(numbers(HIDDEN), 1e-6), numbers(rows, HIDDEN)
 
     def layers(after: Callable[[], None]) -> Tensor:
@@ -61,7 +63,7 @@ def test_layers_one_behind_the_other_have_the_bits_of_kernels_one_at_a_time(form
             for product in (square, lambda x_TI: down(gelu(x_TI))):
                 summands_STH = product(normed_TH)
                 after()
-                x_TH, normed_TH = add_then_norms(x_TH, summands_STH, norm, None, [norm])
+                x_TH, normed_TH = add_then_norms(x_TH, summands_STH, norm, None, [norm], lets_at_once=at_once)
                 after()
         return torch.stack([x_TH, normed_TH])
 

@@ -1,5 +1,5 @@
-"""What products do before they wait for the kernel before them, as compiled for Hopper: nothing, and most packed ones
-start when it has ended. All let the next kernel start early."""
+"""What products do before they wait for the kernel before them, as compiled for Hopper, which do not ask for weights
+ahead: nothing, and most packed ones start when it has ended. All let the next kernel start early."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def packed(code: CodeName, *, early: bool | None = None) -> list[Compiled]:
 
 
 @pytest.mark.parametrize("products", [plain, plain_exact])
-def test_plain_products_ask_for_nothing_before_they_wait(products: Callable[[], list[Compiled]]) -> None:
+def test_plain_products_in_tiles_ask_for_nothing_before_they_wait(products: Callable[[], list[Compiled]]) -> None:
     for product in products():
         before, after = product.ptx.split(WAIT)
         assert not [word for word in (ASKS, *READS) if word in before]

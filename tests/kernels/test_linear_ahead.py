@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton import linear_ahead, linear_choice
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.linear_ahead import RingTile, gated_linear_ahead
+from gemray_kernels.triton.linear_ahead import RingTile, gated_linear_ahead, rows_of_tile
 from gemray_kernels.triton.linear_choice import STARTS
 from gemray_kernels.triton.linear_tiles import (
     MULTIPROCESSORS,
@@ -145,9 +145,10 @@ def test_programs_that_are_to_be_there_at_once_have_room(rows: int) -> None:
 def test_rehearsed_rows_have_every_tile() -> None:
     """A start rehearses powers of two (`rank/eager_shapes`)."""
 
-    def tiles(rows: int) -> list[RingTile | None]:
-        gated = [gated_ahead_tile(rows, *shape) for shape in GATED]
-        return [*gated, *(ahead_tile(rows, *shape) for shape in SUMMANDS)]
+    def tiles(rows: int) -> list[object]:
+        found = [gated_ahead_tile(rows, *shape) for shape in GATED]
+        found += [choose(rows, *shape) for shape in SUMMANDS for choose in (ahead_tile, whole_ahead_tile)]
+        return [*found, rows_of_tile(rows) if any(found) else None]
 
     rehearsed = [tiles(rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
     assert all(tiles(rows) in rehearsed for rows in range(1, 65))
@@ -180,7 +181,7 @@ def test_which_kernel_serves(rows: int, on_hopper: bool, aligned: bool, served: 
         assert launches_of(products) == expected
 
 
-def test_only_parts_for_norms_and_attention_let_the_next_kernel_start_at_once() -> None:
+def test_only_summands_let_the_next_kernel_start_at_once() -> None:
     x_TI, o = row(1, 8192), weight(5376, 8192)
     calls = (linear_choice.summands, linear_choice.wide_summands, linear_choice.linear)
     with (

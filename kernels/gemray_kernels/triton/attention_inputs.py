@@ -149,7 +149,7 @@ def _attention_inputs_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     BLOCK_H: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    let_next_start(EARLY)  # attention, which reads what is older than the summands before it waits
+    let_next_start(EARLY)  # attention, which reads what is older than the last anchor before it waits
     row = tl.program_id(0).to(tl.int64)
     query_blocks = tl.cdiv(num_heads, HEADS)
     block = tl.program_id(1)

@@ -11,8 +11,8 @@ has been written. Others let it start at once, so that several kernels may be un
   tables, some also keys of earlier steps, while the product before attention still runs: what they read before they
   wait was written before the last anchor. So does the last of few programs' kernels, if a product is behind it that
   asks for its weight before it waits (`benchmarks/results/2026-11-30-h200-placement`).
-- Products that ask for weights ahead (`linear_ahead`, `packed_ahead`, `packed_columns`), but for gated ones of plain
-  weights, and those whose sums are not for norms or attention's inputs.
+- Products that ask for weights ahead (`linear_ahead`, `packed_ahead`, `packed_columns`), but of plain weights only the
+  parts that norms, gates and attention's inputs add up: gated ones, `linear` and `wide_summands` anchor.
 - Norms, if the product behind them is one of plain weights that asks for its weight ahead
   (`gemray_kernels.product_starts`).
 

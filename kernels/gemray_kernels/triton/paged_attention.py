@@ -75,8 +75,8 @@ def paged_attention(
     Sums are float32; probabilities are rounded to `q`'s dtype before they weigh the values. `q`, `k_pages` and
     `v_pages` are bfloat16 or float32, all the same, or both pages float8_e4m3fn; heads are contiguous. 8-bit floats are
     multiplied in `q`'s dtype, which holds them exactly; scores and sums are scaled, rather than they. Lengths, tables
-    and keys before those of the rows are read before `q` is waited for: neither the kernel that writes it nor the one
-    before that may write them, unless the former starts late.
+    and keys before those of the rows are read before `q` is waited for: they must have been written before the last
+    anchor (`early_start`).
 
     Which programs run follows from a few classes of row counts, so that a server has compiled all of them once its
     buckets are captured. Sequences of more than `FEW_ROWS` rows are not split: they fill the device, and their partial

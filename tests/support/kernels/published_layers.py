@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from gemray_workers.rank.target_rank import EngineRank
 from support.engine.gpu import CONFIGS
 
 
-def shape_of_few_layers(name: str, directory: Path) -> Path:
+def shape_of_few_layers(name: str, directory: Path, plain: Sequence[str] = ()) -> Path:
     """A sliding and a full layer of a published model, and two that share their keys where some do, with a small
-    vocabulary."""
+    vocabulary; of a quantized one, layers with these names stay plain."""
     config = json.loads((CONFIGS / name / "config.json").read_text())
+    if plain:
+        config["quantization_config"]["ignore"] += plain
     text = config["text_config"]
     layers = ["sliding_attention", "full_attention"]
     if text.get("num_kv_shared_layers"):
@@ -30,9 +33,11 @@ def shape_of_few_layers(name: str, directory: Path) -> Path:
     return directory
 
 
-def rehearsal_of(name: str, directory: Path, numerics: NumericsName = "exact", max_num_seqs: int = 1) -> Rehearsal:
+def rehearsal_of(
+    name: str, directory: Path, numerics: NumericsName = "exact", max_num_seqs: int = 1, plain: Sequence[str] = ()
+) -> Rehearsal:
     config = EngineConfig(
-        model_path=str(shape_of_few_layers(name, directory)),
+        model_path=str(shape_of_few_layers(name, directory, plain)),
         tensor_parallel_size=1,
         dtype="bfloat16",
         device="cpu",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,11 @@ def test_a_start_has_compiled_all_that_cycles_launch(
     assert AHEAD in {kernel for kernel, _ in served}
 
 
-def of_one_pass(name: str, sequences: int, directory: Path) -> list[tuple[str, dict[str, Any]]]:
+def of_one_pass(
+    name: str, sequences: int, directory: Path, plain: Sequence[str] = ()
+) -> list[tuple[str, dict[str, Any]]]:
     """Programs of a decode pass, in the order of their first launches, with what they are compiled for."""
-    rehearsal = rehearsal_of(name, directory, numerics="fast", max_num_seqs=sequences)
+    rehearsal = rehearsal_of(name, directory, numerics="fast", max_num_seqs=sequences, plain=plain)
     found = []
     for program in rehearsal.programs([CyclePlan([], bucket(sequences, ()), GREEDY)]):
         _, names, _, constants, *_ = program.arguments
@@ -70,9 +72,10 @@ def test_norms_let_products_start_at_once_and_gated_ones_anchor(name: str, tmp_p
     norms = [constants["AT_ONCE"] for kernel, constants in programs if kernel == "_add_then_norms_kernel"]
     assert norms
     assert all(norms)
-    gates = [constants["SHAPE"].gate for kernel, constants in programs if kernel == AHEAD]
-    assert any(gates)
-    assert not all(gates)
+    shapes = [constants["SHAPE"] for kernel, constants in programs if kernel == AHEAD]
+    assert any(shape.gate for shape in shapes)
+    assert all(shape.anchors for shape in shapes if shape.gate)
+    assert not all(shape.anchors for shape in shapes)
 
 
 @pytest.mark.parametrize(("name", "sequences"), [("31B-it", 17), ("31B-it-w4a16", 1)])
@@ -82,3 +85,14 @@ def test_norms_anchor_where_products_do_not(name: str, sequences: int, tmp_path:
     norms = [constants["AT_ONCE"] for kernel, constants in found if kernel == "_add_then_norms_kernel"]
     assert norms
     assert not any(norms)
+
+
+@pytest.mark.parametrize(("plain", "before_gate", "before_qkv"), [("self_attn", False, True), ("mlp", True, False)])
+def test_each_layer_has_an_anchor_where_some_products_are_packed(
+    plain: str, before_gate: bool, before_qkv: bool, tmp_path: Path
+) -> None:
+    """The norm before a packed gated product, or a plain gated product."""
+    found = of_one_pass("31B-it-w4a16", 1, tmp_path, plain=[f"re:.*{plain}.*"])
+    norms = [constants for kernel, constants in found if kernel == "_add_then_norms_kernel"]
+    # The last norms of a layer scale the stream.
+    assert {(norm["HAS_SCALE"], norm["AT_ONCE"]) for norm in norms} == {(False, before_gate), (True, before_qkv)}

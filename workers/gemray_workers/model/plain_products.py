@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gemray_kernels.product_starts import LATE, ProductStarts
+from gemray_kernels.product_starts import NOT_AHEAD, ProductStarts
 from gemray_kernels.table import Kernels
 
 
@@ -54,5 +54,5 @@ def plain_products(kernels: Kernels, leaves: int) -> PlainProducts:
         gated_projection=lambda summands_STI, factor_TI, weight_OI: exact.gated_projection(
             summands_STI, factor_TI, weight_OI, leaves
         ),
-        starts=LATE,
+        starts=NOT_AHEAD,
     )
