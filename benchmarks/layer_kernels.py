@@ -182,6 +182,13 @@ class Layer:
             return TiledProduct(weight).comes_ahead(num_rows)
         return linear_choice.STARTS.comes_ahead(weight, num_rows)
 
+    def starts_at_once(self, name: str, num_rows: int) -> bool:
+        """Whether the norm before a product lets it start at once."""
+        weight, starts = self.weights[name], linear_choice.STARTS
+        if isinstance(weight, TiledWeight):
+            return False
+        return (starts.gate_at_once if name == "gate_up" else starts.at_once)(weight, num_rows)
+
     def gelu(self, x_TI: Tensor, variant: Variant) -> Tensor:
         """The gated product."""
         weight = self.weights["gate_up"]
@@ -236,8 +243,19 @@ class Batch:
     def run(self, layer: Layer, variant: Variant) -> tuple[Tensor, Tensor]:
         """The stream behind the layer and its norm."""
         o_TND = self._attended(layer, variant)
-        x_TH, normed_TH = self._normed(self.x_TH, layer.summands("o", o_TND.flatten(1), variant), variant)
-        return self._normed(x_TH, layer.summands("down", layer.gelu(normed_TH, variant), variant), variant)
+        rows, lets = len(self.x_TH), variant.has_served_products
+        x_TH, normed_TH = self._normed(
+            self.x_TH,
+            layer.summands("o", o_TND.flatten(1), variant),
+            variant,
+            lets_at_once=lets and layer.starts_at_once("gate_up", rows),
+        )
+        return self._normed(
+            x_TH,
+            layer.summands("down", layer.gelu(normed_TH, variant), variant),
+            variant,
+            lets_at_once=lets and layer.starts_at_once("qkv", rows),
+        )
 
     def _attended(self, layer: Layer, variant: Variant) -> Tensor:
         qkv_STO = layer.summands("qkv", self.normed_TH, variant)
@@ -260,14 +278,18 @@ class Batch:
             reader_comes_ahead=variant.has_served_products and layer.o_comes_ahead(len(self.x_TH)),
         )
 
-    def _normed(self, x_TH: Tensor, summands_STH: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
+    def _normed(
+        self, x_TH: Tensor, summands_STH: Tensor, variant: Variant, *, lets_at_once: bool
+    ) -> tuple[Tensor, Tensor]:
         if variant.without == "norms":
             return x_TH, self.normed_TH
         warps: AbstractContextManager[object] = nullcontext()
         if variant.norm_warps is not None:
             warps = mock.patch.object(layer_norms, "warps_for", return_value=variant.norm_warps)
         with warps:
-            x_TH, normed_TH = layer_norms.add_then_norms(x_TH, summands_STH, self._norm, None, [self._norm])
+            x_TH, normed_TH = layer_norms.add_then_norms(
+                x_TH, summands_STH, self._norm, None, [self._norm], lets_at_once=lets_at_once
+            )
         return x_TH, normed_TH
 
 

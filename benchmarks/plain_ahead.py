@@ -33,7 +33,7 @@ from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.linear_ahead import RingTile, step_bytes
 from gemray_kernels.triton.linear_tiles import MOST_STAGES, REGISTERS, RING_BYTES
 from gemray_workers.execution.programs_ahead import compile_side_by_side, noted_programs
-from packed_kernels.layer_tiles import FEW_EXPERTS, PROCESSES, Model
+from packed_kernels.layer_tiles import ALL_ROWS, FEW_EXPERTS, PROCESSES, Model
 
 MODELS = "E2B-it,E4B-it,26B-A4B-it,31B-it"
 TURNS = 4
@@ -184,7 +184,7 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS)
-    parser.add_argument("--rows", default="1,8,16,32")
+    parser.add_argument("--rows", default="1,8,16,32", help="of " + ", ".join(map(str, ALL_ROWS)))
     parser.add_argument("--tiles", action="store_true", help="try other tiles of every product")
     parser.add_argument("--out", type=Path, help="a file for all numbers")
     arguments = parser.parse_args()

@@ -149,11 +149,18 @@ class LayerStep:
             q_TND, self._batch.tables, self._batch.weight_D, self._batch.rows, self._kind.kv_heads, self.num_pages
         )
         o_TND = q_TND if options is None else batch.attend((layer.k_pages, layer.v_pages), options)
+        rows = len(self._x_TH)
         x_TH, normed_TH = add_then_norms(
-            self._x_TH, layer.summands("o", o_TND.flatten(1), NOW), self._norm, None, [self._norm]
+            self._x_TH,
+            layer.summands("o", o_TND.flatten(1), NOW),
+            self._norm,
+            None,
+            [self._norm],
+            lets_at_once=layer.starts_at_once("gate_up", rows),
         )
         down_STH = layer.summands("down", layer.gelu(normed_TH, NOW), NOW)
-        return add_then_norms(x_TH, down_STH, self._norm, None, [self._norm])[0]
+        lets_at_once = layer.starts_at_once("qkv", rows)
+        return add_then_norms(x_TH, down_STH, self._norm, None, [self._norm], lets_at_once=lets_at_once)[0]
 
 
 def compile_step(step: tuple[str, int, int]) -> None:
