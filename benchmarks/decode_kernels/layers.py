@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +32,10 @@ class Switch:
         """Begin with `kernels`."""
         self.kernels = kernels
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """The kernel of that name, looked up when it is called."""
-        return partial(self._call, name)
+    def __getattr__(self, name: str) -> Any:
+        """The kernel of that name, looked up when it is called; what is no kernel is that of the first table."""
+        found = getattr(self.kernels, name)
+        return partial(self._call, name) if callable(found) else found
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return getattr(self.kernels, name)(*arguments)

@@ -57,8 +57,8 @@ class AsOne:
 
     def __getattr__(self, name: str) -> Any:
         kernel = getattr(self._kernels, name)
-        if kernel is None:
-            return None
+        if not callable(kernel):
+            return kernel
 
         def called(*args: Any, **kwargs: Any) -> Any:
             if not self._newest:
