@@ -29,8 +29,9 @@ import torch
 import triton
 
 from gemray_kernels.triton import layer_norms, linear_choice, linear_tiles
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.linear_ahead import RingTile, step_bytes
+from gemray_kernels.triton.linear_ahead import step_bytes
 from gemray_kernels.triton.linear_tiles import MOST_STAGES, REGISTERS, RING_BYTES
 from gemray_workers.execution.programs_ahead import compile_side_by_side, noted_programs
 from packed_kernels.layer_tiles import ALL_ROWS, FEW_EXPERTS, PROCESSES, Model
@@ -50,12 +51,12 @@ class Product:
     def __str__(self) -> str:
         return f"{'gated' if self.gated else 'summands'} {self.num_out} x {self.num_in}"
 
-    def served(self, rows: int) -> RingTile | None:
+    def served(self, rows: int) -> AheadTile | None:
         """The tile that is served."""
         choose = linear_tiles.gated_ahead_tile if self.gated else linear_tiles.ahead_tile
         return choose(rows, self.num_out, self.num_in)
 
-    def tiles(self, rows: int) -> Iterator[RingTile | None]:
+    def tiles(self, rows: int) -> Iterator[AheadTile | None]:
         """None, and tiles of which one, two or three lie beside each other."""
         yield None
         splits = 1 if self.gated else linear_tiles.tile_of_summands(rows, self.num_out, self.num_in).splits
@@ -64,17 +65,17 @@ class Product:
             for beside, registers in REGISTERS.items():
                 room = RING_BYTES // beside // step_bytes(outputs, rows, Gate.GELU if self.gated else Gate.NONE)
                 if min(room, steps) >= 2:
-                    yield RingTile(outputs, min(MOST_STAGES, room, steps), splits, registers)
+                    yield AheadTile(outputs, min(MOST_STAGES, room, steps), splits, registers)
 
 
-Tiles = Mapping[Product, RingTile | None]
+Tiles = Mapping[Product, AheadTile | None]
 
 
 @contextmanager
 def chosen(tiles: Tiles, seen: dict[Product, None] | None = None) -> Iterator[None]:
     """Have these products take these tiles; `seen` is told of every product."""
 
-    def choose(gated: bool, rows: int, num_out: int, num_in: int) -> RingTile | None:
+    def choose(gated: bool, rows: int, num_out: int, num_in: int) -> AheadTile | None:
         product = Product(gated, num_out, num_in)
         if seen is not None:
             seen[product] = None
@@ -175,7 +176,7 @@ def sweep(model: Model, rows: int, served: float) -> dict[str, dict[str, float]]
     return found
 
 
-def short(tile: RingTile | None) -> str:
+def short(tile: AheadTile | None) -> str:
     """A tile in few letters."""
     return "none" if tile is None else f"{tile.outputs} s{tile.num_stages} /{tile.splits} r{tile.most_registers}"
 

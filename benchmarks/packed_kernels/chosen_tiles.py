@@ -12,9 +12,9 @@ from torch import Tensor
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName
 from gemray_kernels.triton import packed_experts, packed_products
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.packed_experts import PackedExpertTile
 from gemray_kernels.triton.packed_linear import PackedTile
-from gemray_kernels.triton.packed_ring import AheadTile
 from packed_kernels.tiles import short
 
 FEW_ROWS = 16

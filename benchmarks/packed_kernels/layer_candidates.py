@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gemray_kernels.packed_weight import CodeName
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_experts import PackedExpertTile
 from gemray_kernels.triton.packed_linear import PackedTile
-from gemray_kernels.triton.packed_ring import AheadTile
 from packed_kernels.chosen_tiles import Choice, Product
 from packed_kernels.tiles import first
 

@@ -202,11 +202,11 @@ def test_weights_ahead(name: str) -> None:
     from gemray_kernels.packed_tiles import laid_out
     from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
     from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.ahead_tile import ROOM_FOR_TWO, AheadTile
     from gemray_kernels.triton.linear import Gate
     from gemray_kernels.triton.packed_ahead import packed_gated_linear_ahead, packed_linear_ahead
     from gemray_kernels.triton.packed_linear import packed_gated_linear_in_tiles, packed_linear_in_tiles
-    from gemray_kernels.triton.packed_ring import AheadTile
-    from gemray_kernels.triton.packed_tile_choice import ROOM_FOR_TWO, gated_tile, tile_of_summands
+    from gemray_kernels.triton.packed_tile_choice import gated_tile, tile_of_summands
 
     for num_out, num_in in ((2832, 2112), (30000, 1056), (5376, 8192)):
         weight = random_packed(FORMATS[name], num_out, num_in, device="cuda")
@@ -250,9 +250,9 @@ def test_a_single_row_in_columns(name: str) -> None:
     from gemray_kernels.packed_tiles import laid_out
     from gemray_kernels.reference.activation import gelu_tanh_and_mul, silu_and_mul
     from gemray_kernels.reference.packed_linear import dequantized
+    from gemray_kernels.triton.ahead_tile import AheadTile
     from gemray_kernels.triton.linear import Gate
     from gemray_kernels.triton.packed_columns import packed_gated_linear_in_columns, packed_linear_in_columns
-    from gemray_kernels.triton.packed_ring import AheadTile
 
     for num_out, num_in in ((2832, 2112), (30000, 1056), (5376, 8192), (5376, 21504)):
         weight = random_packed(FORMATS[name], num_out, num_in, device="cuda")

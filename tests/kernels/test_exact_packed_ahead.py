@@ -15,12 +15,12 @@ pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.packed_tiles import TiledWeight, laid_out
 from gemray_kernels.triton import packed_ahead
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.exact_packed import TiledExactProduct
 from gemray_kernels.triton.exact_packed_ahead import exact_packed_gated_ahead, exact_packed_summands_ahead
 from gemray_kernels.triton.factor_parts import SHORT, with_parts
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_prompts import packed_prompt_linear
-from gemray_kernels.triton.packed_ring import AheadTile
 from gemray_kernels.triton.packed_tile_choice import PROMPT_TILES
 from support.kernels.packed_cases import FORMATS, random_packed
 from support.kernels.triton_compile import MAX_SHARED_BYTES, Compiled, compile_launches, launches_of, loop_of

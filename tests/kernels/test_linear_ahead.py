@@ -13,8 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton import linear_ahead, linear_choice
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.linear import Gate
-from gemray_kernels.triton.linear_ahead import RingTile, gated_linear_ahead, rows_of_tile
+from gemray_kernels.triton.linear_ahead import gated_linear_ahead, rows_of_tile
 from gemray_kernels.triton.linear_choice import STARTS
 from gemray_kernels.triton.linear_tiles import (
     MULTIPROCESSORS,
@@ -32,7 +33,7 @@ REGISTERS = 65536
 THREADS = 256
 WAIT, LET = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 AHEAD, OTHER = "_linear_ahead_kernel", "_linear_kernel"
-TILE = RingTile(outputs=64, num_stages=4, splits=2)
+TILE = AheadTile(outputs=64, num_stages=4, splits=2, most_registers=96)
 SUMMANDS = (
     *((16384, 5376), (18432, 5376), (5376, 8192), (5376, 16384), (5376, 21504)),
     *((8192, 2816), (9216, 2816), (2816, 4096), (2816, 8192), (2816, 2112), (128, 2816)),
@@ -51,7 +52,7 @@ def weight(num_out: int, num_in: int) -> Tensor:
     return torch.empty(num_out, num_in, dtype=torch.bfloat16)
 
 
-def compiled(tile: RingTile, rows: int, gate: Gate) -> Compiled:
+def compiled(tile: AheadTile, rows: int, gate: Gate) -> Compiled:
     with mock.patch.object(linear_ahead, "starts_early", return_value=True):
         (kernel,) = compile_launches(
             lambda: (
@@ -81,17 +82,17 @@ def test_weights_are_asked_for_before_rows_are_waited_for(gate: Gate, outputs: i
 @pytest.mark.parametrize(
     ("num_out", "num_in", "rows", "chosen"),
     [
-        (5376, 21504, 1, RingTile(64, 6, 3)),  # 252 programs, two a multiprocessor
-        (5376, 21504, 32, RingTile(64, 4, 3)),
+        (5376, 21504, 1, AheadTile(64, 6, 3, 96)),  # 252 programs, two a multiprocessor
+        (5376, 21504, 32, AheadTile(64, 4, 3, 96)),
         (5376, 21504, 33, None),
-        (18432, 5376, 8, RingTile(64, 4, 1, most_registers=72)),  # 288 programs, three
-        (2560, 10240, 1, RingTile(64, 8, 3)),  # 120 programs, one
-        (256, 2560, 1, RingTile(64, 5, 4)),  # parts of five steps
-        (128, 2816, 1, RingTile(64, 2, 11)),
+        (18432, 5376, 8, AheadTile(64, 4, 1, most_registers=72)),  # 288 programs, three
+        (2560, 10240, 1, AheadTile(64, 8, 3, 96)),  # 120 programs, one
+        (256, 2560, 1, AheadTile(64, 5, 4, 96)),  # parts of five steps
+        (128, 2816, 1, AheadTile(64, 2, 11, 96)),
         (262144, 5376, 1, None),  # the vocabulary's, which is as fast
     ],
 )
-def test_summands_ahead(num_out: int, num_in: int, rows: int, chosen: RingTile | None) -> None:
+def test_summands_ahead(num_out: int, num_in: int, rows: int, chosen: AheadTile | None) -> None:
     """As was measured to be faster."""
     assert ahead_tile(rows, num_out, num_in) == chosen
 
@@ -99,15 +100,15 @@ def test_summands_ahead(num_out: int, num_in: int, rows: int, chosen: RingTile |
 @pytest.mark.parametrize(
     ("num_out", "num_in", "rows", "chosen"),
     [
-        (43008, 5376, 1, RingTile(32, 8)),  # 672 programs, which cannot be there at once
-        (20480, 2560, 16, RingTile(32, 3, most_registers=72)),  # 320
-        (20480, 2560, 17, RingTile(64, 2)),
-        (12288, 1536, 1, RingTile(32, 6)),  # 192
-        (4224, 2816, 32, RingTile(32, 8)),
+        (43008, 5376, 1, AheadTile(32, 8, most_registers=96)),  # 672 programs, which cannot be there at once
+        (20480, 2560, 16, AheadTile(32, 3, most_registers=72)),  # 320
+        (20480, 2560, 17, AheadTile(64, 2, most_registers=96)),
+        (12288, 1536, 1, AheadTile(32, 6, most_registers=96)),  # 192
+        (4224, 2816, 32, AheadTile(32, 8, most_registers=96)),
         (4224, 2816, 33, None),
     ],
 )
-def test_gated_ahead(num_out: int, num_in: int, rows: int, chosen: RingTile | None) -> None:
+def test_gated_ahead(num_out: int, num_in: int, rows: int, chosen: AheadTile | None) -> None:
     assert gated_ahead_tile(rows, num_out, num_in) == chosen
 
 
@@ -123,7 +124,7 @@ def test_parts_are_those_of_other_rows(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("rows", [8, 16, 32])
 def test_programs_that_are_to_be_there_at_once_have_room(rows: int) -> None:
     """Rings and registers of as many as there are for each multiprocessor."""
-    found: dict[tuple[RingTile, Gate], int] = {}
+    found: dict[tuple[AheadTile, Gate], int] = {}
     for shape in SUMMANDS:
         for tile in (ahead_tile(rows, *shape), whole_ahead_tile(rows, *shape)):
             if tile is not None:

@@ -11,11 +11,11 @@ import torch
 pytest.importorskip("triton", reason="triton is to be had on Linux alone")
 
 from gemray_kernels.triton import packed_columns
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_columns import packed_gated_linear_in_columns, packed_linear_in_columns
 from gemray_kernels.triton.packed_columns_choice import columns_tile, gated_columns_tile
 from gemray_kernels.triton.packed_products import TiledProduct
-from gemray_kernels.triton.packed_ring import AheadTile
 from gemray_kernels.triton.packed_tile_choice import tile_of_summands
 from support.kernels.ahead_programs import are_there_at_once, asked_around_wait
 from support.kernels.packed_cases import of_shape, tiled

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_ahead import launch
 from gemray_kernels.triton.packed_ahead import serves as decodes
-from gemray_kernels.triton.packed_ring import UNIT_INPUTS, AheadTile
+from gemray_kernels.triton.packed_ring import UNIT_INPUTS
 
 
 def makes_numbers(weight: TiledWeight) -> bool:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
 from gemray_kernels.triton import packed_tile_choice
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.exact_packed_ahead import makes_numbers, serves
 from gemray_kernels.triton.exact_packed_linear import ExactPackedTile
 from gemray_kernels.triton.exact_tiles import streaming_leaves
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS, PROMPT_TILE_ROWS
 from gemray_kernels.triton.packed_ahead import ROWS
 from gemray_kernels.triton.packed_prompts import PromptTile
-from gemray_kernels.triton.packed_ring import UNIT_INPUTS, AheadTile
+from gemray_kernels.triton.packed_ring import UNIT_INPUTS
 
 MOST_WITHOUT_WGMMA = 16
 """Rows; more take wgmma, whose left operand has 64 outputs."""

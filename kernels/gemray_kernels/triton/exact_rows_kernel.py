@@ -16,9 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.early_start import wait_for_inputs
-from gemray_kernels.triton.gluon_ring import barrier, fetch, ring_barriers
+from gemray_kernels.triton.gluon_ring import barrier, fetch, gated_halves, ring_barriers
 
 PIECE = gl.constexpr(64)
 """Weight rows of a group of warps: what wgmma multiplies at once."""
@@ -243,12 +242,8 @@ def _store_gated(p, out_TO, acc, o, t, PART: gl.constexpr):
         _store_gated(p, out_TO, left, o, t, PART // 2)
         _store_gated(p, out_TO, right, o, t + PART // 2, PART // 2)
     else:
-        # The two warps that hold the gate rows and the two that hold the up rows share them out anew.
-        PAIRS: gl.constexpr = gl.BlockedLayout([4, 1, 2], [8, 4, 1], [1, 4, 1], [2, 0, 1])
-        PLAIN: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
-        pairs = gl.convert_layout(acc.reshape([2, PIECE // 2, PART]).permute(1, 2, 0), PAIRS)
-        gate, up = pairs.split()
-        sums = gl.convert_layout(gated_sums(gate, up, out_TO.dtype.element_ty, p.GATE == 1), PLAIN)
+        sums = gated_halves(acc, out_TO.dtype.element_ty, p.GATE == 1)
+        PLAIN: gl.constexpr = sums.type.layout
         o_O = o + gl.arange(0, PIECE // 2, gl.SliceLayout(1, PLAIN))
         t_T = t + gl.arange(0, PART, gl.SliceLayout(0, PLAIN))
         _store_block(p, out_TO, sums, o_O, t_T)

@@ -9,6 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from gemray_kernels.triton.activation import gated_sums
+
 # Triton 3.9 names these functions of Gluon's anew.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -68,6 +70,19 @@ def ring_barriers(GROUPS: gl.constexpr, STAGES: gl.constexpr):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=GROUPS)
     return ready, free
+
+
+@gluon.jit
+def gated_halves(acc, dtype, GELU: gl.constexpr):
+    """``act(gate) · up`` [O, T] of sums [2O, T] of four warps, with gate rows above up rows.
+
+    The warps or registers that hold gate rows and those that hold up rows share them out anew.
+    """
+    PAIRS: gl.constexpr = gl.BlockedLayout([4, 1, 2], [8, 4, 1], [1, 4, 1], [2, 0, 1])
+    PLAIN: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
+    pairs = gl.convert_layout(acc.reshape([2, acc.shape[0] // 2, acc.shape[1]]).permute(1, 2, 0), PAIRS)
+    gate, up = pairs.split()
+    return gl.convert_layout(gated_sums(gate, up, dtype, GELU), PLAIN)
 
 
 @gluon.jit

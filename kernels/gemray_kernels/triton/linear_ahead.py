@@ -29,9 +29,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gemray_kernels.triton.activation import gated_sums
+from gemray_kernels.triton.ahead_tile import FETCH_REGISTERS, NUM_WARPS, AheadTile, part_of_program, require_one_part
 from gemray_kernels.triton.early_start import let_next_start, starts_early, wait_for_inputs, wait_having_let
-from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, store_sums, swizzled
+from gemray_kernels.triton.gluon_ring import (
+    barrier,
+    fetch,
+    gated_halves,
+    next_stage,
+    ring_barriers,
+    store_sums,
+    swizzled,
+)
 from gemray_kernels.triton.linear import MOST_ROWS, Gate
 
 STEP_INPUTS = 128
@@ -42,22 +50,6 @@ BOX_I = gl.constexpr(BOX_INPUTS)
 BOXES = gl.constexpr(STEP_INPUTS // BOX_INPUTS)
 LEAST_ROWS = 8
 """Rows of a tile, of which some may be zeros."""
-FETCH_REGISTERS = 24
-NUM_WARPS = 4
-"""That multiply."""
-
-
-@dataclass(frozen=True)
-class RingTile:
-    """What one program of a product holds, and into how many parts the inputs are cut."""
-
-    outputs: int
-    """A multiple of 64, or of 32 where they are gated."""
-    num_stages: int
-    """Steps of a ring: programs lie beside each other where their rings have room."""
-    splits: int = 1
-    most_registers: int = 96
-    """Registers of a thread, which leave room for two programs on a multiprocessor, or for more."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ def fits(x_TI: Tensor, weight_OI: Tensor) -> bool:
 
 
 def linear_ahead(
-    x_TI: Tensor, weight_OI: Tensor, tile: RingTile, *, out_dtype: torch.dtype, anchors: bool = False
+    x_TI: Tensor, weight_OI: Tensor, tile: AheadTile, *, out_dtype: torch.dtype, anchors: bool = False
 ) -> Tensor:
     """Summands [S, T, O] of ``x · weightᵀ``: the product is their `total`.
 
@@ -112,7 +104,7 @@ def linear_ahead(
     return out_STO
 
 
-def gated_linear_ahead(x_TH: Tensor, weight_2IH: Tensor, tile: RingTile, gate: Gate) -> Tensor:
+def gated_linear_ahead(x_TH: Tensor, weight_2IH: Tensor, tile: AheadTile, gate: Gate) -> Tensor:
     """``act(x · gateᵀ) · (x · upᵀ)`` [T, I] of ``weight = [gate; up]``, rounded as separate kernels round. It anchors.
 
     Args:
@@ -124,14 +116,13 @@ def gated_linear_ahead(x_TH: Tensor, weight_2IH: Tensor, tile: RingTile, gate: G
     Raises:
         ValueError: as there, and for another tile.
     """
-    if tile.splits != 1:
-        raise ValueError(f"{tile} of a gated product: one part is allowed")
+    require_one_part(tile)
     out_STO = torch.empty(1, len(x_TH), len(weight_2IH) // 2, dtype=x_TH.dtype, device=x_TH.device)
     _launch(x_TH, weight_2IH, out_STO, tile, gate, anchors=True)
     return out_STO[0]
 
 
-def _launch(x_TI: Tensor, weight_OI: Tensor, out_STO: Tensor, tile: RingTile, gate: Gate, *, anchors: bool) -> None:
+def _launch(x_TI: Tensor, weight_OI: Tensor, out_STO: Tensor, tile: AheadTile, gate: Gate, *, anchors: bool) -> None:
     num_rows, num_in = x_TI.shape
     num_out = out_STO.shape[2]
     allowed = 0 < num_rows <= MOST_ROWS and num_in == weight_OI.shape[1] and fits(x_TI, weight_OI)
@@ -214,7 +205,6 @@ def _fetch_steps(x_TI, weight_OI, tiles, x_tiles, barriers, sizes, SHAPE: gl.con
 @gluon.jit
 def _multiply(tiles, x_tiles, barriers, out_STO, num_rows, split, sizes, SHAPE: gl.constexpr):
     ROWS: gl.constexpr = SHAPE.rows
-    OUTPUTS: gl.constexpr = SHAPE.outputs
     WEIGHTS: gl.constexpr = SHAPE.weights
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, ROWS, 16]
@@ -237,12 +227,7 @@ def _multiply(tiles, x_tiles, barriers, out_STO, num_rows, split, sizes, SHAPE: 
 
     dtype: gl.constexpr = out_STO.dtype.element_ty
     if SHAPE.gate:
-        # Gate and up rows are other warps', or other registers: they are shared out anew.
-        PAIRS: gl.constexpr = gl.BlockedLayout([4, 1, 2], [8, 4, 1], [1, 4, 1], [2, 0, 1])
-        PLAIN: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
-        pairs = gl.convert_layout(acc.reshape([2, OUTPUTS, ROWS]).permute(1, 2, 0), PAIRS)
-        gate, up = pairs.split()
-        acc = gl.convert_layout(gated_sums(gate, up, dtype, SHAPE.gate == 1), PLAIN)
+        acc = gated_halves(acc, dtype, SHAPE.gate == 1)
     store_sums(acc.to(dtype), None, (None, out_STO), (split, 0, o), (num_rows, num_out), False)
 
 
@@ -267,10 +252,7 @@ def _linear_ahead_kernel(
     barriers = ring_barriers(1, SHAPE.stages)
     fence_async_shared()
     barrier()
-    split = gl.program_id(1)
-    first = split * steps // gl.num_programs(1)
-    end = (split + 1) * steps // gl.num_programs(1)
-    sizes = (first, end, gl.program_id(0) * SHAPE.outputs, num_out)
+    split, sizes = part_of_program(steps, num_out, SHAPE)
     gl.warp_specialize(
         [
             (_multiply, (tiles, x_tiles, barriers, out_STO, num_rows, split, sizes, SHAPE)),

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gemray_kernels.triton.ahead_tile import ROOM_FOR_THREE, ROOM_FOR_TWO, AheadTile
 from gemray_kernels.triton.linear import Gate, LinearTile
-from gemray_kernels.triton.linear_ahead import STEP_INPUTS, RingTile, step_bytes
+from gemray_kernels.triton.linear_ahead import STEP_INPUTS, step_bytes
 
 MULTIPROCESSORS = 132
 """An H100's."""
@@ -42,7 +43,7 @@ MOST_AHEAD_ROWS = 32
 """Tiles have a power of two of rows: 40 rows of 31B would take 6% longer in tiles of 64."""
 MOST_AT_ONCE = 16
 """With more rows layers are no faster where norms let products start at once, nor ranks where whole ones come ahead."""
-REGISTERS = {1: 96, 2: 96, 3: 72}
+REGISTERS = {1: ROOM_FOR_TWO, 2: ROOM_FOR_TWO, 3: ROOM_FOR_THREE}
 """Registers of a thread, by programs beside each other."""
 _RIGHT_16 = LinearTile(outputs=16, inputs=256, num_warps=4, num_stages=4, weight_first=False)
 _RIGHT_32 = LinearTile(outputs=32, inputs=128, num_warps=4, num_stages=4, weight_first=False)
@@ -92,40 +93,40 @@ def gated_tile(num_rows: int, num_out: int) -> LinearTile:
     return LinearTile(outputs=64, inputs=64, num_warps=4, num_stages=stages)
 
 
-def ahead_tile(num_rows: int, num_out: int, num_in: int) -> RingTile | None:
+def ahead_tile(num_rows: int, num_out: int, num_in: int) -> AheadTile | None:
     """Choose a tile for a product whose weight is asked for before its rows are there, in place of `tile_of_summands`
     and with its parts; None where that is faster."""
     return _ahead_tile(num_rows, num_out, num_in, tile_of_summands(num_rows, num_out, num_in).splits)
 
 
-def whole_ahead_tile(num_rows: int, num_out: int, num_in: int) -> RingTile | None:
+def whole_ahead_tile(num_rows: int, num_out: int, num_in: int) -> AheadTile | None:
     """Likewise in place of `whole_tile`."""
     if num_rows > MOST_AT_ONCE:
         return None
     return _ahead_tile(num_rows, num_out, num_in, splits=1)
 
 
-def _ahead_tile(num_rows: int, num_out: int, num_in: int, splits: int) -> RingTile | None:
+def _ahead_tile(num_rows: int, num_out: int, num_in: int, splits: int) -> AheadTile | None:
     programs = -(-num_out // 64) * splits
     if num_rows > MOST_AHEAD_ROWS or programs > MOST_BESIDE * MULTIPROCESSORS:
         return None
-    tile = RingTile(outputs=64, num_stages=_steps(num_in, splits), splits=splits)
+    tile = AheadTile(outputs=64, num_stages=_steps(num_in, splits), splits=splits)
     return _with_room(tile, num_rows, Gate.NONE, beside=-(-programs // MULTIPROCESSORS))
 
 
-def gated_ahead_tile(num_rows: int, num_out: int, num_in: int) -> RingTile | None:
+def gated_ahead_tile(num_rows: int, num_out: int, num_in: int) -> AheadTile | None:
     """Likewise in place of `gated_tile`."""
     if num_rows > MOST_AHEAD_ROWS:
         return None
     beside = -(-(num_out // 2) // (32 * MULTIPROCESSORS))
     if beside == MOST_BESIDE and num_rows > 16:  # rows are read less often by half as many programs
-        return RingTile(outputs=64, num_stages=2)
+        return AheadTile(outputs=64, num_stages=2, most_registers=ROOM_FOR_TWO)
     # Programs that cannot be there at once have a multiprocessor to themselves, and so do their rings.
-    tile = RingTile(outputs=32, num_stages=_steps(num_in, 1))
+    tile = AheadTile(outputs=32, num_stages=_steps(num_in, 1))
     return _with_room(tile, num_rows, Gate.GELU, beside=beside if beside <= MOST_BESIDE else 1)
 
 
-def _with_room(tile: RingTile, num_rows: int, gate: Gate, *, beside: int) -> RingTile:
+def _with_room(tile: AheadTile, num_rows: int, gate: Gate, *, beside: int) -> AheadTile:
     """The tile with a ring, and registers, of which so many lie beside each other."""
     room = RING_BYTES // beside // step_bytes(tile.outputs, num_rows, gate)
     return replace(tile, num_stages=min(MOST_STAGES, room, tile.num_stages), most_registers=REGISTERS[beside])

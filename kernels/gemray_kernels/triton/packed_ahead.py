@@ -25,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.activation import gated_sums
+from gemray_kernels.triton.ahead_tile import FETCH_REGISTERS, NUM_WARPS, AheadTile, part_of_program, require_one_part
 from gemray_kernels.triton.early_start import let_next_start, starts_early
 from gemray_kernels.triton.exact_packed_unit import made_larger
 from gemray_kernels.triton.gluon_ring import (
@@ -40,18 +41,7 @@ from gemray_kernels.triton.linear import Gate
 from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_prompt_numbers import chosen_numbers_of_half, parts_of_outputs
 from gemray_kernels.triton.packed_prompts import fits
-from gemray_kernels.triton.packed_ring import (
-    FETCH_REGISTERS,
-    NUM_WARPS,
-    UNIT_INPUTS,
-    AheadTile,
-    fetch_steps,
-    part_of_program,
-    require_one_part,
-    require_units,
-    weight_descriptors,
-    weight_tiles,
-)
+from gemray_kernels.triton.packed_ring import UNIT_INPUTS, fetch_steps, require_units, weight_descriptors, weight_tiles
 
 HALF_I = gl.constexpr(64)
 """Inputs of a tile of rows, half a unit's: 128 bytes."""

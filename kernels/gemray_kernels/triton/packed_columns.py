@@ -28,6 +28,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton.activation import gated_sums
+from gemray_kernels.triton.ahead_tile import FETCH_REGISTERS, NUM_WARPS, AheadTile, part_of_program, require_one_part
 from gemray_kernels.triton.early_start import let_next_start, starts_early
 from gemray_kernels.triton.gluon_ring import barrier, in_wide_rows, next_stage, ring_barriers, swizzled, viewed
 from gemray_kernels.triton.linear import Gate
@@ -35,18 +36,7 @@ from gemray_kernels.triton.packed_linear import CODES
 from gemray_kernels.triton.packed_planes import unscaled_e2m1, unscaled_int4
 from gemray_kernels.triton.packed_prompt_numbers import beside
 from gemray_kernels.triton.packed_prompts import fits
-from gemray_kernels.triton.packed_ring import (
-    FETCH_REGISTERS,
-    NUM_WARPS,
-    UNIT_INPUTS,
-    AheadTile,
-    fetch_steps,
-    part_of_program,
-    require_one_part,
-    require_units,
-    weight_descriptors,
-    weight_tiles,
-)
+from gemray_kernels.triton.packed_ring import UNIT_INPUTS, fetch_steps, require_units, weight_descriptors, weight_tiles
 
 COLUMNS = gl.constexpr(8)
 STEP_I = gl.constexpr(16)

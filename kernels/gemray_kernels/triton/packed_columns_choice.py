@@ -8,18 +8,14 @@ multiprocessor, three or four.
 from __future__ import annotations
 
 from gemray_kernels.packed_tiles import TiledWeight
+from gemray_kernels.triton.ahead_tile import MOST_REGISTERS, ROOM_FOR_THREE, ROOM_FOR_TWO, AheadTile
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
 from gemray_kernels.triton.packed_columns import serves
-from gemray_kernels.triton.packed_ring import MOST_REGISTERS, AheadTile
 from gemray_kernels.triton.packed_tile_choice import (
     LEAST_LONG_INPUTS,
     NARROW_OUTPUTS,
-    ROOM_FOR_TWO,
     tile_of_summands,
 )
-
-ROOM_FOR_THREE = 72
-"""Registers of a thread that leave room for three programs on a multiprocessor."""
 
 
 def columns_tile(weight: TiledWeight, num_out: int, num_rows: int) -> AheadTile | None:

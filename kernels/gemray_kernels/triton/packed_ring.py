@@ -7,8 +7,6 @@ a unit as int32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -17,30 +15,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
+from gemray_kernels.triton.ahead_tile import AheadTile
 from gemray_kernels.triton.early_start import wait_having_let
 from gemray_kernels.triton.gluon_ring import fetch, next_stage, swizzled
 
 UNIT_INPUTS = 128
 UNIT_I = gl.constexpr(UNIT_INPUTS)
-FETCH_REGISTERS = 24
-NUM_WARPS = 4
-"""That multiply."""
-MOST_REGISTERS = 56
-"""Registers of a thread: those of the three warps beside the fetching one are left to those that multiply."""
 WIDE_WORDS = gl.constexpr(64)
 """Words of 128 bytes, as the accelerator takes them: of one output or of two."""
-
-
-@dataclass(frozen=True)
-class AheadTile:
-    """What one program of a product holds, and into how many parts the inputs are cut."""
-
-    outputs: int
-    """A multiple of 64, 16 for each warp that multiplies."""
-    num_stages: int
-    splits: int = 1
-    most_registers: int = MOST_REGISTERS
-    """Registers of a thread: four programs on a multiprocessor are left room for, or fewer."""
 
 
 def require_units(weight: TiledWeight, tile: AheadTile) -> None:
@@ -48,12 +30,6 @@ def require_units(weight: TiledWeight, tile: AheadTile) -> None:
     units = len(weight.words_BOC)
     if tile.splits > units:
         raise ValueError(f"{tile} of a weight of {units} units: at most as many parts are allowed")
-
-
-def require_one_part(tile: AheadTile) -> None:
-    """Refuse a gated product of parts: only whole sums are gated."""
-    if tile.splits != 1:
-        raise ValueError(f"{tile} of a gated product: one part is allowed")
 
 
 def weight_descriptors(
@@ -84,15 +60,6 @@ def weight_tiles(words_BRW, scale_BX, SHAPE: gl.constexpr):  # type: ignore[no-u
     if SHAPE.scaling:
         scale_tiles = gl.allocate_shared_memory(gl.int32, [NUM, 1, 2 * OUTPUTS], scale_BX.layout)
     return words_tiles, scale_tiles
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def part_of_program(units, num_out, SHAPE: gl.constexpr):  # type: ignore[no-untyped-def]
-    """A program's split, and its first unit, the one behind its last, its first output and how many there are."""
-    split = gl.program_id(1)
-    first = split * units // gl.num_programs(1)
-    end = (split + 1) * units // gl.num_programs(1)
-    return split, (first, end, gl.program_id(0) * SHAPE.outputs, num_out)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

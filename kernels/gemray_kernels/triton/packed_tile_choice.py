@@ -22,12 +22,12 @@ import triton
 
 from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import CodeName, Scaling
+from gemray_kernels.triton.ahead_tile import ROOM_FOR_TWO, AheadTile
 from gemray_kernels.triton.linear import MOST_ROWS
 from gemray_kernels.triton.linear_tiles import MOST_SPLITS, MULTIPROCESSORS
 from gemray_kernels.triton.packed_ahead import ROWS, serves
 from gemray_kernels.triton.packed_linear import PackedTile
 from gemray_kernels.triton.packed_prompts import PromptTile
-from gemray_kernels.triton.packed_ring import AheadTile
 from gemray_kernels.triton.packed_verify import TILE_O, VerifyTile
 
 LEAST_INPUTS = 512
@@ -67,9 +67,6 @@ LEAST_NARROW_INPUTS = 1000
 
 LEAST_EVEN_INPUTS = 2600
 """Inputs of a part of 31B's qkv and of its full layers' o projection, or a few less."""
-ROOM_FOR_TWO = 96
-"""Registers of a thread that leave room for two programs on a multiprocessor, and for no third."""
-
 LEAST_VERIFY_INPUTS = 2000
 """Parts of fewer inputs end before the kernel of verify rows is faster."""
 LEAST_AT_WORK = 0.8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gemray_kernels.triton.ahead_tile import NUM_WARPS, AheadTile
 from gemray_kernels.triton.linear_tiles import MULTIPROCESSORS
-from gemray_kernels.triton.packed_ring import NUM_WARPS, AheadTile
 from support.kernels.triton_compile import Compiled
 
 _REGISTERS = 65536
