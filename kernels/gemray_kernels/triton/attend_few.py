@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from gemray_kernels.triton.attend_spans import ends_at_once, find_span
-from gemray_kernels.triton.early_start import let_next_start, wait_having_let
+from gemray_kernels.triton.early_start import let_next_start, load_older, wait_having_let
 
 HEAD_DIM = gl.constexpr(256)
 HALF = gl.constexpr(128)
@@ -76,7 +76,7 @@ def _key_places(
     LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.DotOperandLayout(0, _products(WARPS), 8))
     key_L = tile + gl.arange(0, GROUP_KEYS * WARPS, LAYOUT)
     key_L = gl.minimum(gl.maximum(key_L, first), end - 1)
-    page_L = gl.load(table_P + key_L // PAGE_SIZE).to(gl.int64)
+    page_L = load_older(table_P + key_L // PAGE_SIZE).to(gl.int64)
     return key_L, k_pages + page_L * page_stride + (key_L % PAGE_SIZE) * SLOT
 
 
@@ -87,7 +87,7 @@ def _value_places(
     """Keys [G, I] of a tile, and where their values lie; nowhere in particular behind the end."""
     OF_KEY: gl.constexpr = gl.SliceLayout(2, _values(WARPS))
     key_G = tile + GROUP_KEYS * gl.arange(0, WARPS, gl.SliceLayout(1, OF_KEY))
-    page_G = gl.load(table_P + key_G // PAGE_SIZE, mask=key_G < end, other=0).to(gl.int64)
+    page_G = load_older(table_P + key_G // PAGE_SIZE, mask=key_G < end, other=0).to(gl.int64)
     at_G = v_pages + page_G * page_stride + (key_G % PAGE_SIZE) * SLOT
     in_group_I = gl.arange(0, GROUP_KEYS, gl.SliceLayout(0, OF_KEY))
     return key_G[:, None] + in_group_I[None, :], at_G[:, None] + (in_group_I * SLOT)[None, :]
@@ -99,15 +99,15 @@ def _keys(at_L, is_there_L, before, WARPS: gl.constexpr):
     LAYOUT: gl.constexpr = gl.SliceLayout(0, gl.DotOperandLayout(0, _products(WARPS), 8))
     at_LD = at_L[:, None] + gl.arange(0, HALF, LAYOUT)[None, :]
     low, high = before
-    low = gl.load(at_LD, mask=is_there_L[:, None], other=low)
-    return low, gl.load(at_LD + HALF, mask=is_there_L[:, None], other=high)
+    low = load_older(at_LD, mask=is_there_L[:, None], other=low)
+    return low, load_older(at_LD + HALF, mask=is_there_L[:, None], other=high)
 
 
 @gluon.jit
 def _load_values(at_GI, is_there_GI, before, WARPS: gl.constexpr):
     """Values [G, I, D] from where they lie; `before` where they are not there."""
     d_D = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, gl.SliceLayout(1, _values(WARPS))))
-    return gl.load(at_GI[:, :, None] + d_D[None, None, :], mask=is_there_GI[:, :, None], other=before)
+    return load_older(at_GI[:, :, None] + d_D[None, None, :], mask=is_there_GI[:, :, None], other=before)
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from gemray_kernels.triton.attend_spans import chunk_keys_of, combined, ends_at_once, find_row, find_span, first_key
 from gemray_kernels.triton.dot import dot
-from gemray_kernels.triton.early_start import let_next_start, wait_for_inputs, wait_having_let
+from gemray_kernels.triton.early_start import let_next_start, load_older, wait_for_inputs, wait_having_let
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -254,8 +254,8 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     head = tl.program_id(1)
     # What says whose rows these are is older than all that runs, and may be read.
     sequence, start, row = find_row(slot, query_start_Z, num_seqs, BLOCK_S, MAX_SPLIT_ROWS, BY_ROW)
-    num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
-    kv_len = tl.load(kv_len_S + sequence, mask=row < num_rows, other=0).to(tl.int32)
+    num_rows = load_older(query_start_Z + sequence + 1).to(tl.int32) - start
+    kv_len = load_older(kv_len_S + sequence, mask=row < num_rows, other=0).to(tl.int32)
     # No program ends without waiting: the next kernel waits for this one, and by it for the one before.
     if LETS_AT_ONCE:
         wait_having_let(EARLY)

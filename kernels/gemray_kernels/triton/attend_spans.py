@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemray_kernels.triton.early_start import load_older
+
 MANY_ROWS = tl.constexpr(8)
 CHUNK_OF_MANY_ROWS = tl.constexpr(128)
 """Keys of a chunk, at least, of a sequence of more rows: a block of drafts keeps the device at work with few chunks."""
@@ -57,10 +59,10 @@ def find_rows(block, query_start_Z, num_seqs, BLOCK_S: tl.constexpr, BLOCK_ROWS:
     Sequence s has the blocks from ``start[s] // BLOCK_ROWS + s`` on: as many as it needs, or one more.
     """
     s_S = tl.arange(0, BLOCK_S)
-    start_S = tl.load(query_start_Z + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
+    start_S = load_older(query_start_Z + s_S, mask=s_S < num_seqs, other=0).to(tl.int32)
     begins_before = (start_S // BLOCK_ROWS + s_S <= block) & (s_S < num_seqs)
     sequence = tl.sum(begins_before.to(tl.int32)) - 1
-    start = tl.load(query_start_Z + sequence).to(tl.int32)
+    start = load_older(query_start_Z + sequence).to(tl.int32)
     return sequence, start, (block - start // BLOCK_ROWS - sequence) * BLOCK_ROWS
 
 
@@ -74,13 +76,13 @@ def find_row(  # type: ignore[no-untyped-def]
     """
     if BY_ROW:
         s_S = tl.arange(0, BLOCK_S)
-        end_S = tl.load(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
+        end_S = load_older(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
         sequence = tl.sum((end_S <= slot).to(tl.int32))
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
+        start = load_older(query_start_Z + sequence).to(tl.int32)
         row = slot - start
     else:
         sequence = slot // MAX_SPLIT_ROWS
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
+        start = load_older(query_start_Z + sequence).to(tl.int32)
         row = slot % MAX_SPLIT_ROWS
     return sequence, start, row
 
@@ -118,10 +120,10 @@ def find_span(  # type: ignore[no-untyped-def]
         sequence, start, first_row = find_rows(block, query_start_Z, num_seqs, BLOCK_S, BLOCK_ROWS)
     else:
         sequence = block // blocks_per_seq
-        start = tl.load(query_start_Z + sequence).to(tl.int32)
+        start = load_older(query_start_Z + sequence).to(tl.int32)
         first_row = (block % blocks_per_seq) * BLOCK_ROWS
-    num_rows = tl.load(query_start_Z + sequence + 1).to(tl.int32) - start
-    kv_len = tl.load(kv_len_S + sequence).to(tl.int32)
+    num_rows = load_older(query_start_Z + sequence + 1).to(tl.int32) - start
+    kv_len = load_older(kv_len_S + sequence).to(tl.int32)
     # Rows that see no key, padding among them, are few rows however many there are: they get their zeros there.
     is_idle = (first_row >= num_rows) | ((num_rows > MAX_SPLIT_ROWS) & (kv_len > 0))
     begin = first_key(kv_len - num_rows + first_row, WINDOW)

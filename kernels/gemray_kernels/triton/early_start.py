@@ -4,6 +4,11 @@ A kernel that starts early may read weights and nothing else until it has waited
 written by kernels before it. Waiting is for the kernel before alone, which has waited itself: so when a kernel has
 waited, all before it have ended.
 
+What was written before the last anchor (below) it may read, too, but not through its multiprocessor's own cache
+(`load_older`): a kernel that starts in turn finds that cache empty, and so does one that has waited, but until then it
+may hold what lay at a place before it was written, if no kernel had a program there since
+(`benchmarks/results/2026-12-01-h200-verify-ahead`).
+
 Most let the next kernel start when they have waited: anchors. Before the next one starts, everything before an anchor
 has been written. Others let it start at once, so that several kernels may be under way:
 
@@ -59,6 +64,12 @@ def wait_for_inputs(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def load_older(pointer, mask=None, other=None):  # type: ignore[no-untyped-def]
+    """Load, before waiting, what was written before the last anchor: from the cache that all multiprocessors share."""
+    return tl.load(pointer, mask=mask, other=other, cache_modifier=".cg")
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -20,7 +20,7 @@ from gemray_kernels.packed_tiles import TiledWeight
 from gemray_kernels.packed_weight import Scaling
 from gemray_kernels.triton import few_rows_experts
 from gemray_kernels.triton.activation import gated_sums
-from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import load_older, starts_early, wait_for_inputs
 from gemray_kernels.triton.exact_packed_tree import packed_subtree
 from gemray_kernels.triton.experts import pairs_of_experts
 from gemray_kernels.triton.factor_parts import with_parts
@@ -236,7 +236,7 @@ def _exact_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         has_work = first_pair < count
         m_M += first_pair
         is_pair_M = m_M < count
-        pair_M = tl.load(pairs_ET + expert.to(tl.int64) * num_rows + m_M, mask=is_pair_M, other=0)
+        pair_M = load_older(pairs_ET + expert.to(tl.int64) * num_rows + m_M, mask=is_pair_M, other=0)
     if not GATED:
         # The experts were chosen before the kernel before this one: they may be read before it has ended.
         wait_for_inputs(EARLY)

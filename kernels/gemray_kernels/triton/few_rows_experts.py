@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import dot
-from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import load_older, starts_early, wait_for_inputs
 from gemray_kernels.triton.expert_tile import ExpertTile
 
 MOST_ROWS = 16
@@ -127,8 +127,8 @@ def tiles_for(dtype: torch.dtype) -> tuple[ExpertTile, ExpertTile]:
 def pairs_like(pair, experts_R, num_pairs, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
     """The expert of `pair`, the pairs that share it in order, how many they are, and whether `pair` is their first."""
     r_R = tl.arange(0, BLOCK_R)
-    expert_R = tl.load(experts_R + r_R, mask=r_R < num_pairs, other=-1)
-    expert = tl.load(experts_R + pair)
+    expert_R = load_older(experts_R + r_R, mask=r_R < num_pairs, other=-1)
+    expert = load_older(experts_R + pair)
     shares_R = (expert_R == expert).to(tl.int32)
     place_R = tl.cumsum(shares_R, axis=0) - 1
     is_at_MR = (place_R[None, :] == tl.arange(0, BLOCK_M)[:, None]) & (shares_R[None, :] > 0)

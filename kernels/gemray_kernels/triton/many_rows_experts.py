@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gemray_kernels.triton.activation import gated_sums
 from gemray_kernels.triton.dot import dot
+from gemray_kernels.triton.early_start import load_older
 from gemray_kernels.triton.expert_tile import ExpertTile
 
 
@@ -155,7 +156,7 @@ def block_of(  # type: ignore[no-untyped-def]
 ):
     """(expert, first pair, number of pairs of the expert) of a block; no pairs behind the last block."""
     e_E = tl.arange(0, BLOCK_E)
-    count_E = tl.load(counts_E + e_E, mask=e_E < num_experts, other=0)
+    count_E = load_older(counts_E + e_E, mask=e_E < num_experts, other=0)
     blocks_E = (count_E + BLOCK_M - 1) // BLOCK_M
     ends_E = tl.cumsum(blocks_E, axis=0)
     expert = tl.sum((ends_E <= block).to(tl.int32), axis=0)

@@ -23,7 +23,7 @@ from gemray_kernels.packed_weight import PackedWeight
 from gemray_kernels.reference.packed_linear import ReferenceExperts
 from gemray_kernels.triton import few_rows_experts
 from gemray_kernels.triton.activation import gated_sums
-from gemray_kernels.triton.early_start import starts_early, wait_for_inputs
+from gemray_kernels.triton.early_start import load_older, starts_early, wait_for_inputs
 from gemray_kernels.triton.experts import pairs_of_experts, weighted_sum
 from gemray_kernels.triton.few_rows_experts import pairs_like
 from gemray_kernels.triton.packed_linear import CODES, add_unit, load_planes, load_tile
@@ -195,11 +195,11 @@ def _packed_expert_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         is_pair_M = m_M < count
     else:
         expert = tl.program_id(2)
-        count = tl.load(counts_E + expert)
+        count = load_older(counts_E + expert)
         has_work = tl.program_id(1) * BLOCK_M < count
         m_M += tl.program_id(1) * BLOCK_M
         is_pair_M = m_M < count
-        pair_M = tl.load(pairs_ET + expert * num_rows + m_M, mask=is_pair_M, other=0)
+        pair_M = load_older(pairs_ET + expert * num_rows + m_M, mask=is_pair_M, other=0)
     if not GATED:
         # The experts were chosen before the kernel before this one: they may be read before it has ended.
         wait_for_inputs(EARLY)

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gemray_kernels.triton.early_start import wait_for_inputs, wait_having_let
+from gemray_kernels.triton.early_start import load_older, wait_for_inputs, wait_having_let
 from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, swizzled, viewed
 
 PAGE_SIZE = gl.constexpr(16)
@@ -64,7 +64,7 @@ def _page(table_P, num_pages, first, span):
     """
     begin, end = span
     is_there = (first < end) & (first + PAGE_SIZE > begin)
-    page = gl.load(table_P + first // PAGE_SIZE, mask=is_there, other=num_pages)
+    page = load_older(table_P + first // PAGE_SIZE, mask=is_there, other=num_pages)
     return page, _skipped(first, span)
 
 
@@ -303,9 +303,9 @@ def attend_whole_kernel(
     sequence = gl.program_id(0) // KV_HEADS
     kv_head = gl.program_id(0) % KV_HEADS
     first_row = gl.program_id(1) * SHAPE.rows
-    start = gl.load(query_start_Z + sequence).to(gl.int32)
-    num_rows = gl.load(query_start_Z + sequence + 1).to(gl.int32) - start
-    kv_len = gl.load(kv_len_S + sequence).to(gl.int32)
+    start = load_older(query_start_Z + sequence).to(gl.int32)
+    num_rows = load_older(query_start_Z + sequence + 1).to(gl.int32) - start
+    kv_len = load_older(kv_len_S + sequence).to(gl.int32)
     table_P = table_SP + sequence.to(gl.int64) * table_stride
     queries = (q_tiles, q_ready.index(0), q_free.index(0))
     ring = (kv_tiles, ready, free)

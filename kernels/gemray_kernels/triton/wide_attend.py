@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gemray_kernels.triton.early_start import let_next_start, wait_having_let
+from gemray_kernels.triton.early_start import let_next_start, load_older, wait_having_let
 from gemray_kernels.triton.gluon_ring import barrier, fetch, next_stage, ring_barriers, swizzled, viewed
 from gemray_kernels.triton.wide_spans import MOST_SEQUENCES, TILE, item_of, items_of
 
@@ -88,10 +88,10 @@ def _four_pages(table_P, key, end):
     """A tile's pages; where there are none any more, the last one."""
     first = key // _PAGE
     last = (end - 1) // _PAGE
-    page0 = gl.load(table_P + first)
-    page1 = gl.load(table_P + gl.minimum(first + 1, last))
-    page2 = gl.load(table_P + gl.minimum(first + 2, last))
-    page3 = gl.load(table_P + gl.minimum(first + 3, last))
+    page0 = load_older(table_P + first)
+    page1 = load_older(table_P + gl.minimum(first + 1, last))
+    page2 = load_older(table_P + gl.minimum(first + 2, last))
+    page3 = load_older(table_P + gl.minimum(first + 3, last))
     return page0, page1, page2, page3
 
 

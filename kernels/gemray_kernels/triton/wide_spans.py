@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from gemray_kernels.triton.attend_spans import combined
-from gemray_kernels.triton.early_start import wait_for_inputs
+from gemray_kernels.triton.early_start import load_older, wait_for_inputs
 
 TILE = tl.constexpr(64)
 """Keys of a tile."""
@@ -52,9 +52,9 @@ def items_of(s_S, sequences, cut, BLOCK_ROWS: tl.constexpr, KV_HEADS: tl.constex
     """
     query_start_Z, kv_len_S, num_seqs = sequences
     is_there_S = s_S < num_seqs
-    start_S = tl.load(query_start_Z + s_S, mask=is_there_S, other=0).to(tl.int32)
-    rows_S = tl.load(query_start_Z + s_S + 1, mask=is_there_S, other=0).to(tl.int32) - start_S
-    keys_S = tl.load(kv_len_S + s_S, mask=is_there_S, other=0).to(tl.int32)
+    start_S = load_older(query_start_Z + s_S, mask=is_there_S, other=0).to(tl.int32)
+    rows_S = load_older(query_start_Z + s_S + 1, mask=is_there_S, other=0).to(tl.int32) - start_S
+    keys_S = load_older(kv_len_S + s_S, mask=is_there_S, other=0).to(tl.int32)
     tiles_S = (keys_S + TILE - 1) // TILE
     size_S = chunk_tiles_of(tiles_S, cut)
     items_S = (tiles_S + size_S - 1) // size_S * ((rows_S + BLOCK_ROWS - 1) // BLOCK_ROWS) * KV_HEADS
@@ -105,9 +105,9 @@ def combine_chunks_kernel(  # type: ignore[no-untyped-def]
     head = tl.program_id(1)
     # What says whose rows these are is older than all that runs, and may be read.
     s_S = tl.arange(0, BLOCK_S)
-    end_S = tl.load(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
+    end_S = load_older(query_start_Z + 1 + s_S, mask=s_S < num_seqs, other=2147483647).to(tl.int32)
     sequence = tl.sum((end_S <= row).to(tl.int32))
-    num_tiles = (tl.load(kv_len_S + sequence, mask=sequence < num_seqs, other=0).to(tl.int32) + TILE - 1) // TILE
+    num_tiles = (load_older(kv_len_S + sequence, mask=sequence < num_seqs, other=0).to(tl.int32) + TILE - 1) // TILE
     wait_for_inputs(EARLY)
     size = chunk_tiles_of(num_tiles, (fewest_chunks, usual_tiles, MOST_CHUNKS))
     c_C = tl.arange(0, BLOCK_C)
