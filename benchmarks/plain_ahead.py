@@ -1,14 +1,14 @@
 """Times layers of whole models whose plain weights are asked for before the rows are there (`linear_ahead`).
 
     PYTHONPATH=benchmarks:kernels:workers:proto:cluster:tests python -m plain_ahead --out results.json \
-        [--models E2B-it,31B-it] [--rows 1,8,16,32] [--tiles]
+        [--models E2B-it,31B-it] [--rows 1,8,8x5] [--tiles]
 
 A model is cut to a layer of each kind, as `packed_kernels.layer_tiles` cuts it, and its passes are captured as graphs.
 `served` is what is served; `norms wait`: no norm lets the product behind it start at once; `late`: no product asks for
-its weight ahead. All must give the same bits: the run ends with 1 where they do not. With `--tiles` every product is
-tried without and with other tiles, one at a time: what all layers together take more or less. Times are the least of a
-few medians of replays, in microseconds of all layers, all columns in turn. Programs are compiled in several processes
-first.
+its weight ahead. All must give the same bits with up to 64 rows: the run ends with 1 where they do not. With `--tiles`
+every product is tried without and with other tiles, one at a time: what all layers together take more or less. Times
+are the least of a few medians of replays, in microseconds of all layers, all columns in turn. Programs are compiled in
+several processes first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -30,14 +30,27 @@ import triton
 
 from gemray_kernels.triton import layer_norms, linear_choice, linear_tiles
 from gemray_kernels.triton.ahead_tile import AheadTile
-from gemray_kernels.triton.linear import Gate
+from gemray_kernels.triton.linear import MOST_ROWS, Gate
 from gemray_kernels.triton.linear_ahead import step_bytes
 from gemray_kernels.triton.linear_tiles import MOST_STAGES, REGISTERS, RING_BYTES
 from gemray_workers.execution.programs_ahead import compile_side_by_side, noted_programs
-from packed_kernels.layer_tiles import ALL_ROWS, FEW_EXPERTS, PROCESSES, Model
+from packed_kernels.layer_tiles import FEW_EXPERTS, PROCESSES, Model
 
 MODELS = "E2B-it,E4B-it,26B-A4B-it,31B-it"
 TURNS = 4
+
+
+class Step(NamedTuple):
+    """Rows of a pass."""
+
+    sequences: int
+    rows: int = 1
+    """Rows of each."""
+
+    @property
+    def num_rows(self) -> int:
+        """All of them."""
+        return self.sequences * self.rows
 
 
 @dataclass(frozen=True)
@@ -124,55 +137,55 @@ def products_of(model: Model) -> list[Product]:
     return sorted(seen, key=lambda product: -product.num_out * product.num_in)
 
 
-def run_all(model: Model, rows: Sequence[int], *, tiles: bool) -> None:
+def run_all(model: Model, steps: Sequence[Step], *, tiles: bool) -> None:
     """Launch everything once."""
     products = products_of(model) if tiles else []
-    for count in rows:
+    for step in steps:
         for variant in VARIANTS.values():
             with variant():
-                model.hidden(count)
+                model.hidden(*step)
         for product in products:
-            for tile in product.tiles(count):
+            for tile in product.tiles(step.num_rows):
                 with chosen({product: tile}):
-                    model.hidden(count)
+                    model.hidden(*step)
 
 
-def compile_share(number: int, names: Sequence[str], rows: Sequence[int], tiles: bool) -> None:
+def compile_share(number: int, names: Sequence[str], steps: Sequence[Step], tiles: bool) -> None:
     """Compile one process's share of all programs, so that they lie in the cache on disk."""
     with noted_programs() as programs:
         for name in names:
-            run_all(Model(name, FEW_EXPERTS), rows, tiles=tiles)
+            run_all(Model(name, FEW_EXPERTS), steps, tiles=tiles)
     for failure in compile_side_by_side(programs[number::PROCESSES], 1).failures:
         print("refused", failure[:200], flush=True)
 
 
-def times(model: Model, rows: int) -> tuple[dict[str, float], list[str]]:
-    """Microseconds by variant, and variants whose bits differ."""
+def times(model: Model, step: Step) -> tuple[dict[str, float], list[str]]:
+    """Microseconds by variant, and variants whose bits differ though all rows are few."""
     found: dict[str, float] = {}
     with late():
-        expected = model.hidden(rows).clone()
+        expected = model.hidden(*step).clone()
     differ = []
     for _ in range(TURNS):
         for name, variant in VARIANTS.items():
             with variant():
-                found[name] = min(found.get(name, float("inf")), model.us(rows))
-                if not torch.equal(model.hidden(rows), expected):
+                found[name] = min(found.get(name, float("inf")), model.us(*step))
+                if step.num_rows <= MOST_ROWS and not torch.equal(model.hidden(*step), expected):
                     differ.append(name)
     return found, sorted(set(differ))
 
 
-def sweep(model: Model, rows: int, served: float) -> dict[str, dict[str, float]]:
+def sweep(model: Model, step: Step, served: float) -> dict[str, dict[str, float]]:
     """What all layers take more or less with another tile of one product."""
     found: dict[str, dict[str, float]] = {}
     for product in products_of(model):
         changes = found[str(product)] = {}
-        for tile in product.tiles(rows):
-            if tile == product.served(rows):
+        for tile in product.tiles(step.num_rows):
+            if tile == product.served(step.num_rows):
                 continue
             with chosen({product: tile}):
-                changes[short(tile)] = min(model.us(rows) for _ in range(2)) - served
+                changes[short(tile)] = min(model.us(*step) for _ in range(2)) - served
         cells = (f"{tile} {us:+.1f}" for tile, us in sorted(changes.items(), key=lambda item: item[1])[:4])
-        print(f"  {product}, {short(product.served(rows))}: {', '.join(cells)}", flush=True)
+        print(f"  {product}, {short(product.served(step.num_rows))}: {', '.join(cells)}", flush=True)
     return found
 
 
@@ -185,26 +198,28 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS)
-    parser.add_argument("--rows", default="1,8,16,32", help="of " + ", ".join(map(str, ALL_ROWS)))
+    parser.add_argument("--rows", default="1,8,16,32", help="sequences of one row each, or of several: 8x5")
     parser.add_argument("--tiles", action="store_true", help="try other tiles of every product")
     parser.add_argument("--out", type=Path, help="a file for all numbers")
     arguments = parser.parse_args()
-    names, rows = arguments.models.split(","), [int(count) for count in arguments.rows.split(",")]
+    names = arguments.models.split(",")
+    steps = [Step(*map(int, step.split("x"))) for step in arguments.rows.split(",")]
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        pool.starmap(compile_share, [(i, names, rows, arguments.tiles) for i in range(PROCESSES)], chunksize=1)
+        pool.starmap(compile_share, [(i, names, steps, arguments.tiles) for i in range(PROCESSES)], chunksize=1)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
     results, faults = [], 0
     for name in names:
         model = Model(name)
         gc.collect()
         gc.freeze()  # a capture collects
-        for count in rows:
-            found, differ = times(model, count)
+        for step in steps:
+            found, differ = times(model, step)
             faults += len(differ)
-            print(f"{name}, {model.num_layers} layers, {count} rows: " + told(found, differ), flush=True)
-            result: dict[str, object] = {"model": name, "rows": count, "us": found, "differ": differ}
+            head = f"{name}, {model.num_layers} layers, {step.sequences} x {step.rows} rows: "
+            print(head + told(found, differ), flush=True)
+            result: dict[str, object] = {"model": name, "rows": step, "us": found, "differ": differ}
             if arguments.tiles:
-                result["tiles"] = sweep(model, count, found["served"])
+                result["tiles"] = sweep(model, step, found["served"])
             results.append(result)
         del model
         torch.cuda.empty_cache()

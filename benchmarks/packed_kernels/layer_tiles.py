@@ -57,7 +57,7 @@ FEW_EXPERTS = 8
 
 
 class Model:
-    """A few layers of a published model with random weights, and batches of decode rows over them."""
+    """A few layers of a published model with random weights, and batches of decode or verify rows over them."""
 
     def __init__(self, name: str, num_experts: int | None = None) -> None:
         """The model, on the card; with so many experts, or all."""
@@ -78,25 +78,28 @@ class Model:
             spec.v_pages.copy_(random(*spec.v_pages.shape))
         self._pool = torch.cuda.graph_pool_handle()
         self._first_graph: torch.cuda.CUDAGraph | None = None
-        self._batches = {rows: self._batch(rows) for rows in ALL_ROWS}
+        self._batches = {(rows, 1): self._batch(rows, 1) for rows in ALL_ROWS}
 
-    def _batch(self, rows: int) -> ForwardBatch:
-        ids = torch.randint(0, VOCABULARY, (rows,), generator=torch.Generator().manual_seed(rows)).tolist()
-        batch = self._cache.batch([Rows(s, [token], KEYS) for s, token in enumerate(ids)])
-        return replace(batch, most_rows=min(rows, 32))
+    def _batch(self, sequences: int, rows: int) -> ForwardBatch:
+        generator = torch.Generator().manual_seed(sequences)
+        ids = torch.randint(0, VOCABULARY, (sequences, rows), generator=generator).tolist()
+        batch = self._cache.batch([Rows(s, tokens, KEYS) for s, tokens in enumerate(ids)])
+        return replace(batch, most_rows=min(sequences, 32) if rows == 1 else rows)
 
-    def hidden(self, rows: int) -> torch.Tensor:
-        """What comes out of the layers."""
-        return self._model.forward(self._batches[rows], self._cache.caches).hidden_UH
+    def hidden(self, sequences: int, rows: int = 1) -> torch.Tensor:
+        """What comes out of the layers; at most 16 rows of a sequence."""
+        if (sequences, rows) not in self._batches:
+            self._batches[sequences, rows] = self._batch(sequences, rows)
+        return self._model.forward(self._batches[sequences, rows], self._cache.caches).hidden_UH
 
-    def us(self, rows: int) -> float:
-        """Microseconds of a pass of so many sequences of one row each."""
-        self.hidden(rows)
+    def us(self, sequences: int, rows: int = 1) -> float:
+        """Microseconds of a pass of so many sequences of one row each, or several."""
+        self.hidden(sequences, rows)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):  # which gives nothing back that is cached: there are hundreds of captures
             graph.capture_begin(pool=self._pool)
-            self.hidden(rows)
+            self.hidden(sequences, rows)
             graph.capture_end()
         self._first_graph = self._first_graph or graph  # which keeps the memory that all graphs share
         graph.replay()

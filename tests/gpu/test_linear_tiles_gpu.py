@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gemray_kernels.table import Kernels, triton_kernels
-from gemray_kernels.triton.linear_tiles import whole_tile
+from gemray_kernels.triton.linear_tiles import ahead_tile, gated_ahead_tile, whole_tile
 from support.kernels.kernel_parity import poisoned_memory, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -41,15 +41,17 @@ GATED = {
     "E2B wide": (24576, 1536),
     "26B-A4B of two ranks": (2112, 2816),
 }
-COUNTS = (1, 8, 16, 17, 32, 33, 40)
+COUNTS = (1, 8, 16, 17, 32, 33, 40, 41, 48, 63)
+MORE_COUNTS = (65, 80, 81, 96)
+"""Rows with which products of large weights alone are not the library's."""
 ALONE = (0, 31, 63)
 
 
 def rows_and_weight(num_out: int, num_in: int) -> tuple[Tensor, Tensor]:
-    """64 rows, and the weight."""
+    """96 rows, and the weight."""
     generator = torch.Generator("cuda").manual_seed(num_out + num_in)
-    x = torch.randn(64, num_in, generator=generator, device="cuda")
-    x *= torch.randn(64, num_in, generator=generator, device="cuda").exp()
+    x = torch.randn(96, num_in, generator=generator, device="cuda")
+    x *= torch.randn(96, num_in, generator=generator, device="cuda").exp()
     weight = torch.randn(num_out, num_in, generator=generator, device="cuda") * num_in**-0.5
     return x.bfloat16(), weight.bfloat16()
 
@@ -67,7 +69,8 @@ def products(kernels: Kernels, num_out: int, num_in: int) -> dict[str, Callable[
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_row_is_the_same_alone_and_among_others(name: str) -> None:
-    x, weight = rows_and_weight(*SHAPES[name])
+    all_rows, weight = rows_and_weight(*SHAPES[name])
+    x = all_rows[:64]
     expected = x.double() @ weight.double().t()
     for product, call in products(triton_kernels(), *SHAPES[name]).items():
         with poisoned_memory():
@@ -77,11 +80,17 @@ def test_a_row_is_the_same_alone_and_among_others(name: str) -> None:
                 assert torch.equal(call(x[:count], weight), together[:count]), (product, count)
             for row in ALONE:
                 assert torch.equal(call(x[row : row + 1], weight), together[row : row + 1]), (product, row)
+            for count in MORE_COUNTS if product == "summands" and ahead_tile(96, *weight.shape) else ():
+                more = call(all_rows[:count], weight)
+                assert torch.equal(more[:64], together), count
+                alone = [call(row, weight) for row in all_rows[64:count].split(1)]
+                assert torch.equal(more[64:], torch.cat(alone)), count
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_a_gated_row_is_the_same_alone_and_among_others(name: str) -> None:
-    x, weight = rows_and_weight(*GATED[name])
+    all_rows, weight = rows_and_weight(*GATED[name])
+    x = all_rows[:64]
     kernels = triton_kernels()
     gate, up = (x.double() @ weight.double().t()).chunk(2, dim=1)
     with poisoned_memory():
@@ -92,3 +101,8 @@ def test_a_gated_row_is_the_same_alone_and_among_others(name: str) -> None:
             assert torch.equal(kernels.gelu_linear(x[:count], weight), together[:count]), count
         for row in ALONE:
             assert torch.equal(kernels.gelu_linear(x[row : row + 1], weight), together[row : row + 1]), row
+        for count in MORE_COUNTS if gated_ahead_tile(96, *weight.shape) else ():
+            more = kernels.gelu_linear(all_rows[:count], weight)
+            assert torch.equal(more[:64], together), count
+            alone = [kernels.gelu_linear(row, weight) for row in all_rows[64:count].split(1)]
+            assert torch.equal(more[64:], torch.cat(alone)), count

@@ -76,13 +76,18 @@ def ring_barriers(GROUPS: gl.constexpr, STAGES: gl.constexpr):
 def gated_halves(acc, dtype, GELU: gl.constexpr):
     """``act(gate) · up`` [O, T] of sums [2O, T] of four warps, with gate rows above up rows.
 
-    The warps or registers that hold gate rows and those that hold up rows share them out anew.
+    Of 64 outputs a thread has both. Else the warps that hold gate rows and those that hold up rows share them out anew.
     """
     PAIRS: gl.constexpr = gl.BlockedLayout([4, 1, 2], [8, 4, 1], [1, 4, 1], [2, 0, 1])
     PLAIN: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
-    pairs = gl.convert_layout(acc.reshape([2, acc.shape[0] // 2, acc.shape[1]]).permute(1, 2, 0), PAIRS)
-    gate, up = pairs.split()
-    return gl.convert_layout(gated_sums(gate, up, dtype, GELU), PLAIN)
+    pairs = acc.reshape([2, acc.shape[0] // 2, acc.shape[1]]).permute(1, 2, 0)
+    if acc.shape[0] % 128:
+        gate, up = gl.convert_layout(pairs, PAIRS).split()
+        gated = gl.convert_layout(gated_sums(gate, up, dtype, GELU), PLAIN)
+    else:
+        gate, up = pairs.split()
+        gated = gated_sums(gate, up, dtype, GELU)
+    return gated
 
 
 @gluon.jit

@@ -5,7 +5,8 @@ What else a tile holds changes no sum (`triton.exact_linear` says why) and may f
 over every weight of the published models on an H100 (`benchmarks/results/2026-11-28-h100-products`), and one over their
 layers, in the order of a step, on an H200 (`benchmarks/results/2026-11-30-h200-tiles`). Programs of all of them start
 early. On Hopper cards most ask for their weight before they wait, into rings (`linear_ahead`), whose tiles are those
-that layers were fastest with (`benchmarks/results/2026-11-30-h200-plain-ahead`); others ask for nothing before.
+that layers were fastest with (`benchmarks/results/2026-11-30-h200-plain-ahead`, `2026-12-01-h200-verify-ahead`); others
+ask for nothing before.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemray_kernels.triton.ahead_tile import ROOM_FOR_THREE, ROOM_FOR_TWO, AheadTile
-from gemray_kernels.triton.linear import Gate, LinearTile
-from gemray_kernels.triton.linear_ahead import STEP_INPUTS, step_bytes
+from gemray_kernels.triton.linear import MOST_ROWS, Gate, LinearTile
+from gemray_kernels.triton.linear_ahead import MOST_AHEAD_ROWS, STEP_INPUTS, step_bytes
 
 MULTIPROCESSORS = 132
 """An H100's."""
@@ -39,8 +40,9 @@ RING_BYTES = 223 * 1024
 MOST_STAGES = 8
 MOST_BESIDE = 3
 """Most programs beside each other on a multiprocessor, so that all of a product are there at once."""
-MOST_AHEAD_ROWS = 32
-"""Tiles have a power of two of rows: 40 rows of 31B would take 6% longer in tiles of 64."""
+LEAST_NUMBERS = 1 << 25
+"""Numbers of a weight that comes ahead of more than 64 rows: layers with smaller ones are faster with the library's."""
+LEAST_GATED_NUMBERS = 1 << 27
 MOST_AT_ONCE = 16
 """With more rows layers are no faster where norms let products start at once, nor ranks where whole ones come ahead."""
 REGISTERS = {1: ROOM_FOR_TWO, 2: ROOM_FOR_TWO, 3: ROOM_FOR_THREE}
@@ -107,17 +109,24 @@ def whole_ahead_tile(num_rows: int, num_out: int, num_in: int) -> AheadTile | No
 
 
 def _ahead_tile(num_rows: int, num_out: int, num_in: int, splits: int) -> AheadTile | None:
-    programs = -(-num_out // 64) * splits
-    if num_rows > MOST_AHEAD_ROWS or programs > MOST_BESIDE * MULTIPROCESSORS:
+    are_few = num_rows <= MOST_ROWS
+    outputs = 64 if are_few else 128  # of more rows, which are read less often by half as many programs
+    programs = -(-num_out // outputs) * splits
+    beside = -(-programs // MULTIPROCESSORS)
+    if not are_few and (num_rows > MOST_AHEAD_ROWS or num_out * num_in < LEAST_NUMBERS):
         return None
-    tile = AheadTile(outputs=64, num_stages=_steps(num_in, splits), splits=splits)
-    return _with_room(tile, num_rows, Gate.NONE, beside=-(-programs // MULTIPROCESSORS))
+    if beside > (MOST_BESIDE if are_few else 1):
+        return None
+    tile = AheadTile(outputs=outputs, num_stages=_steps(num_in, splits), splits=splits)
+    return _with_room(tile, num_rows, Gate.NONE, beside=beside)
 
 
 def gated_ahead_tile(num_rows: int, num_out: int, num_in: int) -> AheadTile | None:
     """Likewise in place of `gated_tile`."""
-    if num_rows > MOST_AHEAD_ROWS:
-        return None
+    if num_rows > MOST_ROWS:
+        if num_rows > MOST_AHEAD_ROWS or num_out * num_in < LEAST_GATED_NUMBERS:
+            return None
+        return _with_room(AheadTile(outputs=64, num_stages=_steps(num_in, 1)), num_rows, Gate.GELU, beside=1)
     beside = -(-(num_out // 2) // (32 * MULTIPROCESSORS))
     if beside == MOST_BESIDE and num_rows > 16:  # rows are read less often by half as many programs
         return AheadTile(outputs=64, num_stages=2, most_registers=ROOM_FOR_TWO)

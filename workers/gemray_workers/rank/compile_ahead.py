@@ -208,17 +208,18 @@ def _eager_plans(blueprint: Blueprint) -> Iterator[CyclePlan]:
 
 
 def _tiled_rows(blueprint: Blueprint) -> list[int]:
-    """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled: exact ones, and
-    those of packed weights. Others are the library's."""
+    """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled, beside powers of
+    two. With more rows those of plain weights are the library's in fast numerics."""
     from gemray_kernels.triton.exact_rows_tiles import ROWS  # where there is triton
+    from gemray_kernels.triton.linear_ahead import AHEAD_ROWS
     from gemray_kernels.triton.linear_tiles import PROMPT_TILE_ROWS
     from gemray_kernels.triton.packed_even_choice import EVEN_ROWS
 
     is_exact, is_packed = blueprint.config.numerics == "exact", blueprint.model.quantization is not None
     if not is_exact and not is_packed:
-        return []
+        return [*AHEAD_ROWS]
     return [
-        *(ROWS if is_exact else ()),
+        *(ROWS if is_exact else AHEAD_ROWS),
         *(EVEN_ROWS if is_packed else ()),
         *range(PROMPT_TILE_ROWS, blueprint.scheduler.max_step_tokens, PROMPT_TILE_ROWS),
     ]
