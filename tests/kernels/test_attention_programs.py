@@ -160,7 +160,7 @@ def test_eager_shapes_have_every_program(
     at_start: set[tuple[Any, ...]] = set()
     shapes = eager_shapes(
         max_num_seqs=most_sequences, num_draft_tokens=drafts, prefill_chunk=chunk, max_step_tokens=step,
-        max_model_len=4000, tiled_rows=(), has_graphs=has_graphs,
+        max_model_len=4000, tiled_rows=(), drafted_rows=(), has_graphs=has_graphs,
     )  # fmt: skip
     for b in [*shapes, *(decode_buckets(most_sequences, drafts) if has_graphs else ())]:
         at_start |= programs(group, b.num_rows, b.num_sequences + 1, b.most_rows, b.most_keys, numerics)
@@ -183,7 +183,7 @@ def test_eager_shapes_have_every_program_of_drafts(group: str, most_drafts: int)
     at_start: set[tuple[Any, ...]] = set()
     shapes = eager_shapes(
         max_num_seqs=16, num_draft_tokens=(most_drafts,), prefill_chunk=256, max_step_tokens=512,
-        max_model_len=4000, tiled_rows=(), has_graphs=False,
+        max_model_len=4000, tiled_rows=(), drafted_rows=(), has_graphs=False,
     )  # fmt: skip
     for b in shapes:
         at_start |= programs(group, b.num_block_rows, b.num_sequences + 1, 1 + b.max_drafts)

@@ -159,7 +159,7 @@ def test_steps_compile_nothing_while_requests_run(has_graphs: bool) -> None:
     drafts = (4,)
     shapes = eager_shapes(
         max_num_seqs=100, num_draft_tokens=drafts, prefill_chunk=512, max_step_tokens=640, max_model_len=4000,
-        tiled_rows=(), has_graphs=has_graphs,
+        tiled_rows=(), drafted_rows=(), has_graphs=has_graphs,
     )  # fmt: skip
     if has_graphs:
         shapes += decode_buckets(100, drafts)

@@ -167,6 +167,7 @@ def plans_ahead(blueprint: Blueprint) -> tuple[list[CyclePlan], list[CyclePlan],
         max_step_tokens=scheduler.max_step_tokens,
         max_model_len=blueprint.widest.max_model_len,
         tiled_rows=_tiled_rows(blueprint),
+        drafted_rows=_drafted_rows(),
         has_graphs=bool(graphs),
     )
     return few, others, [CyclePlan([], shape, GREEDY) for shape in shapes]
@@ -209,7 +210,7 @@ def _eager_plans(blueprint: Blueprint) -> Iterator[CyclePlan]:
 
 def _tiled_rows(blueprint: Blueprint) -> list[int]:
     """Numbers of a prompt's rows at which products change their tiles, and by them what is compiled, beside powers of
-    two. With more rows those of plain weights are the library's in fast numerics."""
+    two. With more rows those of plain weights are the library's in fast numerics, which drafters' always are."""
     from gemray_kernels.triton.exact_rows_tiles import ROWS  # where there is triton
     from gemray_kernels.triton.linear_ahead import AHEAD_ROWS
     from gemray_kernels.triton.linear_tiles import PROMPT_TILE_ROWS
@@ -219,10 +220,18 @@ def _tiled_rows(blueprint: Blueprint) -> list[int]:
     if not is_exact and not is_packed:
         return [*AHEAD_ROWS]
     return [
-        *(ROWS if is_exact else AHEAD_ROWS),
+        *AHEAD_ROWS,
+        *(ROWS if is_exact else ()),
         *(EVEN_ROWS if is_packed else ()),
         *range(PROMPT_TILE_ROWS, blueprint.scheduler.max_step_tokens, PROMPT_TILE_ROWS),
     ]
+
+
+def _drafted_rows() -> list[int]:
+    """Numbers of drafters' rows at which their products, those of plain weights, change their tiles."""
+    from gemray_kernels.triton.linear_ahead import ROW_TILES  # where there is triton
+
+    return [rows + more for rows, more in ROW_TILES]
 
 
 def _with_keys(shape: CycleShape) -> CycleShape:

@@ -28,6 +28,7 @@ def eager_shapes(
     max_step_tokens: int,
     max_model_len: int,
     tiled_rows: Sequence[int],
+    drafted_rows: Sequence[int],
     has_graphs: bool,
 ) -> list[CycleShape]:
     """Shapes that between them launch every program of steps that run kernel by kernel, however tokens are chosen.
@@ -39,6 +40,7 @@ def eager_shapes(
         max_step_tokens: most rows of a step.
         max_model_len: most tokens of a sequence.
         tiled_rows: numbers of rows at which products change their tiles, beside powers of two.
+        drafted_rows: at which drafters' products do.
         has_graphs: whether batches that decode are captured, whose programs are then there.
     """
     shapes: list[CycleShape] = []
@@ -49,6 +51,7 @@ def eager_shapes(
     most_keys = min(max_model_len, 2 * ROUND_KEYS)
     shapes += _prompts(max_num_seqs, min(prefill_chunk, max_step_tokens), max_step_tokens, most_keys)
     shapes += (_long_prompts(rows, -(-rows // prefill_chunk), prefill_chunk, most_keys) for rows in tiled_rows)
+    shapes += _drafted(max_num_seqs, num_draft_tokens, drafted_rows)
     return [
         shape
         for shape in dict.fromkeys(shapes)
@@ -65,8 +68,25 @@ def _one_block(max_num_seqs: int, num_draft_tokens: Sequence[int]) -> Iterator[C
             num_seqs = -(-rows // (1 + most))
             if rows > 1 and most and num_seqs <= max_num_seqs:
                 drafts = min(most, rows - 1)
-                yield replace(bucket(num_seqs, (*(0,) * drafter, drafts)), num_block_rows=rows)
+                yield _with_block_rows(bucket(num_seqs, (*(0,) * drafter, drafts)), drafter, rows)
         rows *= 2
+
+
+def _drafted(max_num_seqs: int, num_draft_tokens: Sequence[int], drafted_rows: Sequence[int]) -> Iterator[CycleShape]:
+    """As many sequences that draft, and as many rows of sequences that draft, where there may be so many."""
+    for rows in drafted_rows:
+        for drafter, most in enumerate(num_draft_tokens):
+            before, num_seqs = (0,) * drafter, -(-rows // (1 + most))
+            if most and rows <= max_num_seqs:
+                yield bucket(rows, (*before, 1))
+            if most and num_seqs <= max_num_seqs:
+                yield _with_block_rows(bucket(num_seqs, (*before, min(most, rows - 1))), drafter, rows)
+
+
+def _with_block_rows(shape: CycleShape, drafter: int, rows: int) -> CycleShape:
+    """The shape with so many rows of this drafter's blocks."""
+    drafters = [replace(own, num_block_rows=rows) if i == drafter else own for i, own in enumerate(shape.drafters)]
+    return replace(shape, num_block_rows=rows, drafters=tuple(drafters))
 
 
 def _prompts(max_num_seqs: int, chunk: int, step_rows: int, most_keys: int) -> Iterator[CycleShape]:
