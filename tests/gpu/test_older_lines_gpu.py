@@ -1,7 +1,8 @@
 """What attention reads before it waits is what was written last, whatever its multiprocessor's own cache holds.
 
-Tables are older than the last anchor then. But a kernel that starts early does not find that cache empty: where no
-kernel had a program since they were written, it holds what lay there before.
+Tables are older than the last anchor then. But nothing promises a kernel that starts early an empty cache: where no
+kernel had a program since they were written, it may hold what lay there before. Kernels with little shared memory may
+find it emptied all the same, as a cache is cut anew.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ written by kernels before it. Waiting is for the kernel before alone, which has 
 waited, all before it have ended.
 
 What was written before the last anchor (below) it may read, too, but not through its multiprocessor's own cache
-(`load_older`): a kernel that starts in turn finds that cache empty, and so does one that has waited, but until then it
-may hold what lay at a place before it was written, if no kernel had a program there since
+(`load_older`): nothing promises that this holds what was written last before the kernel has waited
 (`benchmarks/results/2026-12-01-h200-verify-ahead`).
 
 Most let the next kernel start when they have waited: anchors. Before the next one starts, everything before an anchor

@@ -43,6 +43,7 @@ MOST_BESIDE = 3
 LEAST_NUMBERS = 1 << 25
 """Numbers of a weight that comes ahead of more than 64 rows: layers with smaller ones are faster with the library's."""
 LEAST_GATED_NUMBERS = 1 << 27
+"""Likewise of a gated product."""
 MOST_AT_ONCE = 16
 """With more rows layers are no faster where norms let products start at once, nor ranks where whole ones come ahead."""
 REGISTERS = {1: ROOM_FOR_TWO, 2: ROOM_FOR_TWO, 3: ROOM_FOR_THREE}

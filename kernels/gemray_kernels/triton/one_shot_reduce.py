@@ -152,7 +152,7 @@ def _one_shot_kernel(  # type: ignore[no-untyped-def]
     own_flags = (own + BUFFER_BYTES).to(tl.pointer_type(tl.int32)) + block * SIZE
     turn_at = (own + BUFFER_BYTES).to(tl.pointer_type(tl.int32)) + BLOCKS * SIZE + block
     wait_for_inputs(EARLY)
-    turn = tl.load(turn_at, volatile=True) + 1  # past the L1, in which an early start may find an older line
+    turn = tl.load(turn_at, volatile=True) + 1  # past the L1: of earlier calls there may be a line
     # Slots [2, SIZE, BLOCKS * BLOCK] of a rank: by turn, and by whose part it is.
     slots = (turn & 1) * SIZE * SLOT + block * BLOCK
     part_N = total(parts_SN + block * BLOCK + at_N, num_elements, inside_N, 0.0, PARTS).to(dtype)

@@ -201,7 +201,7 @@ def shape_of(
 def fewest_chunks(num_seqs: int, most_rows: int, shape: WideShape) -> int:
     """Chunks of a sequence, at least: so many that one for each multiprocessor comes of all sequences together.
 
-    The last sequence is the null slot, where there are several.
+    The last sequence is counted for the null slot, where there are several: of drafts it is none.
     """
     blocks = -(-most_rows // shape.rows)
     chunks = MULTIPROCESSORS // (max(1, num_seqs - 1) * blocks * shape.num_kv_heads)

@@ -23,7 +23,7 @@ _SHARED = gl.constexpr(SHARED_NUMBERS)
 def read_everywhere(numbers: Tensor) -> Tensor:
     """Have all multiprocessors read int32 numbers into their own caches; the sums of all programs.
 
-    Programs take as much shared memory as attention's, so that the caches are not cut anew, and emptied, between them.
+    Programs take as much shared memory as attention of wide heads, so that caches need not be cut anew between them.
     """
     sums = torch.empty(PROGRAMS, dtype=torch.int32, device=numbers.device)
     _read_kernel[(PROGRAMS,)](numbers, sums, numbers.numel(), num_warps=4)
